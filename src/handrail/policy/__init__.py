@@ -1,7 +1,7 @@
-"""May this call run?
+"""The policy: the decision whether a call may run.
 
-For programs, this package has what a watchdog is given and what it answers with. It loads what is used first. Everything that
-is not in ``__all__`` is private by convention, all its modules included.
+This package exports the API for authors of watchdogs: the call that a watchdog receives, and its decisions. Each name loads on
+first use. Everything outside ``__all__`` is private by convention, the modules included.
 """
 
 from __future__ import annotations

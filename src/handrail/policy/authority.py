@@ -1,4 +1,4 @@
-"""The decision about one call: capability check, rules, then watchdogs. Each step only narrows the one before."""
+"""The decision about one call: capability check, rules, then watchdogs. Each step only narrows the previous one."""
 
 from __future__ import annotations
 
@@ -44,18 +44,20 @@ _EXACTLY: Callable[[Target], tuple[str, str]] = itemgetter(0, 1)
 
 
 class Authority:
-    """Decides calls for one agent. Holds no state of a session: the book and the roots come with each call.
+    """Decides the calls of one agent.
 
-    :param variables: what ``{workspace}`` and the like stand for
+    It holds no state of a session: the rule book and the roots come with each call.
+
+    :param variables: the values of ``{workspace}`` and other variables
     :param agent_layer: see :func:`handrail.policy.targets.agent_layer`
-    :param watchdogs: asked in this order, each only to narrow
-    :param ceiling: the host's bound, where its operator set one
-    :param agent: the agent as watchdogs see it (its manifest as data)
-    :param handed: for a sub-agent, what its parent passes on: the bound of each of its calls
+    :param watchdogs: asked in this order, each only to narrow the decision
+    :param ceiling: the host's limit, if the operator set one
+    :param agent: the agent's manifest as data, for the watchdogs
+    :param handed: for a sub-agent, the capabilities that its parent delegates: the limit of each of its calls
     """
 
     of: Authority | None = None
-    """The authority of the agent itself, when this one is for a single sub-agent session of it; see :meth:`within`."""
+    """If this is the authority of one sub-agent session: the authority of the agent itself. See :meth:`within`."""
 
     def __init__(
         self,
@@ -75,22 +77,22 @@ class Authority:
         self.agent: Mapping[str, Any] = agent if agent is not None else {"id": "default"}
         self.handed = handed
         self._narrower: weakref.WeakSet[Authority] = weakref.WeakSet()
-        # Keyed by identity, which is quick; the value keeps the key's objects alive, so no number is used again.
+        # Keyed by identity for speed. The value keeps the objects of the key alive, so no id is used twice.
         self._prepared: dict[tuple[int, int, int, str | None], tuple[Prepared, CapabilitySet | None]] = {}
 
     @property
     def layer(self) -> Layer:
-        """The agent's capability layer of now; :meth:`renew` replaces it."""
+        """The current capability layer of the agent. :meth:`renew` replaces it."""
         return self.agent_layer if self.of is None else self.of.agent_layer
 
     def names(self, folder: str) -> bool:
-        """Return whether anything that its agent or a tool of it requires is this folder, or lies in it."""
+        """Return whether the agent or one of its tools requires this folder, or a path in it."""
         start = escape(folder)
         patterns = (*self.layer.fs_read, *self.layer.fs_write)
         return any(pattern == start or pattern.startswith(f"{start}/") for pattern in patterns)
 
     def within(self, handed: CapabilitySet) -> Authority:
-        """The authority of a sub-agent's session, bounded by what its parent passes on."""
+        """Return the authority of a sub-agent's session, limited to what its parent delegates."""
         narrower = Authority(
             self.variables, self.agent_layer, self.watchdogs, ceiling=self.ceiling, agent=self.agent, handed=handed
         )
@@ -99,9 +101,9 @@ class Authority:
         return narrower
 
     def passes_on(self, manifest: AgentManifest) -> CapabilitySet:
-        """What its agent can pass on to a sub-agent now.
+        """Return the capabilities that the agent can delegate to a sub-agent now.
 
-        :param manifest: of its agent
+        :param manifest: the manifest of this agent
         """
         has = CapabilitySet((self.layer,))
         if self.ceiling is not None:
@@ -111,7 +113,7 @@ class Authority:
         return passed_on(manifest.id, manifest.delegable, has, self.variables)
 
     def renew(self, agent_layer: Layer) -> None:
-        """Use the capability layer of a new generation of tools, and forget what was prepared for the old one."""
+        """Use the capability layer of a new generation of tools, and drop what was prepared for the old one."""
         self.agent_layer = agent_layer
         for one in (self, *self._narrower):
             one._prepared.clear()
@@ -129,13 +131,15 @@ class Authority:
         origin: str | None = None,
         behind: ToolSpec | None = None,
     ) -> Verdict:
-        """Decide one call by capabilities and rules; :meth:`watch` follows. Never raises for what a model sent.
+        """Decide one call by capabilities and rules. :meth:`watch` follows.
 
-        :param arguments: already validated
-        :param located: paths that were resolved in this very moment, for the call's locks; None resolves all anew
+        Never raises for arguments that a model sent.
+
+        :param arguments: the validated arguments
+        :param located: paths resolved just now, for the locks of the call; None resolves all paths again
         :param parent: the capability set of the call that makes this one
-        :param origin: ``mcp:server:tool`` for a tool that comes from an MCP server
-        :param behind: the tool that answers, where ``spec`` is of a locked id: what is denied to it stays denied
+        :param origin: ``mcp:server:tool`` for a tool of an MCP server
+        :param behind: the tool that answers in place of a locked id; a rule that denies it denies the call
         """
         found = {} if located is None else located
         known = self._prepared.get((id(spec), id(rules), id(parent), origin))
@@ -156,11 +160,17 @@ class Authority:
         rules: RuleBook,
         parent: CapabilitySet | None,
     ) -> Verdict:
-        """As :meth:`judge`, for input typed into a running shell: the target comes from its terminal, not from the arguments."""
+        """Decide input typed into a running shell, as :meth:`judge` does.
+
+        :param typed: the target, which comes from the terminal and not from the arguments
+        """
         return self._prepare(spec, rules, parent, None).judge_targets(arguments, (typed,))
 
     def watchers(self, spec: ToolSpec, failing: bool = False) -> tuple[Watchdog, ...]:
-        """The watchdogs that look at calls of this tool. Some look only when calls of the session have failed (``failing``)."""
+        """Return the watchdogs that check calls of this tool.
+
+        :param failing: include the watchdogs that check only calls that have failed before
+        """
         found = self._watching.get(id(spec))
         if found is None:
             concerned = tuple(one for one in self.watchdogs if _concerns(one, spec))
@@ -181,9 +191,11 @@ class Authority:
         failed: tuple[int, int] = (0, 0),
         redact: Callable[[str], str] = str,
     ) -> Verdict:
-        """Ask the watchdogs about a call that is not denied yet. An error or time-out of one is a deny.
+        """Ask the watchdogs about a call that is not denied yet.
 
-        :param failed: how often this very call has failed, and how often of these in a row
+        An error or a time-out of a watchdog denies the call.
+
+        :param failed: how often exactly this call has failed, and how many of these failures are in a row
         :param redact: removes registered secrets from the text of a failing watchdog
         """
         watchdogs = self.watchers(spec, failed != (0, 0))
@@ -206,12 +218,12 @@ class Authority:
         return await watched(verdict, watchdogs, call, redact)
 
     def may(self, verdict: Verdict, spec: ToolSpec, *, rules: RuleBook, roots: PathRoots) -> May:
-        """The runtime's check of everything a call actually touches, where ask counts as deny.
+        """Return the runtime's check of everything that the call actually accesses. In it, ask counts as deny.
 
-        Made for a call that is about to run, so a verdict that asks has been answered with yes: that answer covers
-        the call's own targets and, where no rule speaks, what lies in them; it never outweighs a deny.
+        The call is about to run, so a verdict of ask has been answered with yes. That answer covers the targets of the call. If
+        no rule matches, it also covers the content of these targets. It never outweighs a deny.
 
-        :param rules: the book of now, which may hold more than the verdict's
+        :param rules: the current rule book, which may have more rules than the verdict's
         """
         if verdict.action == "deny":
             reason = verdict.reason
@@ -236,7 +248,10 @@ class Authority:
 
 
 def _concerns(watchdog: Watchdog, spec: ToolSpec) -> bool:
-    """Whether a watchdog looks at calls of this tool. One that fails to say is asked about each call, and denies it by failing."""
+    """Return whether a watchdog checks calls of this tool.
+
+    A watchdog that fails to answer this is asked about each call, and denies it by failing again.
+    """
     concerns: Any = getattr(watchdog, "concerns", None)
     if concerns is None:
         return True
@@ -247,7 +262,7 @@ def _concerns(watchdog: Watchdog, spec: ToolSpec) -> bool:
 
 
 class _Touches:
-    """One running call's :data:`~handrail.contract.tool.requires.May`."""
+    """The :data:`~handrail.contract.tool.requires.May` of one running call."""
 
     __slots__ = ("_answered", "_exact", "_of_tool", "_prepared", "_roots", "_verdict")
 
@@ -278,7 +293,7 @@ class _Touches:
             and asked_always(capability, subject) is not None
             and (capability, value) not in self._exact
         ):
-            # What a person or a rule allowed was another path. A deny holds as it does for any path.
+            # The user or a rule allowed another path. A deny counts as for any path.
             place = Target(capability, value, self._roots.locate(value).shown, subject)
             if action != "deny" and (question := prepared.unnamed(place, tool if same_kind else None)) is not None:
                 return self._text(Finding("ask", "protected", rule, question, target=place))
@@ -289,8 +304,8 @@ class _Touches:
 
     @property
     def _tool(self) -> Ranked | None:
-        """The strictest answer of the rules about the tool in this call, if they matched every target; otherwise None."""
-        if self._of_tool is False:  # most calls touch what their tool's own rules are about, and never ask this
+        """The strictest of the rules about the tool in this call, if they matched every target, or None."""
+        if self._of_tool is False:  # rarely needed: most calls access what their tool's own rules are about
             found = [finding.tool for finding in self._verdict.findings]
             spoken = [ranked for ranked in found if ranked is not None]
             whole = bool(spoken) and len(spoken) == len(found)
@@ -298,13 +313,13 @@ class _Touches:
         return self._of_tool
 
     def _is_covered(self, capability: Capability, value: str, rule: Rule | None) -> bool:
-        """Whether the decision on the call itself, or a person's answer to it, covers this access, which no rule allows."""
+        """Return whether the decision on the call, or the user's answer, covers an access that no rule allows."""
         if (capability, value) in self._exact:
             return True
         if rule is not None:
             return False
         if capability == "fs.read" and ("fs.write", value) in self._exact:
-            return True  # what may be replaced may be looked at first
+            return True  # a tool that may replace a file may read it first
         if not self._answered:
             return False
         if not self._verdict.targets:
@@ -318,7 +333,7 @@ class _Touches:
         value = target if isinstance(target, str) else literal_words(target)
         same_book = self._prepared is self._verdict.prepared
         if same_book and isinstance(target, str) and ("shell.run", value) in self._exact:
-            return None  # judged before the call, command by command
+            return None  # evaluated before the call, command by command
         script = parse(target) if isinstance(target, str) else argv_script(tuple(target))
         whole = Target("shell.run", value, shown_command(value), script)
         for command in script.commands if script.unclear is None else [Command(("\0",))]:
@@ -345,11 +360,12 @@ class _Touches:
         return None if left is None else self._text(left)
 
     def _speaks_for(self, finding: Finding) -> bool:
-        """Whether the decision on the call itself covers a command, or a file that its shell opens, that no rule matches.
+        """Return whether the decision on the call covers a command or file that no rule matches.
 
-        A program that a tool names in its requires is how it works, like the files that it opens: whoever allowed the
-        call allowed that. Where no rule about the tool did, only if it reads: its programs then find everything read-only.
-        A form that gives pause is spoken for only where the tool's requires have it word by word: it is what the tool does.
+        The file is one that the shell of a command opens. A tool works by the programs that its ``requires`` names, and by the
+        files that they open. If a rule or the user allowed the call, these are allowed too. If no rule about the tool did, this
+        holds only for a tool that reads: its programs find everything read-only. A risky form is covered only if the tool's
+        ``requires`` names it word by word.
         """
         file = finding.target
         if file is not None and file.capability != "shell.run":  # one that the shell opens
@@ -359,7 +375,7 @@ class _Touches:
         if finding.cause == "program":
             return allowed and self._works_by(argv, literally=True)
         if finding.cause == "rule" and finding.reading is not None:
-            return self._answered and self._works_by(argv)  # a person who agreed to the call knows what it runs
+            return self._answered and self._works_by(argv)  # the user who approved the call knows what it runs
         if finding.cause != "no rule":
             return False
         if self._answered and not self._verdict.targets:
@@ -373,9 +389,9 @@ class _Touches:
         return spec.side_effect == "read" and not spec.requires.net.hosts
 
     def _works_by(self, argv: Sequence[str], *, literally: bool = False) -> bool:
-        """Whether the tool requires this program by its name, and its arguments name no command.
+        """Return whether the tool requires this program by its name, and its arguments name no command.
 
-        :param literally: and every word of it
+        :param literally: whether ``requires`` also has to name every word
         """
         spec = self._prepared.spec
         return "shell.run" not in spec.effective_targets and any(
@@ -398,16 +414,19 @@ class _Touches:
         target = finding.target
         opens = ""
         if target is not None and target.capability == "net.fetch":
-            opens = f" A rule opens it: 'allow net.fetch {target.value}'."
+            opens = f", such as 'allow net.fetch {target.value}'"
         elif target is not None and finding.cause == "protected" and (pattern := target_pattern(target)) is not None:
-            opens = f" A rule opens it: 'allow fs.write {visible(pattern)}'."
-        return f"{text} A running call cannot ask, so it is denied.{opens}"
+            opens = f", such as 'allow fs.write {visible(pattern)}'"
+        return (
+            f"{text} A running call cannot ask for approval, so this access is denied. "
+            f"Continue without it, or ask the user to add a rule that allows it{opens}."
+        )
 
 
 __all__ = ["Authority", "Verdict"]
 
 
-# Tools that the model's provider carries out itself, as the rules of a session allow them.
+# Provider tools, as the rules of a session allow them.
 #
 # Their calls never reach the policy, so only a rule about all their calls can decide: a deny of the tool, of its side
 # effect, or of the network for a search or a fetch.
@@ -416,20 +435,20 @@ _REACHES_OUT = ("native.web_search", "native.web_fetch")
 
 
 def ruled(spec: ToolSpec, rules: RuleBook, held_by: str | None = None) -> NativeOffer:
-    """``spec`` as a session under ``rules`` may offer it.
+    """Return the offer of a provider tool to a session under these rules.
 
-    :param held_by: an agent above that passes on hosts by their names alone
+    :param held_by: an agent above that delegates hosts by name only
     """
     verdict = Prepared(spec, rules, CapabilitySet()).judge_targets({}, ())
     if verdict.action == "deny":
         return NativeOffer(spec, verdict.reason)
     if spec.id in _REACHES_OUT:
         if held_by is not None:
-            why = f"the agent {held_by} passes on hosts by name, and what a provider reaches cannot be held to them"
+            why = f"Agent {held_by} delegates hosts by name, and Handrail cannot limit a provider tool to these hosts."
             return NativeOffer(spec, why)
         for rule in rules.chain:
             if rule.action == "deny" and rule.permission in ("net.fetch", "net.*") and rule.unconditional:
-                return NativeOffer(spec, f"{rule.text!r} denies what reaches the network")
+                return NativeOffer(spec, f"The rule {rule.text!r} denies tools that reach the network.")
     return NativeOffer(spec)
 
 
@@ -443,7 +462,9 @@ _ALL = frozenset(("", "*", "**", ".", "./"))
 
 
 class Hidden:
-    """Implements :class:`handrail.contract.sandbox.Denials` for the rules about paths of one book.
+    """The paths that a rule book hides from programs, or protects from writing.
+
+    Implements :class:`handrail.contract.sandbox.Denials`.
 
     :ivar key: the rules and the workspace, equal for equal answers
     """
@@ -467,7 +488,11 @@ class Hidden:
         self.fixes_any = any(rule.action == "deny" for rule in writing) or (above is not None and above.fixes_any)
 
     def hides(self, path: str) -> bool:
-        """A key; what a rule denies or asks about by its name; what looks like a secret, and no rule allows it."""
+        """Return whether programs must not see this path.
+
+        Hidden are private keys, paths that a rule about them denies or asks about, and names that look like secrets and that
+        no rule allows.
+        """
         subject = self._subject(path)
         if subject.relative is not None and is_key(subject.relative):
             return True
@@ -482,11 +507,11 @@ class Hidden:
         used = self._shipped.winner(subject)
         if used is None or used.rule.action == "allow":
             return False
-        # What looks like a secret in an installed package is none, and programs need it.
+        # A file of an installed package may have the name of a secret file. It is no secret, and programs need it.
         return INSTALLED.isdisjoint((subject.relative or subject.absolute).split("/"))
 
     def speaks_against(self, subject: PathSubject) -> bool:
-        """Whether one of its rules, or of those above, denies reading a path or asks about it by its name."""
+        """Return whether a rule of this book, or of a parent's, denies or asks about reading this path."""
         used = self._spoken(subject)
         if used is not None and used.rule.action != "allow":
             return True
@@ -495,11 +520,11 @@ class Hidden:
     def _spoken(self, subject: PathSubject) -> Ranked | None:
         used = self._own.winner(subject)
         if used is not None and used.rule.action == "ask" and used.rule.pattern in _ALL:
-            return None  # asking about all reading is about tools that read; a program would see nothing at all
+            return None  # a rule that asks about all reading is about tools; otherwise a program would see nothing
         return used
 
     def fixes(self, path: str) -> bool:
-        """What a rule denies writing."""
+        """Return whether a rule denies writing this path."""
         if not self.fixes_any:
             return False
         if self._above is not None and self._above.fixes(path):
@@ -508,7 +533,7 @@ class Hidden:
         return used is not None and used.rule.action == "deny"
 
     def opens(self, path: str) -> bool:
-        """A protected path that a rule of ``fs.write`` names and allows, and that no session above speaks against."""
+        """Return whether a rule names and allows writing this protected path, and no parent's rule restricts it."""
         subject = self._subject(path)
         used = self._writing.winner(subject)
         if used is None or not names_path(used.rule, subject):
@@ -516,7 +541,7 @@ class Hidden:
         return self._above is None or not self._above.speaks_against_writing(subject)
 
     def speaks_against_writing(self, subject: PathSubject) -> bool:
-        """Whether one of its rules, or of those above, denies writing a path or asks about it."""
+        """Return whether a rule of this book, or of a parent's, denies or asks about writing this path."""
         used = self._writing.winner(subject)
         if used is not None and used.rule.action != "allow":
             return True
@@ -529,7 +554,10 @@ class Hidden:
 
 
 def hidden(rules: RuleBook, workspace: str) -> Hidden:
-    """What these rules keep from programs; the same object for books that say the same of paths."""
+    """Return what these rules hide from programs.
+
+    :returns: the same object for books with the same rules about paths
+    """
     reading = tuple(rule for rule in rules if _is_about(rule, "fs.read"))
     writing = tuple(rule for rule in rules if _is_about(rule, "fs.write"))
     everything = tuple(rule for rule in rules if rule.permission == "*" and rule.unconditional)
@@ -555,13 +583,14 @@ def _is_about(rule: Rule, capability: Capability) -> bool:
 
 
 class HiddenNow:
-    """:func:`hidden` of a book that may be replaced by another at any time, made once for each."""
+    """The last result of :func:`hidden`, made again when the rule book is another one."""
 
     def __init__(self, workspace: str) -> None:
         self._workspace = workspace
         self._last: tuple[RuleBook, Hidden] | None = None
 
     def of(self, rules: RuleBook) -> Hidden:
+        """Return what these rules hide."""
         if self._last is None or self._last[0] is not rules:
             self._last = (rules, hidden(rules, self._workspace))
         return self._last[1]

@@ -1,4 +1,4 @@
-"""``handrail explain``: the decision about a call, its reasons, and the exact change that would reverse it."""
+"""``handrail explain``: the decision about a call, its reasons, and the change that would reverse it."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ from handrail.policy.shell.parse import Script
 from handrail.policy.suggestions import SOURCE, always, target_pattern
 from handrail.policy.targets import Target, shown_argv
 
-# The trace of a verdict, step by step, computed only on request.
+# The trace of a verdict, computed only on request.
 
 _MAX_STEPS = 400
 _MOST_STEPS_UNMATCHED = 60
-"""Rules of one question that do not match, each with a step of its own."""
+"""The maximum number of rules without a match that get a step each, for one question."""
 
 
 def trace(verdict: Verdict) -> tuple[Step, ...]:
-    """Targets, capability layers, every rule that could matter and how it fared, programs, and what came of it."""
+    """Return the steps of a verdict: targets, capability layers, rules, programs and the outcome.
+
+    The trace names every rule that could matter, and whether it won.
+    """
     steps: list[Step] = []
     for step in _steps(verdict):
         if len(steps) == _MAX_STEPS:
-            steps.append(Step("rule", "…", "further steps are left out"))
+            steps.append(Step("rule", "…", "further steps are omitted"))
             break
         steps.append(step)
     return (*steps, *verdict.notes)
@@ -41,7 +44,7 @@ def trace(verdict: Verdict) -> tuple[Step, ...]:
 def _steps(verdict: Verdict) -> Iterator[Step]:
     prepared = verdict.prepared
     for target in verdict.targets:
-        how = {"": "", "plain": ", by a redirection", "guessed": ", perhaps, by a redirection"}[target.redirected]
+        how = {"": "", "plain": ", by a redirection", "guessed": ", perhaps by a redirection"}[target.redirected]
         yield Step("target", target.capability, f"{target.shown}{how}")
         yield from _layers(prepared.capabilities, target)
     if not verdict.targets:
@@ -49,7 +52,7 @@ def _steps(verdict: Verdict) -> Iterator[Step]:
         yield Step(
             "capability",
             "no target",
-            f"the call names nothing to touch; its runtime is bound by {names or 'nothing at all'}",
+            f"the call names no target; its runtime is limited by {names or 'an empty capability set'}",
         )
     for finding in verdict.findings:
         if finding.cause == "capability":
@@ -59,10 +62,10 @@ def _steps(verdict: Verdict) -> Iterator[Step]:
             yield Step("target", "deny", finding.note)
             continue
         for words in finding.wrapped:
-            yield Step("shell", "unwrapped", f"{shown_argv(words)} runs the command behind it, which is judged")
+            yield Step("shell", "unwrapped", f"{shown_argv(words)} runs the command after it, which is evaluated instead")
         yield from _rules(verdict, finding)
         if finding.cause == "unclear":
-            yield Step("shell", "ask", f"cannot be judged: {finding.note}")
+            yield Step("shell", "ask", f"cannot be evaluated: {finding.note}")
         elif finding.cause == "protected":
             yield Step("rule", "ask", f"protected: {finding.note}")
         elif finding.cause in ("program", "wait"):
@@ -72,7 +75,7 @@ def _steps(verdict: Verdict) -> Iterator[Step]:
 
 def _layers(capabilities: CapabilitySet, target: Target) -> Iterator[Step]:
     if not capabilities.layers:
-        yield Step("capability", "refused", "there is no layer, so nothing is allowed")
+        yield Step("capability", "refused", "the call has no capability layer, so it has no access")
     script = target.subject if isinstance(target.subject, Script) else None
     touches: Sequence[str | Sequence[str]] = (target.value,)
     if script is not None:
@@ -103,7 +106,7 @@ def _rules(verdict: Verdict, finding: Finding) -> Iterator[Step]:
 
 
 def _subject_of(verdict: Verdict, finding: Finding) -> Subject:
-    """What the rules were compared with."""
+    """Return the subject that the rules were compared with."""
     if finding.judged is not None:
         return finding.judged
     if finding.target is None or isinstance(finding.target.subject, Script):
@@ -126,57 +129,58 @@ def _candidates(question: str, ranking: Ranking, subject: Subject, *, only_match
     if unmatched > _MOST_STEPS_UNMATCHED:
         yield Step("rule", "no match", f"{question}: {unmatched - _MOST_STEPS_UNMATCHED} more rules")
     if not ranking.ranked and not only_matching:
-        yield Step("rule", "none", f"{question}: no rule speaks of it")
+        yield Step("rule", "none", f"{question}: no rule is about it")
 
 
 def why_lost(candidate: Ranked, winner: Ranked | None) -> str:
-    """The first part of the precedence in which another rule was ahead."""
+    """Return the first part of the precedence in which another rule was ahead."""
     if winner is None:
-        return "it was not asked"
+        return "this rule was not consulted"
     if candidate.rank > winner.rank:
-        return "the other is stricter, and holds in the session that handed the work over"
+        return "the winner is stricter, and belongs to the parent session"
     names = (
-        "the other is a deny that is final",
-        "the other names its permission more exactly",
-        "the other has more literal characters before its first wildcard",
-        "the other's pattern is longer",
-        "the other is stricter",
+        "the winner is a final deny",
+        "the winner names its permission more exactly",
+        "the winner has more literal characters before its first wildcard",
+        "the winner has a longer pattern",
+        "the winner is stricter",
     )
     for name, mine, other in zip(names, candidate.rank, winner.rank, strict=True):
         if other > mine:
             return name
-    return "the other says the same"
+    return "the winner is equivalent"
 
 
 _MOST_UNMATCHED = 4
-"""Rules in a row that do not match, each with a line of its own."""
+"""The maximum number of successive rules without a match that get a line each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Everything about one decision, JSON-able by :meth:`to_dict`.
+    """The explanation of one decision. :meth:`to_dict` returns it as JSON data.
 
-    :param decided_by: the rule's text, the capability layer, the watchdog, or what else it was
-    :param changes: what would change the answer, each a sentence; a rule is written as it is to be passed
+    :param decided_by: the rule's text, the capability layer, the watchdog, or another cause
+    :param changes: changes that would reverse the decision, each a sentence; a rule is written as the option takes it
     """
 
     tool_id: str
     action: Action
     effective: Action
-    """With nobody to ask, ``ask`` is ``deny``."""
+    """The action of a headless session: ``deny`` in place of ``ask``."""
     reason: str
     decided_by: str
     rule: Rule | None
     steps: tuple[Step, ...]
     changes: tuple[str, ...]
     mode: str = DEFAULT_MODE
-    """The session's; its rules are of the scope ``mode``."""
+    """The mode of the session. Its rules have the scope ``mode``."""
     read_only: bool | None = None
-    """Whether the call is proved to change nothing, so that it runs read-only; None where that is not asked."""
+    """Whether the call provably changes nothing, so that it runs read-only. None if the tool does not only run a command."""
     proof: str = ""
-    """Why it is not."""
+    """Why the call is not proved to be read-only."""
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the explanation as JSON data."""
         rule = self.rule
         return {
             "tool": self.tool_id,
@@ -195,7 +199,7 @@ class Explanation:
         }
 
     def __str__(self) -> str:
-        """The plain text of the command."""
+        """Return the plain text that ``handrail explain`` prints."""
         head = self.action if self.effective == self.action else f"{self.action} (headless: {self.effective})"
         lines = [f"{self.tool_id}: {head}", f"  {self.reason}", f"  decided by: {self.decided_by}"]
         lines.append(f"  mode: {self.mode}")
@@ -210,14 +214,14 @@ class Explanation:
         widest = max((len(step.stage) for step in self.steps), default=0)
         lines += [f"  {step.stage:<{widest}}  {step.outcome:<9}  {step.text}" for step in _in_brief(self.steps)]
         if self.changes:
-            lines += ["", "what would change it:", *(f"  - {change}" for change in self.changes)]
+            lines += ["", "changes that would reverse it:", *(f"  - {change}" for change in self.changes)]
         return "\n".join(
             line.replace("\n", "\\n").replace("\t", "\\t") for line in lines
         )  # no name or text begins a line
 
 
 def _in_brief(steps: Iterable[Step]) -> Iterator[Step]:
-    """The same, with many rules in a row that do not match as one line."""
+    """Return the steps with each long run of rules that do not match as one line."""
     for (stage, outcome), run in groupby(steps, lambda step: (step.stage, step.outcome)):
         alike = list(run)
         if outcome == "no match" and len(alike) > _MOST_UNMATCHED:
@@ -239,7 +243,13 @@ async def explain(
     session_id: str = "",
     headless: bool = False,
 ) -> Explanation:
-    """Decide the call as it would be decided, watchdogs included, without running or recording anything."""
+    """Decide a call, watchdogs included, without running or recording anything.
+
+    :param parent: the capability set of the call that makes this one
+    :param origin: ``mcp:server:tool`` for a tool of an MCP server
+    :param behind: the tool that answers in place of a locked id
+    :param headless: whether the session denies calls that require approval
+    """
     verdict = authority.judge(spec, arguments, rules=rules, roots=roots, parent=parent, origin=origin, behind=behind)
     verdict = await authority.watch(verdict, spec, arguments, session_id)
     effective: Action = "deny" if headless and verdict.action == "ask" else verdict.action
@@ -267,7 +277,7 @@ def _proof(verdict: Verdict) -> tuple[bool | None, str]:
 
 
 def _other_modes(verdict: Verdict, rules: RuleBook) -> Iterator[str]:
-    """The first wider mode that would let the call run."""
+    """Return the first wider mode that would allow the call."""
     if verdict.action == "allow" or verdict.narrowed_by_watchdog:
         return
     for mode in MODES:
@@ -287,29 +297,29 @@ def _decided_by(verdict: Verdict) -> str:
         case "rule":
             return f"rule {deciding.rule}"
         case "no rule":
-            return "no rule matches, and no rule means ask"
+            return "no rule matches, so the call requires approval"
         case "capability":
             return "the capability check"
         case "protected":
-            return f"the protected names: only a rule that names the path allows it (the rule alone would: {deciding.rule})"
+            return f"the protected names: only a rule that names the path allows it (the rule alone would allow it: {deciding.rule})"
         case "unclear":
-            return "the shell reader: what it does not understand is asked about"
+            return "the shell parser: a text that it does not understand requires approval"
         case "program" if deciding.rule is not None and deciding.rule.action != "allow":
-            return f"rule {deciding.rule}, since the program may run what it is about"
+            return f"rule {deciding.rule}, because the program may run a command that the rule is about"
         case "program" if deciding.rule is None:
-            return "the policy for programs that run their words"
+            return "the policy for programs that run their arguments"
         case "program":
             return f"the policy for this program (the rule alone would allow it: {deciding.rule})"
         case "wait":
-            return "the policy on commands that only wait"
+            return "the policy for commands that only wait"
         case "fault":
-            return "its target"
+            return "an invalid target"
 
 
 def _changes(verdict: Verdict, spec: ToolSpec) -> Iterator[str]:
     deciding = verdict.deciding
     if verdict.narrowed_by_watchdog:
-        yield "only the watchdog's own answer; no rule outweighs it"
+        yield "only another decision of the watchdog; no rule outweighs it"
     elif deciding.cause in ("capability", "fault", "wait"):
         yield deciding.remedy or deciding.note
     elif verdict.action == "allow":
@@ -321,19 +331,19 @@ def _changes(verdict: Verdict, spec: ToolSpec) -> Iterator[str]:
     elif verdict.action == "deny" and deciding.rule is not None:
         yield from _ways_past(deciding.rule, verdict, spec)
     else:
-        yield "approving it once; several parts of it are asked about, so no single rule answers it"
+        yield "approve it once; several parts of the call require approval, so no single rule allows it"
 
 
 def _ways_past(rule: Rule, verdict: Verdict, spec: ToolSpec) -> Iterator[str]:
-    """What would allow a call that ``rule`` denies."""
+    """Return the changes that would allow a call that ``rule`` denies."""
     place = rule.source or f"the {rule.scope} scope"
     if rule.final:
-        yield f"only taking {rule.text!r} out of {place}: a deny of this scope is final"
+        yield f"only to remove {rule.text!r} from {place}: a deny of this scope is final"
         return
-    yield f"taking {rule.text!r} out of {place}"
+    yield f"remove {rule.text!r} from {place}"
     for text in _narrowest(verdict, spec):
         if _answers_with(verdict, text, "allow"):
-            yield f"a more specific rule: --rule {shlex.quote(text)}"
+            yield f"add a more specific rule: --rule {shlex.quote(text)}"
             return
 
 
@@ -345,7 +355,7 @@ def _denials(verdict: Verdict, spec: ToolSpec) -> Iterator[str]:
 
 
 def _narrowest(verdict: Verdict, spec: ToolSpec, action: Action = "allow") -> Iterator[str]:
-    """Rules about exactly what decided, tool first."""
+    """Return rules about exactly the deciding target, with the tool's first."""
     from handrail.policy.rules.words import literal_words
 
     finding = verdict.deciding
@@ -360,7 +370,7 @@ def _narrowest(verdict: Verdict, spec: ToolSpec, action: Action = "allow") -> It
 
 
 def _answers_with(verdict: Verdict, text: str, action: Action) -> bool:
-    """Whether the call would be decided so with this rule added to the session."""
+    """Return whether this rule, added to the session, would lead to this action."""
     from handrail.policy.rules.rules import parse_rule
 
     if not text.isprintable():

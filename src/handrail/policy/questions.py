@@ -1,7 +1,7 @@
-"""The two questions that rules answer about a call: may the *tool* run, and may it use each *capability*?
+"""The evaluation of a call: the rules decide whether its *tool* may run and whether it may use each *capability*.
 
-The most specific matching rule answers each, and the stricter answer holds. A :class:`Prepared` is the part that depends
-only on the tool and the rule book; it is made once and used for every call.
+The most specific matching rule answers each question, and the stricter answer counts. A :class:`Prepared` is the part that
+depends only on the tool and the rule book. It is made once and used for every call.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ Stage = Literal["target", "capability", "rule", "shell", "program", "watchdog"]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One line of a trace. ``outcome``: an action, or how a candidate fared (``won``, ``lost``, ``no match``)."""
+    """One line of a trace.
+
+    :param outcome: an action, or the fate of a candidate rule (``won``, ``lost``, ``no match``)
+    """
 
     stage: Stage
     outcome: str
@@ -58,7 +61,7 @@ class Step:
 
 
 class Finding(NamedTuple):
-    """The answer for one target, or one command of a script."""
+    """The decision about one target, or about one command of a script."""
 
     action: Action
     cause: Cause
@@ -67,35 +70,37 @@ class Finding(NamedTuple):
     argv: tuple[str, ...] | None = None
     target: Target | None = None
     tool: Ranked | None = None
-    """The rule about the tool that matched, whichever rule decided in the end."""
+    """The matching rule about the tool, even if another rule decided."""
     concern: Concern | None = None
     wrapped: tuple[tuple[str, ...], ...] = ()
-    """The words of the wrappers around the command that was judged, outermost first."""
+    """The words of the wrappers around the evaluated command, outermost first."""
     reading: tuple[str, ...] | None = None
-    """The command that the rule matched, where that is another spelling of ``argv`` or is run by it."""
+    """The command that the rule matched, if it is another spelling of ``argv`` or is run by it."""
     remedy: str = ""
-    """The line that would let it through, for the tool's author or the agent's operator, where a capability is missing."""
+    """If a capability is missing: the line that would grant it, for the author of the tool or the operator of the agent."""
 
     @property
     def judged(self) -> tuple[str, ...] | None:
-        """The command that the rules were compared with: ``argv`` without the wrappers around it, or its other reading."""
+        """The command that was compared with the rules: ``argv`` without its wrappers, or ``reading``."""
         if self.reading is not None:
             return self.reading
         return None if self.argv is None else self.argv[sum(map(len, self.wrapped)) :]
 
     def about(self, tool_id: str) -> str:
-        """What it is the answer to, for the beginning of a sentence."""
+        """Describe what the finding is about, for the beginning of a sentence."""
         if self.argv is not None:
             read = "" if self.reading is None else f" (read as {shown_argv(self.reading)})"
-            return f"running {shown_argv(self.argv)}{read}"
+            return f"{shown_argv(self.argv)}{read}"
         if self.target is None:
-            return tool_id
+            return f"`{tool_id}`"
         target = self.target
-        verb = VERBS[target.capability]
-        return f"{verb} {target.shown}" if target.capability == "shell.run" else f"{verb} {target.shown} with {tool_id}"
+        if target.capability == "shell.run":
+            return target.shown
+        return f"{VERBS[target.capability].capitalize()} {target.shown} with {tool_id}"
 
 
 def reason_of(finding: Finding, tool_id: str) -> str:
+    """Return the reason of a finding as full sentences, for the model and the user."""
     rule = finding.rule
     named = f"the rule {rule.text!r} ({rule.scope} scope)" if rule is not None else ""
     about = finding.about(tool_id)
@@ -105,27 +110,30 @@ def reason_of(finding: Finding, tool_id: str) -> str:
         case "rule" if finding.action == "deny":
             return f"{about} is denied by {named}."
         case "rule":
-            return f"{about} needs approval: {named} asks."
+            return f"{about} requires approval by {named}."
         case "no rule":
-            return f"{about} needs approval: no rule allows it."
+            return f"{about} requires approval: no rule allows it."
         case "protected":
-            return f"{about} needs approval: {finding.note}."
+            return f"{about} requires approval: {finding.note.rstrip('.')}."
         case "unclear":
-            return f"{about} needs approval, because it cannot be judged: {finding.note}."
+            return (
+                f"{about} requires approval, because the rules cannot be applied to it: {finding.note}. "
+                "Simple commands joined by &&, ||, | or ; are checked one by one."
+            )
         case "program":
-            return f"{about} needs approval: {finding.note}, and no rule names that form word by word."
+            return f"{about} requires approval: {finding.note}, and no rule names this form word by word."
         case "capability" | "fault" | "wait":
-            return f"{tool_id}: {finding.note}"
+            return finding.note
 
 
 _UNNAMEABLE = ("\0",)
 """An argv that no literal word matches: a rule that matches it matches every command."""
-_TOO_MANY = "it has too many words in which a command may begin that a rule denies or asks about"
+_TOO_MANY = "too many of its words may begin a command that a rule denies or asks about"
 _OWN_FOLDER = "/tmp/"  # noqa: S108 - nothing is made there
 
 
 class Prepared:
-    """One tool prepared for judging: with one book of rules and one capability set."""
+    """The policy of one tool: one rule book and one capability set, prepared for the evaluation of its calls."""
 
     __slots__ = (
         "_caps",
@@ -160,26 +168,28 @@ class Prepared:
         self._watched: runners.Watched | None = None
         self._reader = TargetReader(spec)
         self._reading: Prepared | None = None
-        """The same tool judged as one that only reads, for calls proved to change nothing; None unless a rule is about effects."""
+        """The policy of the same tool as a read-only one, for calls that provably change nothing. None without rules about effects."""
         if spec.only_its_command and spec.side_effect != "read" and any(rule.effect for rule in rules.chain):
             self._reading = Prepared(replace(spec, side_effect="read"), rules, capabilities, origin)
         self._constant: Verdict | None = None
         if not self._reader and self.tool.constant and self.tool_default.constant:
             verdict = self._judge({}, ())
-            if verdict.action != "ask":  # what is asked about is shown with its arguments
+            if verdict.action != "ask":  # an approval request shows the arguments of its call
                 self._constant = verdict
 
     def with_rule(self, rule: Rule) -> Prepared:
-        """The same tool with one more rule."""
+        """Return the policy of the same tool with one more rule."""
         return self.under(self.rules.with_rules(rule))
 
     def under(self, rules: RuleBook) -> Prepared:
-        """The same tool with other rules."""
+        """Return the policy of the same tool with another rule book."""
         return Prepared(self.spec, rules, self.capabilities, self.origin)
 
     def judge(self, arguments: Mapping[str, Any], roots: PathRoots, located: dict[str, Located]) -> Verdict:
-        """
-        :param located: paths that were resolved in this very moment, by their texts; further ones are added
+        """Evaluate a call. Never raises for arguments that a model sent.
+
+        :param arguments: the validated arguments
+        :param located: paths resolved for this call already, by their texts; this method adds further ones
         """
         if self._constant is not None:
             return self._constant
@@ -191,7 +201,7 @@ class Prepared:
         return self._judge(arguments, targets) if self._reading is None else self.judge_targets(arguments, targets)
 
     def judge_targets(self, arguments: Mapping[str, Any], targets: Sequence[Target]) -> Verdict:
-        """As :meth:`judge`, when the targets are known already."""
+        """Evaluate a call whose targets are known already."""
         if self._reading is not None and changes_nothing(targets):
             return self._reading._judge(arguments, targets)
         return self._judge(arguments, targets)
@@ -226,17 +236,17 @@ class Prepared:
     # ── capabilities ─────────────────────────────────────────────────────────────────────────────
 
     def beyond(self, target: Target) -> Finding | None:
-        """The refusal of the first layer that does not cover ``target``."""
+        """Return the refusal of the first layer that does not cover ``target``, or None."""
         capability, value, shown, subject, redirected = target
         if (fixed := mandatory(capability, subject, shown)) is not None:
-            return Finding("deny", "capability", note=f"{fixed}.", target=target)
+            return Finding("deny", "capability", note=f"{fixed.rstrip('.')}.", target=target)
         if capability != "shell.run" and self.covers(capability, value):
             return None
         if redirected and (redirected == "guessed" or _is_private(target)):
-            return None  # it is asked about, whatever the layers have
+            return None  # it requires approval, whatever the layers have
         touches: Iterable[str | Sequence[str]] = (value,)
         if isinstance(subject, Script):
-            # What cannot be read may be any program, so only a layer that has every program covers it.
+            # An unclear text may run any program, so only a layer with every program covers it.
             touches = [c.argv for c in subject.commands] if subject.unclear is None else [_UNNAMEABLE]
         for touch in touches:
             layer = self.capabilities.refusing_layer(capability, touch)
@@ -249,7 +259,10 @@ class Prepared:
         return None
 
     def covers(self, capability: Literal["fs.read", "fs.write", "net.fetch"], target: str) -> bool:
-        """Whether every layer certainly covers a path or a host; if not, :meth:`CapabilitySet.refusing_layer` decides."""
+        """Return whether every layer certainly covers a path or a host.
+
+        If not, :meth:`CapabilitySet.refusing_layer` decides.
+        """
         test = self._covered.get(capability)
         if test is None:
             test = self._covered[capability] = self.capabilities.test(capability)
@@ -258,7 +271,7 @@ class Prepared:
     # ── rules ────────────────────────────────────────────────────────────────────────────────────
 
     def capability_rules(self, capability: Capability) -> tuple[Ranking, Ranking]:
-        """The rules about a capability, and the shipped ones; made when first needed."""
+        """Return the rules about a capability, and the shipped ones. Both are made on the first call."""
         found = self._caps.get(capability)
         if found is None:
 
@@ -277,9 +290,10 @@ class Prepared:
     def decide(
         self, tool: Ranked | None, capability: Capability, subject: Subject
     ) -> tuple[Literal["allow", "ask", "deny"], Rule | None]:
-        """The stricter answer of both questions, and the rule that gave it; None when no rule matches.
+        """Return the stricter answer of both questions, and the rule that gave it.
 
-        :param tool: the rule about the tool that matched, shipped ones left out
+        :param tool: the matching rule about the tool, shipped ones left out
+        :returns: the action, and None in place of a rule if no rule matches
         """
         own, shipped = self.capability_rules(capability)
         used = own.winner(subject) if own.ranked else None
@@ -308,9 +322,11 @@ class Prepared:
         return Finding(action, "no rule" if rule is None else "rule", rule, "", None, target, tool)
 
     def unnamed(self, target: Target, tool: Ranked | None) -> str | None:
-        """Return why a write is asked about although a rule allows it: the path is protected, and no rule names it.
+        """Return why a write requires approval although a rule allows it, or None.
 
-        :param tool: the rule about the tool that matched
+        The path is protected, and no rule names it.
+
+        :param tool: the matching rule about the tool
         """
         found = asked_always(target.capability, target.subject)
         if found is None:
@@ -322,12 +338,12 @@ class Prepared:
         return found.question(target.shown)
 
     def redirected(self, target: Target) -> list[Finding]:
-        """The answer for a file that the shell opens. Only a rule about the file itself allows it, never the tool's."""
+        """Evaluate a file that the shell opens. Only a rule about the file itself allows it, never the tool's."""
         assert not isinstance(target.subject, Script)
         used = self.capability_rules(target.capability)[0].winner(target.subject)
         action, rule = ("ask", None) if used is None else (used.rule.action, used.rule)
         if target.redirected == "guessed" and action != "deny":
-            return []  # the whole text is asked about
+            return []  # the whole text requires approval
         if action == "allow" and (question := self.unnamed(target, None)) is not None:
             return [Finding("ask", "protected", rule, question, target=target)]
         return [Finding(action, "no rule" if rule is None else "rule", rule, target=target)]
@@ -335,7 +351,7 @@ class Prepared:
     def _without_targets(self, arguments: Mapping[str, Any]) -> Finding:
         if self.kind == "arguments":
             used = self.tool.winner(arguments) or self.tool_default.winner(arguments)
-        else:  # it names nothing that a pattern could be compared with
+        else:  # no pattern can be compared with a call that names nothing
             used = self.tool.unconditional() or self.tool_default.unconditional()
         if used is None:
             return Finding("ask", "no rule")
@@ -344,13 +360,18 @@ class Prepared:
     # ── scripts ──────────────────────────────────────────────────────────────────────────────────
 
     def _as_job(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether the call asks to be answered with a job, and not with how its command ended."""
+        """Return whether the call is answered with a job, and not with the result of its command."""
         asked = self.spec.background_argument
         return self.spec.mode == "background" or (asked is not None and arguments.get(asked) is True)
 
     def script(
         self, target: Target, script: Script, by_arguments: Ranked | None, *, as_job: bool = False
     ) -> list[Finding]:
+        """Evaluate every command of a shell text, and the text as a whole.
+
+        :param by_arguments: the matching rule about the tool's arguments
+        :param as_job: whether the text runs as a background job
+        """
         found = [self.command(command, target, by_arguments) for command in script.commands]
         if script.unclear is not None:
             denied = [finding for finding in found if finding.action == "deny"]
@@ -371,7 +392,7 @@ class Prepared:
         return found
 
     def command(self, command: Command, target: Target | None, by_arguments: Ranked | None) -> Finding:
-        """Return the answer for one simple command: the strictest for it and for every command that it may run."""
+        """Evaluate one simple command: the strictest answer for it and for every command that it may run."""
         argv = command.argv
         found = self._unwrapped(argv, target, by_arguments)
         watched = self._watching
@@ -397,7 +418,10 @@ class Prepared:
         return asked
 
     def _hidden_in(self, target: Target, script: Script, by_arguments: Ranked | None) -> Finding | None:
-        """The strictest objection to a command in a script's text that none of its commands names in its own words."""
+        """Return the strictest objection to a command that stands only in the text of a script.
+
+        None of the script's commands names it in its own words.
+        """
         if not self._watching.may_concern(target.value):
             return None
         fed = any(runners.is_fed(command.argv) for command in script.commands)
@@ -432,9 +456,9 @@ class Prepared:
     def _objection(
         self, reading: runners.Reading, target: Target | None, by_arguments: Ranked | None
     ) -> Finding | None:
-        """The rule that denies one reading of a command, or asks about it; None where none does.
+        """Return the rule that denies one reading of a command, or asks about it; None if no rule does.
 
-        A guess is never more than asked about: the program may take for data what looks like a command.
+        A guess leads to approval at most: the program may take for data what looks like a command.
         """
         argv = reading.argv
         tool = by_arguments if self.kind == "arguments" else self.tool.winner(argv) if self.kind == "command" else None
@@ -444,7 +468,7 @@ class Prepared:
         used = self.capability_rules("shell.run")[0].winner(argv)
         by = next((one for one in (tool, used) if one is not None and one.rule is rule), None)
         if by is None or (reading.spelled is not None and by.argv is not None and by.matches(reading.spelled)):
-            return None  # it was compared with the command as written, and a more specific rule decided
+            return None  # a more specific rule already decided about the command as written
         if action == "deny" and reading.certain:
             return Finding("deny", "rule", rule, target=target, tool=tool, reading=argv)
         if not _names_a_command(by):
@@ -452,11 +476,11 @@ class Prepared:
         if reading.certain:
             return Finding("ask", "rule", rule, target=target, tool=tool, reading=argv)
         verb = "denies" if action == "deny" else "asks about"
-        note = f"it may run {shown_argv(argv)}, which the rule {rule.text!r} {verb}"
+        note = f"the command may run {shown_argv(argv)}, which the rule {rule.text!r} {verb}"
         return Finding("ask", "program", rule, note, target=target, tool=tool, reading=argv)
 
     def _is_named_whole(self, argv: tuple[str, ...], by_arguments: Ranked | None) -> bool:
-        """Whether a rule allows exactly this argv, every word of it."""
+        """Return whether a rule allows exactly this argv, every word of it."""
         tool = by_arguments if self.kind == "arguments" else self.tool.winner(argv) if self.kind == "command" else None
         used = self.capability_rules("shell.run")[0].winner(argv)
         return any(_names(one, frozenset(range(len(argv)))) for one in (tool, used))
@@ -464,9 +488,9 @@ class Prepared:
     def _unwrapped(
         self, argv: Sequence[str], target: Target | None, by_arguments: Ranked | None, depth: int = wrappers.MAX_DEPTH
     ) -> Finding:
-        """The answer for an argv. For a wrapper it is the answer for the command in it, unless a rule names the wrapper.
+        """Evaluate an argv. For a wrapper, evaluate the command in it, unless a rule names the wrapper.
 
-        A rule that allows names all of its words to count; one that asks or denies has only to name the wrapper.
+        A rule that allows has to name all words of the wrapper. A rule that asks or denies has to name only the wrapper.
         """
         argv = tuple(argv)
         tool = by_arguments if self.kind == "arguments" else self.tool.winner(argv) if self.kind == "command" else None
@@ -501,27 +525,31 @@ class Prepared:
         return plain._replace(action="ask", cause="program", note=concern.reason, concern=concern)
 
     def _held_above(self, argv: Sequence[str], target: Target | None, by_arguments: Ranked | None) -> Finding | None:
-        """The objection of a parent session's rule to the command in a wrapper, when a rule of this session names the wrapper.
-        Rarely needed, so nothing is prepared for it."""
+        """Return the objection of a parent session's rule to the command in a wrapper, or None.
+
+        It counts if a rule of this session names the wrapper. It is rarely needed, so nothing is prepared for it.
+        """
         if (above := self.rules.above) is None:
             return None
         found = self.under(above.binding).command(Command(tuple(argv)), target, by_arguments)
         return found if found.rule is not None and found.action != "allow" else None
 
     def _allows_reading_only(self, rule: Rule) -> bool:
-        """Whether a rule allows a command for no other reason than that it changes nothing."""
+        """Return whether a rule allows a command only because the command changes nothing."""
         return rule.pattern == READ_ONLY or (bool(rule.effect) and self.spec.only_its_command)
 
     def _guarded(self, found: Finding) -> Finding:
-        """``found``, for a command that is allowed because it only reads: unless it names what is not read unasked.
+        """Return ``found``, or a stricter finding if a read-only command names a file that requires approval.
 
-        By name alone; what a search comes upon is the sandbox's matter, which masks such files. What a repository stores
-        cannot be masked, so a command that shows it is asked about.
+        Only names count. The sandbox masks such files for a command that searches. It cannot mask what a repository stores, so a
+        command that shows stored files requires approval.
+
+        :param found: the finding for a command that is allowed because it only reads
         """
         argv = found.argv
         assert argv is not None
         if (reason := read_only.shows_stored_contents(argv)) is not None:
-            note = f"{reason}; the tools git.show, git.log and git.diff leave those out"
+            note = f"{reason}; the tools git.show, git.log and git.diff omit those files"
             found = found._replace(action="ask", cause="program", note=note)
         own, shipped = self.capability_rules("fs.read")
         for word in read_only.names_path(argv):
@@ -542,7 +570,10 @@ class Prepared:
 
 
 def mandatory(capability: Capability, subject: object, shown: str) -> str | None:
-    """Why a path is refused whatever the rules say: it is protected, or a private key; None for any other."""
+    """Return why a path is refused whatever the rules say, or None.
+
+    The path is protected, or it is a private key.
+    """
     if not isinstance(subject, PathSubject) or subject.relative is None:
         return None
     if capability == "fs.write":
@@ -552,11 +583,11 @@ def mandatory(capability: Capability, subject: object, shown: str) -> str | None
 
 
 _FURTHER_NAMES = 3
-"""Last names of a path outside the workspace that are compared: the names of the folder it lies in are a person's."""
+"""The number of last names of a path outside the workspace that are compared. The user chose the names of its parent folders."""
 
 
 def asked_always(capability: Capability, subject: object) -> Protection | None:
-    """Return why writing a path is asked about whatever allows ``fs.write``; None for any other path."""
+    """Return why writing a path requires approval whatever allows ``fs.write``; None for any other path."""
     if capability != "fs.write" or not isinstance(subject, PathSubject):
         return None
     if subject.relative is not None:
@@ -571,8 +602,10 @@ def asked_always(capability: Capability, subject: object) -> Protection | None:
 
 
 def _only_looks(finding: Finding, replaced: Set[str]) -> bool:
-    """Whether a finding is only about reading a file that the same call replaces, and no rule matches the reading: then the
-    answer about writing counts for both."""
+    """Return whether a finding is only about reading a file that the same call replaces.
+
+    If no rule matches the reading, the answer about writing counts for both.
+    """
     target = finding.target
     return (
         finding.cause == "no rule"
@@ -583,35 +616,35 @@ def _only_looks(finding: Finding, replaced: Set[str]) -> bool:
 
 
 def _names(rule: Ranked | None, words: frozenset[int]) -> bool:
-    """Whether an allow rule names these words of the argv literally."""
+    """Return whether an allow rule names these words of the argv literally."""
     return (
         rule is not None and rule.rule.action == "allow" and rule.argv is not None and words <= rule.argv.literal_words
     )
 
 
 def _begins(rule: Ranked, argv: Sequence[str]) -> bool:
-    """Whether a rule's pattern names the program of this argv literally."""
+    """Return whether a rule's pattern names the program of this argv literally."""
     return rule.argv is not None and rule.argv.program in (argv[0], standard_name(argv[0]))
 
 
 def _is_about_words(rule: Rule) -> bool:
-    """Whether a rule is about certain commands, rather than all, or all that are proved to read only."""
+    """Return whether a rule is about certain commands, and not about all, or all that provably only read."""
     return rule.pattern not in ("", READ_ONLY)
 
 
 def _names_a_command(rule: Ranked) -> bool:
-    """Whether a rule's pattern says more of a command than that it is one: each of its words may be all wildcard."""
+    """Return whether a rule's pattern has at least one word that is not only a wildcard."""
     return rule.argv is not None and (bool(rule.argv.literal_words) or rule.argv.beginning != "")
 
 
 def _is_private(target: Target) -> bool:
-    """Whether it lies in ``/tmp``, of which every sandbox has its own, removed with its call."""
+    """Return whether the target lies in ``/tmp``, of which every sandbox has a private one."""
     subject = target.subject
     return isinstance(subject, PathSubject) and subject.relative is None and subject.absolute.startswith(_OWN_FOLDER)
 
 
 def _names_all(finding: Finding) -> bool:
-    """Whether a rule allows this very command, every word of it."""
+    """Return whether a rule allows exactly this command, every word of it."""
     words = frozenset(range(len(finding.argv or ())))
     rules = {finding.rule, None if finding.tool is None else finding.tool.rule} - {None}
     return finding.action == "allow" and any(
@@ -620,7 +653,7 @@ def _names_all(finding: Finding) -> bool:
 
 
 def changes_nothing(targets: Sequence[Target]) -> bool:
-    """Whether a call that does nothing but run its command is proved to change nothing."""
+    """Return whether a call that only runs its command provably changes nothing."""
     return bool(targets) and all(
         target.redirected == "plain"
         if not isinstance(target.subject, Script)
@@ -638,15 +671,17 @@ def _is_about_tool(rule: Rule, spec: ToolSpec, origin: str | None) -> bool:
     if permission.startswith("mcp:"):
         return origin is not None and _matches_origin(permission, origin)
     if origin is not None and rule.scope == "default":
-        return False  # a shipped rule is about what ships, not about what a server gives
+        return False  # a shipped rule is about shipped tools, not about the tools of a server
     if is_glob(permission):
         return permission == "*" or text_regex(permission).match(tool_id) is not None
     return permission == tool_id
 
 
 def _is_held_to(rule: Rule, spec: ToolSpec) -> bool:
-    """Whether a call that this rule allows does no more than the rule says: what is allowed because it is proved to change
-    nothing has to run so, and only a call that does nothing but run its command does."""
+    """Return whether a call that this rule allows does no more than the rule says.
+
+    A ``{read-only}`` rule holds only for a call that runs read-only. Only a call that just runs its command does.
+    """
     return rule.pattern != READ_ONLY or rule.action != "allow" or spec.only_its_command
 
 
@@ -663,11 +698,11 @@ def _is_about_capability(rule: Rule, capability: Capability) -> bool:
 
 
 class Verdict:
-    """A decision. It can be narrowed, never widened.
+    """A decision about one call. It can be narrowed, never widened.
 
-    :ivar action: ``allow``, ``ask`` (a person, or refusal when headless), ``deny``
-    :ivar capabilities: what the call may touch at most
-    :ivar targets: what it would touch, canonical
+    :ivar action: ``allow``, ``ask`` (approval by the user; a refusal if headless) or ``deny``
+    :ivar capabilities: the most that the call may access
+    :ivar targets: what the call would access, in canonical form
     """
 
     __slots__ = (
@@ -705,26 +740,28 @@ class Verdict:
         self._reason: str | None = None
         self._by_rules: dict[str, Any] | None = None
         self.suggested: str | Literal[False] | None = False
-        """The result of :func:`~handrail.policy.suggestions.always`; False before it was called."""
+        """The result of :func:`~handrail.policy.suggestions.always`; False before the first call."""
 
     @property
     def reason(self) -> str:
-        """One sentence for the model: what decided, without places of the operator's machine."""
+        """The reason as full sentences for the model, without paths of the operator's machine."""
         if self._reason is None:
             self._reason = reason_of(self.deciding, self.prepared.spec.id)
         return self._reason
 
     @property
     def reads_only(self) -> bool:
-        """Whether the call does nothing but run a command that is proved to change nothing, so that it runs read-only."""
+        """Whether the call only runs a command that provably changes nothing, so that it runs read-only."""
         if not self.prepared.spec.only_its_command:
             return False
         return changes_nothing(self.targets)
 
     @property
     def by_rules(self) -> dict[str, Any]:
-        """The record of a call that rules alone allow, made once for a verdict that stands for many calls. Not to be
-        changed."""
+        """The record of a call that rules alone allow.
+
+        It is made once for a verdict that serves many calls. Do not change it.
+        """
         if self._by_rules is None:
             reason = self._reason
             if reason is None:
@@ -734,14 +771,14 @@ class Verdict:
 
     @property
     def detail(self) -> str:
-        """One sentence for the operator: the same with the rule's source."""
+        """The reason for the operator: :attr:`reason`, and the source of the rule."""
         rule = self.deciding.rule
         if self.narrowed_by_watchdog or rule is None or not rule.source:
             return self.reason
         return f"{self.reason} The rule's source: {rule.source}."
 
     def narrowed(self, action: Action, reason: str, note: Step) -> Verdict:
-        """The same with a stricter ``action``, which no rule can answer."""
+        """Return the same verdict with a stricter ``action``, which no rule can answer."""
         assert STRICTNESS[action] > STRICTNESS[self.action]
         other = self.noted(note)
         other.action = action
@@ -751,7 +788,7 @@ class Verdict:
         return other
 
     def noted(self, note: Step) -> Verdict:
-        """The same, with one more step in its trace."""
+        """Return the same verdict with one more step in its trace."""
         other = Verdict(self.prepared, self.arguments, self.targets, self.findings, self.deciding)
         other.action = self.action
         other.notes = (*self.notes, note)

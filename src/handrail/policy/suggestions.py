@@ -1,6 +1,6 @@
-"""Suggested rules for a call that needs approval: the narrowest that allows it, and a wider one if that is safe.
+"""Suggested rules for a call that requires approval: the narrowest that allows it, and a wider one if that is safe.
 
-Each rule is tried out before it is suggested.
+Each rule is verified before it is suggested.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _FURTHER = (
     ("+x",),
     ("x", "add"),
 )
-"""Words that a command may go on with, of each form that some program reads in its own way."""
+"""Further words of a command, one for each form that some program reads in its own way."""
 
 
 def always(verdict: Verdict) -> str | None:
-    """The text of a rule that, added to the session, answers this very call with yes (a folder with what is in it); or None.
+    """Return the narrowest rule that allows this call, or None.
 
-    Every literal in it is escaped. Only for a call that is asked about, and only where adding it was found to be
-    enough. Found once for each verdict.
+    The rule is for the session. It is verified to allow the call, and every literal in it is escaped. A folder includes its
+    content. The result is computed once for each verdict, and only for a call that requires approval.
     """
     if verdict.suggested is False:
         verdict.suggested = _sufficient(verdict) if verdict.action == "ask" else None
@@ -64,10 +64,10 @@ def _sufficient(verdict: Verdict) -> str | None:
 
 
 def wider(verdict: Verdict) -> str | None:
-    """The text of a rule that allows this call and others like it; None where none is known to be safe.
+    """Return a rule that allows this call and similar ones, or None if none is known to be safe.
 
-    For writing a file: its folder. For a command: any further words that are no options, where the command is proved to
-    change nothing whatever they are.
+    For writing a file, it covers the file's folder. For a command, it covers any further words that are not options, if the
+    command provably changes nothing whatever these words are.
     """
     exact = always(verdict)
     pattern = None if exact is None else _wider_pattern(verdict)
@@ -93,7 +93,10 @@ def _wider_pattern(verdict: Verdict) -> str | None:
 
 
 def _whole_folder(target: Target) -> str | None:
-    """The folder of a file that is written, with all in it; None for the whole workspace, or a folder that programs are set up by."""
+    """Return the pattern for the folder of a written file and its content, or None.
+
+    None is for the whole workspace, and for a folder with settings of programs.
+    """
     if target.capability != "fs.write" or not isinstance(target.subject, PathSubject):
         return None
     folder, _, _ = (target.subject.relative or "").rpartition("/")
@@ -103,7 +106,10 @@ def _whole_folder(target: Target) -> str | None:
 
 
 def _with_further_words(argv: Sequence[str]) -> str | None:
-    """The command as far as its last option, with any words after it; None where those could make it change something."""
+    """Return the command up to its last option, followed by any words, or None.
+
+    None is for a command that changes something with some further words.
+    """
     options = [place for place, word in enumerate(argv) if word[:1] == "-"]
     for length in range(max(options, default=0) + 1, len(argv) + 1):
         words = argv[:length]
@@ -159,7 +165,7 @@ def _subject_text(finding: Finding) -> str | None:
 
 
 def target_pattern(target: Target) -> str | None:
-    """A pattern that matches exactly this path or host; None for a script, or where a folder's contents would follow."""
+    """Return a pattern that matches exactly this path or host, or None for a script."""
     subject = target.subject
     if isinstance(subject, Script):
         return None
@@ -175,7 +181,10 @@ def _argument_words(arguments: Mapping[str, Any]) -> str:
 
 
 def never(verdict: Verdict) -> str | None:
-    """The text of a rule that denies exactly this call, or None where no single rule would: :func:`always`, turned."""
+    """Return a rule that denies exactly this call, or None if no single rule does.
+
+    It is the rule of :func:`always` as a deny.
+    """
     text = always(verdict)
     if text is None:
         return None

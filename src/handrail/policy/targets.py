@@ -22,16 +22,16 @@ _Getter = Callable[[Mapping[str, Any]], object]
 _LONGEST_SHOWN = 400
 _SSH = re.compile(r"(?:git\+)?ssh(?:\+git)?://|[^/@:\s]+@[^/@:\s]+:(?!//)", re.IGNORECASE)
 _HOLDS_ITSELF = re.compile(r"data:[^,]{0,100},", re.IGNORECASE)
-"""An address that is its own content (RFC 2397): nothing is reached by it."""
+"""A ``data:`` URL, which contains its own content (RFC 2397), so that fetching it reaches no host."""
 
 
 class Target(NamedTuple):
-    """One thing a call would touch.
+    """A path, host or command that a call would access.
 
     :param value: canonical: an absolute path, ``host[:port]``, or the command as given
-    :param shown: how a message names it
+    :param shown: the target as a message names it
     :param subject: what rule patterns are compared with
-    :param redirected: a shell opens it for a command: ``plain``, or ``guessed`` in a text that could not be read whole
+    :param redirected: set for a file that a shell opens for a command: ``plain``, or ``guessed`` from an unclear text
     """
 
     capability: Capability
@@ -42,7 +42,10 @@ class Target(NamedTuple):
 
 
 def kind_of(spec: ToolSpec) -> Kind:
-    """What the rules about this tool are compared with: one kind of target decides, a mixture leaves the arguments."""
+    """Return the kind of subject that the rules about this tool are compared with.
+
+    If the tool has targets of several families, its rules are compared with the arguments.
+    """
     families = {capability.partition(".")[0] for capability in spec.effective_targets}
     if families == {"shell"}:
         return "command"
@@ -52,6 +55,7 @@ def kind_of(spec: ToolSpec) -> Kind:
 
 
 def path_subject(absolute: str, roots: PathRoots) -> PathSubject:
+    """Return an absolute path as rules see it: relative to the workspace if it lies in it."""
     workspace = roots.workspace
     length = len(workspace)
     if absolute.startswith(workspace):
@@ -65,7 +69,7 @@ def path_subject(absolute: str, roots: PathRoots) -> PathSubject:
 
 
 class TargetReader:
-    """Reads one tool's targets out of a call's arguments."""
+    """Reads the targets of one tool from the arguments of its calls."""
 
     __slots__ = ("_getters", "_path")
 
@@ -76,7 +80,7 @@ class TargetReader:
         )
         only_a_path = len(self._getters) == 1 and self._getters[0][0] in ("fs.read", "fs.write")
         self._path: tuple[Capability, str, object] | None = None
-        """The only target, where it is a path that one argument names: the argument, and its default. Most tools about files."""
+        """If the only target is a path in one argument, as for most file tools: its capability, argument and default."""
         if only_a_path and (name := _only_name(next(iter(spec.effective_targets.values())))) is not None:
             self._path = (self._getters[0][0], name, _default_of(name, spec))
 
@@ -84,9 +88,10 @@ class TargetReader:
         return bool(self._getters)
 
     def read(self, arguments: Mapping[str, Any], roots: PathRoots, located: dict[str, Located]) -> list[Target]:
-        """
-        :param located: paths that were resolved in this very moment, by their texts; further ones are added
-        :raises ToolError: ``invalid_input`` for a path or host that cannot be
+        """Return the targets of a call.
+
+        :param located: paths resolved for this call already, by their texts; this method adds further ones
+        :raises ToolError: ``invalid_input`` for an invalid path or host
         """
         if self._path is not None:
             capability, name, default = self._path
@@ -132,7 +137,7 @@ def _getter(template: str, spec: ToolSpec) -> _Getter:
 
 
 def _only_name(template: str) -> str | None:
-    """Return the argument that a template is, where it is nothing else."""
+    """Return the argument that a template consists of, or None if it has other text."""
     names = placeholders(template)
     return names[0] if len(names) == 1 and template[1:-1] == names[0] else None
 
@@ -160,9 +165,9 @@ def _command(value: object) -> Target:
 
 
 def redirections(script: Script, roots: PathRoots) -> list[Target]:
-    """The files that a script's redirections open, each once.
+    """Return the files that a script's redirections open, each once.
 
-    :raises ToolError: ``invalid_input`` for a name that can be no file
+    :raises ToolError: ``invalid_input`` for an invalid file name
     """
     found: dict[tuple[str, str], Target] = {}
     how = "plain" if script.unclear is None else "guessed"
@@ -181,14 +186,15 @@ def redirections(script: Script, roots: PathRoots) -> list[Target]:
 
 
 def argv_script(argv: tuple[str, ...]) -> Script:
-    """An argv that is run without a shell, as the one command it is."""
-    return Script((Command(argv, (), argv),)) if argv and argv[0] else Script((), "it names no program")
+    """Return an argv that runs without a shell as a script of one command."""
+    return Script((Command(argv, (), argv),)) if argv and argv[0] else Script((), "the command names no program")
 
 
 def shown_command(text: str) -> str:
-    """``text`` for a message: one line, printable, not endless; approvals show the arguments themselves, whole.
+    """Return ``text`` for a message: one line, printable, and limited in length.
 
-    Cut between words and escaped as in JSON, since what is registered as a secret is found in its known forms only.
+    Approval requests show the full arguments instead. The text is cut between words and escaped as in JSON, because registered
+    secrets are found only in their known forms.
     """
     shown = text if len(text) <= _LONGEST_SHOWN else text[: text.rfind(" ", 0, _LONGEST_SHOWN) + 1]
     flat = shown if shown.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in shown)
@@ -196,18 +202,18 @@ def shown_command(text: str) -> str:
 
 
 def shown_argv(argv: Sequence[str]) -> str:
-    """An argv for a message, quoted so that it is clear where a word ends."""
+    """Return an argv for a message, quoted so that the limits of each word are clear."""
     return shown_command(literal_words(argv))
 
 
 def host_of(text: str) -> str:
-    """``host:port`` of a URL, or the host itself if no URL is given.
+    """Return ``host:port`` of a URL, or the host itself if ``text`` is not a URL.
 
-    :raises ToolError: for anything that two readers might take for different hosts
+    :raises ToolError: if two readers might take the text for different hosts
     """
     if ("@" in text or "://" in text) and _SSH.match(text):
         raise ToolError(
-            f"{excerpt(text, 200)} is an address for ssh, and only http and https are reached from here; use the https address",
+            f"SSH addresses are not supported: {excerpt(text, 200)}. Use the HTTPS address instead.",
             kind="unavailable",
         )
     try:
@@ -226,12 +232,12 @@ VERBS: Mapping[Capability, str] = {
     "shell.run": "running",
 }
 _WHOLE = ("{workspace}", "{workspace}/**", ".", "**")
-"""Patterns by which a tool has the workspace, and with it every further root."""
+"""Patterns for the whole workspace. A tool with one of them also has every further root."""
 _ACCESS: Mapping[Capability, str] = {"fs.read": "", "fs.write": ', with access = "write"'}
 
 
 def agent_layer(agent: str, requires: Requires, specs: Iterable[ToolSpec], variables: Variables) -> Layer:
-    """What an agent has: what it declares itself and what all of its tools declare. Adding a tool extends it."""
+    """Return what an agent has: what it and all of its tools declare. A further tool extends it."""
     owner = f"agent {agent}"
     of_tools = {id(spec.requires): spec.requires for spec in specs}  # thousands may share one, and most need nothing
     every = (requires, *(one for one in of_tools.values() if not one.empty))
@@ -239,7 +245,7 @@ def agent_layer(agent: str, requires: Requires, specs: Iterable[ToolSpec], varia
 
 
 def ceiling_layer(requires: Requires | None, variables: Variables) -> Layer | None:
-    """What no agent on this host may exceed; None where the operator set no bound."""
+    """Return the limit of every agent on this host, or None if the operator set none."""
     return None if requires is None else expand(requires, variables, CEILING)
 
 
@@ -250,9 +256,9 @@ def call_set(
     ceiling: Layer | None = None,
     parent: CapabilitySet | None = None,
 ) -> CapabilitySet:
-    """What one call has: every one of its tool's, its agent's, its parent's layers and the ceiling must agree.
+    """Return what one call has: the common part of the layers of its tool, agent, parent and the ceiling.
 
-    Nothing is ever merged, so tool A does not get tool B's hosts, and disjoint layers leave nothing.
+    Layers are never merged. So tool A does not get the hosts of tool B, and disjoint layers leave nothing.
     """
     own = CapabilitySet((expand(spec.requires, variables, f"tool {spec.id}"), agent))
     if ceiling is not None:
@@ -263,18 +269,18 @@ def call_set(
     return own.narrowed(*parent.layers) if parent.layers else CapabilitySet()
 
 
-PASSED_ON = "what is passed on by agent"
+PASSED_ON = "the delegation of agent"
 PRESENCE = frozenset({"ask", "elicit"})
-"""Named capabilities by which a call reaches the people of a session."""
+"""Named capabilities with which a call asks the users of a session."""
 
 
 def passed_on(agent: str, delegable: Delegable, has: CapabilitySet, variables: Variables) -> CapabilitySet:
-    """What an agent may hand to the agents below it: what it has, cut to what its manifest lets it pass on.
+    """Return what an agent may delegate to its sub-agents: what it has, limited by its manifest.
 
-    What a sub-agent has is what this, the host's ceiling, and what it declares itself agree on. Secrets are no part of a
-    set: they go to the tools that declare them, never along with one.
+    A sub-agent has what this, the host's ceiling and its own declaration agree on. Secrets are never part of a capability set:
+    a tool gets the secrets that it declares.
 
-    :param has: all that bounds the agent itself: what it and its tools require, the ceiling, what it was handed
+    :param has: all that bounds the agent itself: what it and its tools require, the ceiling, what its parent delegated
     :param variables: the agent's own
     """
     if not has.layers:
@@ -299,38 +305,48 @@ def passed_on(agent: str, delegable: Delegable, has: CapabilitySet, variables: V
 def refusal(
     capabilities: CapabilitySet, layer: Layer, capability: Capability, shown: str, spec: ToolSpec, *, most: int = 5
 ) -> str:
-    """Why ``layer`` stops a touch, for the model that proposed it: what it may do instead, and what it may ask the user for.
+    """Return why ``layer`` refuses an access, for the model: what it can do, or ask the user for.
 
-    :param most: how many folders are named
+    :param most: the maximum number of folders to name
     """
-    doing = VERBS[capability]
+    doing = VERBS[capability].capitalize()
     if not capabilities.layers or layer.owner == "nothing":
         return (
-            f"{doing} {shown} is not possible: this call may touch nothing at all. Tell the user what you could not do."
+            f"{doing} {shown} is not possible: this call has no access to files, hosts or programs. "
+            "Continue without it, and tell the user what you could not do."
         )
     if layer.owner == CEILING:
-        return f"{doing} {shown} is more than the host's ceiling ([ceiling] in handrail.toml) allows any agent. Do without it, and tell the user."
+        return (
+            f"{doing} {shown} exceeds the host's ceiling ([ceiling] in handrail.toml), which limits every agent. "
+            "Continue without it, and tell the user what you could not do."
+        )
     if layer.owner.startswith(PASSED_ON):
         folders = _folders(layer, capability, most)
-        return f"{doing} {shown} is outside {layer.owner}{folders}. Do without it, and say so in your answer to that agent."
+        return f"{doing} {shown} is outside {layer.owner}{folders}. Continue without it, and say so in your answer to that agent."
     if capability == "net.fetch":
         return (
-            f"tool {spec.id} cannot reach {shown}, which is not among its hosts. Do without it, or ask the user to add the host to "
-            f"[requires.tools.{spec.id}.net] in the agent's manifest."
+            f"Tool {spec.id} cannot reach {shown}, which is not among its hosts. Continue without it, or ask the user to add the "
+            f"host to [requires.tools.{spec.id}.net] in the agent's manifest."
         )
     if capability == "shell.run":
         return (
-            f"tool {spec.id} cannot run {shown}, which is not among its programs. Use another tool, or tell the user."
+            f"Tool {spec.id} cannot run {shown}, which is not among its programs. Use another tool, or tell the user."
         )
     verb = "read" if capability == "fs.read" else "write"
     within = f"{shown} is outside the folders that tool {spec.id} can {verb}{_folders(layer, capability, most)}"
     if not _follows_roots(spec, capability):
-        return f"{within}. Use a path there, or another tool."
-    return f"{within}. Use a path there, or ask the user to add the folder to [[roots]] in the agent's manifest{_ACCESS[capability]}."
+        return f"{within}. Use a path inside these folders, or another tool."
+    return (
+        f"{within}. Use a path inside these folders, or ask the user to add the folder to [[roots]] in the agent's manifest"
+        f"{_ACCESS[capability]}."
+    )
 
 
 def remedy(layer: Layer, capability: Capability, spec: ToolSpec) -> str:
-    """Which line would let a touch through that ``layer`` stops, for the person who wrote the tool or operates the agent."""
+    """Return the line that would grant an access that ``layer`` refuses.
+
+    It is for the author of the tool or the operator of the agent.
+    """
     section = {
         "fs.read": 'fs.read, as in {"fs": {"read": ["{workspace}"]}}',
         "fs.write": 'fs.write, as in {"fs": {"write": ["{workspace}"]}}',
@@ -338,23 +354,23 @@ def remedy(layer: Layer, capability: Capability, spec: ToolSpec) -> str:
         "shell.run": 'shell, as in {"shell": [{"cmd": "git"}]}',
     }[capability]
     if layer.owner == CEILING:
-        return f"in [ceiling] of handrail.toml: {section}"
+        return f"In [ceiling] of handrail.toml: {section}"
     if layer.owner.startswith(PASSED_ON):
         agent = layer.owner.removeprefix(PASSED_ON).strip()
-        return f"in [delegable] of the manifest of agent {agent}: {section}"
+        return f"In [delegable] of the manifest of agent {agent}: {section}"
     if _follows_roots(spec, capability):
-        return f"the folder in [[roots]] of the agent's manifest{_ACCESS[capability]}; or, in what {layer.owner} requires: {section}"
-    return f"in what {layer.owner} requires: {section}"
+        return f"The folder in [[roots]] of the agent's manifest{_ACCESS[capability]}; or, in the `requires` of {layer.owner}: {section}"
+    return f"In the `requires` of {layer.owner}: {section}"
 
 
 def _follows_roots(spec: ToolSpec, capability: Capability) -> bool:
-    """Whether a further root is one of a tool's folders, too."""
+    """Return whether the tool also has every further root as a folder."""
     wanted = {"fs.read": spec.requires.fs.read, "fs.write": spec.requires.fs.write}.get(capability, ())
     return any(pattern in _WHOLE for pattern in wanted)
 
 
 def _folders(layer: Layer, capability: Capability, most: int) -> str:
-    """The patterns of paths that a layer has, for the end of a clause; nothing for what is no path."""
+    """Return the path patterns of a layer for the end of a clause; empty for other capabilities."""
     if capability not in ("fs.read", "fs.write"):
         return ""
     patterns = layer.fs_read if capability == "fs.read" else layer.fs_write

@@ -1,7 +1,7 @@
 """Checks of rules at load time: rules that can never match, contradict each other, or fail their own examples.
 
-A rule is refused only if no call at all can match it, so every refusal points at a real mistake. Also here: the rules of an
-agent manifest.
+A rule is refused only if no call can match it, so every refusal points at a real mistake. This module also loads the rules of
+an agent manifest.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ _RUNS_OTHERS = programs.RUNNERS | SHELLS | {"find", "xargs"}
 
 
 def fault_with_tools(rule: Rule, specs: Mapping[str, ToolSpec]) -> str | None:
-    """Why a rule about tools can match no call of any of them; None where it can, or is not about these tools."""
+    """Return why a rule about tools can match no call of them, or None.
+
+    None also means that the rule is not about these tools.
+    """
     if not rule.pattern or rule.permission in CAPABILITIES or rule.permission.startswith("mcp:"):
         return None
     if is_capability_glob(rule.permission):
@@ -56,15 +59,16 @@ def fault_with_tools(rule: Rule, specs: Mapping[str, ToolSpec]) -> str | None:
     faults = [_fault_with(rule, spec) for spec in about]
     if not all(faults):
         return None
-    return f"in the rule {rule.text!r}, {faults[0]}"
+    return f"Invalid rule {rule.text!r}: {faults[0]}"
 
 
 def _names(permission: str, tool_id: str) -> bool:
+    """Return whether a permission names this tool."""
     return permission in ("*", tool_id) or (is_glob(permission) and text_regex(permission).match(tool_id) is not None)
 
 
 def _fault_with(rule: Rule, spec: ToolSpec) -> str | None:
-    """Why no call of ``spec`` can match ``rule``."""
+    """Return why no call of ``spec`` can match ``rule``, or None."""
     match kind_of(spec):
         case "path":
             return fault_in_path(rule.pattern)
@@ -77,10 +81,13 @@ def _fault_with(rule: Rule, spec: ToolSpec) -> str | None:
 
 
 def _fault_in_program(rule: Rule, spec: ToolSpec) -> str | None:
-    """A rule that lets a program run which the tool does not even require."""
+    """Return why a rule allows a program that the tool does not require, or None."""
     declared = {entry.cmd for entry in spec.requires.shell}
     if rule.action == "allow" and rule.pattern == READ_ONLY and not spec.only_its_command:
-        return f"{READ_ONLY} is what runs read-only, and calls of {spec.id} do not: they do more than run their command, or run without a sandbox"
+        return (
+            f"{READ_ONLY} is only for tools whose calls run read-only. Calls of {spec.id} do more than run their command, or "
+            "run without a sandbox."
+        )
     if rule.action == "deny" or rule.pattern == READ_ONLY or "*" in declared or not _RUNS_OTHERS.isdisjoint(declared):
         return None
     if any(word in declared for word in (*wrappers.NAMES, "uv", "npx")):
@@ -88,7 +95,7 @@ def _fault_in_program(rule: Rule, spec: ToolSpec) -> str | None:
     first = pattern_words(rule.pattern)[0]
     if has_wildcard(first) or first in declared:
         return None
-    return f"{spec.id} runs {', '.join(sorted(declared)) or 'no program'}, and never {first!r}"
+    return f"{spec.id} never runs {first!r}. Its programs: {', '.join(sorted(declared)) or 'none'}."
 
 
 def _fault_in_arguments(rule: Rule, spec: ToolSpec) -> str | None:
@@ -107,31 +114,31 @@ def _fault_in_arguments(rule: Rule, spec: ToolSpec) -> str | None:
     missing = [name for name in cast("Iterable[str]", required) if name not in named]
     if rule.action == "allow" and "*" not in words and missing:
         return (
-            f"the rule names all arguments that there may be, and {spec.id} needs {', '.join(missing)} too; "
-            "name them, or end the rule with ' *'"
+            f"{spec.id} also needs {', '.join(missing)}, but an allow rule names all arguments of a call. "
+            "Name these too, or end the rule with ' *'."
         )
     return None
 
 
 def _fault_in_argument(word: str, spec: ToolSpec, properties: Mapping[str, Any]) -> str | None:
-    """Why no argument of a tool with these properties matches a word of a pattern."""
+    """Return why no argument of a tool with these properties matches a word of a pattern, or None."""
     name, sign, value = word.partition("=")
     if not sign:
         if has_wildcard(word):
-            return f"{word!r} is not of the form name=value"
+            return f"{word!r} is not of the form name=value."
         known = ", ".join(f"{name}=…" for name in properties)
-        return f"{word!r} is not of the form name=value; {spec.id} takes {known or 'no arguments'}"
+        return f"{word!r} is not of the form name=value. Arguments of {spec.id}: {known or 'none'}."
     if name in properties:
         return _fault_in_value(name, value, properties[name])
     if _takes_others(spec.parameters):
         return None
     near = nearest(name, properties, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(properties) or 'none'}"
-    return f"{spec.id} has no parameter {name!r}{hint}"
+    hint = f"Did you mean {near[0]!r}?" if near else f"Its parameters: {', '.join(properties) or 'none'}."
+    return f"{spec.id} has no parameter {name!r}. {hint}"
 
 
 def _takes_others(parameters: Mapping[str, Any]) -> bool:
-    """Whether a schema may allow parameters besides its own properties."""
+    """Return whether a schema may allow parameters besides its own properties."""
     return parameters.get("additionalProperties", False) is not False or not _ALLOW_OTHERS.isdisjoint(parameters)
 
 
@@ -139,22 +146,23 @@ _ALLOW_OTHERS = frozenset({"unevaluatedProperties", "patternProperties", "allOf"
 
 
 def _fault_in_value(name: str, pattern: str, schema: Mapping[str, Any]) -> str | None:
-    """Why no value that the schema takes matches ``pattern``, where the schema says so plainly."""
+    """Return why no valid value matches ``pattern``, if the schema states that plainly, or None."""
     if "enum" in schema or "const" in schema:
         values: Any = schema.get("enum", [schema.get("const")])
         texts = [_text(value) for value in cast("Iterable[object]", values)]
         if not any(text_regex(pattern).match(text) for text in texts):
             near = nearest(pattern, texts, 1)
-            return f"{name} is one of {', '.join(texts)}" + (f"; did you mean {near[0]!r}?" if near else "")
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            return f"{pattern!r} matches no value of {name}. Its values: {', '.join(texts)}.{hint}"
     declared = schema.get("type")
     if has_wildcard(pattern):
         return None
     if declared == "boolean" and pattern not in ("true", "false"):
-        return f"{name} is true or false, and never {pattern!r}"
+        return f"{pattern!r} matches no value of {name}. Write true or false."
     if declared == "integer" and not re.fullmatch(r"-?\d+(?:\.0+)?(?:[eE][+-]?\d+)?", pattern):
-        return f"{name} is a whole number, and never {pattern!r}"
+        return f"{pattern!r} matches no value of {name}. Write an integer."
     if declared == "number" and not re.fullmatch(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|-?Infinity|NaN", pattern):
-        return f"{name} is a number, and never {pattern!r}"
+        return f"{pattern!r} matches no value of {name}. Write a number."
     return None
 
 
@@ -165,9 +173,9 @@ def _text(value: object) -> str:
 def check_loaded(
     rule: Rule, match: Sequence[Example], not_match: Sequence[Example], specs: Mapping[str, ToolSpec] | None
 ) -> None:
-    """A rule by itself, against the tools there are.
+    """Check one rule by itself, and against the available tools.
 
-    :raises ValueError: where it can match none of their calls, or does not do what its examples say
+    :raises ValueError: if the rule can match none of their calls, or fails one of its examples
     """
     problem = fault_with_tools(rule, specs) if specs is not None else None
     if not problem and (match or not_match):
@@ -180,21 +188,21 @@ def check_loaded(
 
 
 def contradictions(rules: Sequence[Rule]) -> list[tuple[int, str]]:
-    """``(index, problem)`` of each rule that says something else than an earlier one about the very same thing.
+    """Return ``(index, problem)`` for each rule that contradicts an earlier one about the same subject.
 
-    :param rules: of one source and scope
+    :param rules: the rules of one source and scope
     """
     seen: dict[tuple[str, str], Rule] = {}
     found: list[tuple[int, str]] = []
     for index, rule in enumerate(rules):
         earlier = seen.setdefault((rule.permission, _normal(rule)), rule)
         if earlier.action != rule.action:
-            found.append((index, f"the rule {rule.text!r} contradicts {earlier.text!r}; keep one of them"))
+            found.append((index, f"The rule {rule.text!r} contradicts {earlier.text!r}. Keep one of them."))
     return found
 
 
 def shadowed(rules: Sequence[Rule]) -> list[tuple[int, str]]:
-    """``(index, problem)`` of each rule that a final deny of the same source leaves nothing of."""
+    """Return ``(index, problem)`` for each rule that a final deny of the same source makes useless."""
     final = [rule for rule in rules if rule.final]
     found: list[tuple[int, str]] = []
     for index, rule in enumerate(rules):
@@ -205,14 +213,14 @@ def shadowed(rules: Sequence[Rule]) -> list[tuple[int, str]]:
             found.append(
                 (
                     index,
-                    f"the rule {rule.text!r} can never hold: {over.text!r} is final in this scope and covers all of it",
+                    f"The rule {rule.text!r} never applies: {over.text!r} is final in this scope and covers it. Remove one of them.",
                 )
             )
     return found
 
 
 def _covers(deny: Rule, rule: Rule) -> bool:
-    """Whether every call that ``rule`` is about is one that ``deny`` is about, as far as can be said for sure."""
+    """Return whether ``deny`` certainly matches every call that ``rule`` is about."""
     if deny.pattern and _normal(deny) != _normal(rule):
         return False
     if deny.permission == rule.permission:
@@ -231,7 +239,7 @@ def _covers(deny: Rule, rule: Rule) -> bool:
 
 
 def _normal(rule: Rule) -> str:
-    """One spelling of patterns that mean the same."""
+    """Return one spelling for patterns with the same meaning."""
     if rule.permission in ("fs.read", "fs.write", "fs.*"):
         return normal_path(rule.pattern) if rule.pattern else ""
     if rule.permission in ("bash", "shell.run"):
@@ -248,9 +256,9 @@ def _normal(rule: Rule) -> str:
 def fault_in_examples(
     rule: Rule, match: Iterable[Example], not_match: Iterable[Example], specs: Mapping[str, ToolSpec] | None
 ) -> str | None:
-    """The first example that does not come out as said, and what matched; None where all do.
+    """Return the first example that fails, and what matched; None if all examples pass.
 
-    :param specs: the tools there are; None where nobody knows, so only rules about capabilities and ``bash`` are tried
+    :param specs: the available tools; None if unknown, so that only rules about capabilities and ``bash`` are tested
     """
     kinds = _kinds(rule, specs)
     if kinds is None:
@@ -260,11 +268,12 @@ def fault_in_examples(
         for example in examples:
             problems = [_compared(test, kind, example) for test, kind in zip(tests, kinds, strict=True)]
             if wanted and all(problems):
-                return f"the rule {rule.text!r} does not match its example {_shown(example)} of {place}: {problems[0]}"
+                return f"The rule {rule.text!r} does not match its example {_shown(example)} of {place}: {problems[0]}."
             if not wanted and not all(problems):
+                pattern = f"the pattern {rule.pattern!r}" if rule.pattern else "a rule without a pattern"
                 return (
-                    f"the rule {rule.text!r} matches its example {_shown(example)} of {place}: "
-                    f"{_what(rule, example)} is what the pattern {rule.pattern or 'without any words'!r} stands for"
+                    f"The rule {rule.text!r} matches its example {_shown(example)} of {place}: "
+                    f"{pattern} matches {_what(rule, example)}. Change the rule or the example."
                 )
     return None
 
@@ -284,32 +293,32 @@ def _kinds(rule: Rule, specs: Mapping[str, ToolSpec] | None) -> tuple[Kind, ...]
 
 
 def _compared(test: Ranked, kind: Kind, example: Example) -> str | None:
-    """Why ``example`` is not matched, or None where it is."""
+    """Return why ``example`` does not match, or None if it matches."""
     match kind:
         case "command":
             return _compared_command(test, example)
         case "path":
             if not isinstance(example, str):
-                return "an example of a path is a text"
+                return "write the example of a path as text"
             path = normal_path(example)
             relative = None if path[:1] == "/" else "." if path == "**" else path
-            return None if test.matches(PathSubject(path, relative)) else "the path is another one"
+            return None if test.matches(PathSubject(path, relative)) else "the pattern does not match this path"
         case "host":
             if not isinstance(example, str):
-                return "an example of a host is a text"
+                return "write the example of a host as text"
             try:
-                return None if test.matches(host_of(example)) else "the host is another one"
+                return None if test.matches(host_of(example)) else "the pattern does not match this host"
             except ToolError as error:
-                return error.text
+                return error.text.rstrip(".")
         case "arguments":
             if not isinstance(example, Mapping):
-                return 'an example of a call is its arguments by name, as in { source = "a" }'
-            return None if test.matches(example) else "its arguments are others"
+                return 'write the example of a call as its arguments by name, as in { source = "a" }'
+            return None if test.matches(example) else "the pattern does not match these arguments"
 
 
 def _compared_command(test: Ranked, example: Example) -> str | None:
     if isinstance(example, Mapping):
-        return "an example of a command is a text, or a list of words"
+        return "write the example of a command as text, or as a list of words"
     if not isinstance(example, str):
         argvs = [tuple(example)]
     else:
@@ -324,7 +333,7 @@ def _compared_command(test: Ranked, example: Example) -> str | None:
 
 
 def _is_about(test: Ranked, argv: tuple[str, ...]) -> bool:
-    """Whether a rule is about a command in any of the ways in which calls are compared with it."""
+    """Return whether a rule is about a command, in any of the ways in which calls are compared with it."""
     if test.matches(argv):
         allows_reading = test.rule.pattern == READ_ONLY and test.rule.action == "allow"
         return not allows_reading or read_only.shows_stored_contents(argv) is None
@@ -338,11 +347,11 @@ def _is_about(test: Ranked, argv: tuple[str, ...]) -> bool:
 
 def _why_not(test: Ranked, argv: Sequence[str]) -> str:
     if test.rule.pattern == READ_ONLY:
-        return read_only.why_not(argv) or read_only.shows_stored_contents(argv) or "it is proved"
+        return read_only.why_not(argv) or read_only.shows_stored_contents(argv) or "the command is proved read-only"
     option = next((word for word in argv[1:] if word[:1] == "-"), None)
     if test.rule.action == "allow" and option is not None and "*" in test.rule.pattern:
-        return f"in an allow rule a wildcard never stands for a word that begins with '-', such as {option!r}"
-    return "its words are others"
+        return f"in an allow rule, a wildcard never matches a word that begins with '-', such as {option!r}"
+    return "the pattern does not match these words"
 
 
 def _what(rule: Rule, example: Example) -> str:
@@ -357,7 +366,7 @@ def _shown(example: Example) -> str:
 
 
 def specs_of(entries: Mapping[str, Any]) -> dict[str, ToolSpec]:
-    """The specs of a generation's entries, by id."""
+    """Return the specs of a generation's entries, by id."""
     return {tool_id: entry.spec for tool_id, entry in entries.items()}
 
 
@@ -371,12 +380,13 @@ def rules_of_agent(
     others: Collection[str] = (),
     specs: Mapping[str, ToolSpec] | None = None,
 ) -> tuple[list[Rule], list[tuple[str, str]]]:
-    """The rules that are some, and ``(place, problem)`` for each text that is none or can never match.
+    """Parse the rules of an agent manifest.
 
     :param source: the manifest's file
-    :param known: the ids of the agent's tools; None where nobody knows them
+    :param known: the ids of the agent's tools; None if unknown
     :param others: the ids of tools that other agents may have and this one has not
-    :param specs: the agent's tools; None where nobody knows them
+    :param specs: the agent's tools; None if unknown
+    :returns: the valid rules, and ``(place, problem)`` for each text that is invalid or can never match
     """
     rules: list[Rule] = []
     faults: list[tuple[str, str]] = []
@@ -400,20 +410,24 @@ def rules_of_agent(
 
 
 def _check_matches_some(rule: Rule, known: Collection[str]) -> None:
-    """:raises ValueError: for a glob over ids that none of the agent's tools has"""
+    """Check that a glob over ids matches some tool of the agent.
+
+    :raises ValueError: if it matches none
+    """
     permission = rule.permission
     if permission == "*" or permission.startswith("mcp:") or not is_glob(permission) or is_capability_glob(permission):
         return
     pattern = text_regex(permission)
     if not any(pattern.match(tool_id) for tool_id in known):
-        raise ValueError(f"in the rule {rule.text!r}, {permission!r} matches none of this agent's tools")
+        raise ValueError(f"Invalid rule {rule.text!r}: {permission!r} matches none of this agent's tools.")
 
 
 def _explained(text: str, agent: AgentManifest, others: Collection[str], problem: str) -> str:
+    """Return the problem with a rule, in terms of the agent's own names if they explain it."""
     words = text.split(None, 2)
     permission = words[1] if len(words) > 1 else ""
     if permission in agent.aliases:
-        return f"in the rule {text!r}, {permission!r} is an alias; a rule names the tool: {agent.aliases[permission]!r}"
+        return f"Invalid rule {text!r}: {permission!r} is an alias. Write the tool's id: {agent.aliases[permission]!r}."
     if permission in others:
-        return f"in the rule {text!r}, {permission!r} is not among this agent's tools, so it would never match"
+        return f"Invalid rule {text!r}: {permission!r} is not among this agent's tools, so the rule would never match."
     return problem

@@ -1,7 +1,7 @@
 """Matching of rule patterns with an argv, a path, a host, or the arguments by name.
 
-:class:`Ranking` holds the rules that can matter to one question, most specific first, and finds the first that
-matches a subject. One regular expression tries all path patterns at once; other patterns are tried one by one.
+A :class:`Ranking` has the rules that can matter to one question, most specific first, and finds the first that matches a
+subject. One regular expression tries all path patterns at once. Other patterns are tried one by one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KINDS: Mapping[Capability, Kind] = {
     "net.fetch": "host",
     "shell.run": "command",
 }
-"""What patterns about a capability are compared with."""
+"""The kind of subject that patterns about a capability are compared with."""
 
 _WHOLLY_LITERAL = 1_000_000
 """The rank of a command pattern without wildcards: it matches one whole command, so it outranks every glob."""
@@ -48,7 +48,7 @@ _ARGV_CACHE = 256
 
 
 class PathSubject(NamedTuple):
-    """A canonical path: ``relative`` to the workspace, None outside it."""
+    """A canonical path. ``relative`` is relative to the workspace, and None outside it."""
 
     absolute: str
     relative: str | None
@@ -59,8 +59,10 @@ Subject = Sequence[str] | PathSubject | str | Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """One rule with its place in the order of precedence (decisions: class of permission, literal characters before
-    the first wildcard, length, strictness; a final deny before all)."""
+    """A rule with its rank in the order of precedence.
+
+    The rank consists of: final deny, class of permission, literal characters before the first wildcard, length, strictness.
+    """
 
     rule: Rule
     rank: tuple[int, int, int, int, int]
@@ -94,7 +96,10 @@ class Ranking:
         return self._beneath is None or not _only_asks(self.ranked[0].rule) or self._beneath.constant
 
     def winner(self, subject: Subject) -> Ranked | None:
-        """The most specific rule that matches. Where that is an untrusted ask, a deny that it would hide wins."""
+        """Return the most specific rule that matches, or None.
+
+        If that rule is an untrusted ask, a deny that it would hide wins instead.
+        """
         if not self.ranked:
             return None
         if self.kind == "path" and type(subject) is PathSubject:  # nearly every call about files
@@ -111,7 +116,7 @@ class Ranking:
         return found
 
     def unconditional(self) -> Ranked | None:
-        """The winner among the rules that match every call."""
+        """Return the winner among the rules that match every call, or None."""
         found = next((ranked for ranked in self.ranked if ranked.rule.unconditional), None)
         if self._beneath is not None and found is not None and _only_asks(found.rule):
             beneath = self._beneath.unconditional()
@@ -151,10 +156,10 @@ class Ranking:
 
 
 class Bounded(Ranking):
-    """The rules of one question in a sub-agent's session: its own and those of its parent's session. The stricter answer of
-    the two holds, however specific the other is.
+    """The rules of one question in a sub-agent's session: its own, and those of its parent session.
 
-    A ranking of its own kind, so that sessions of people and programs pay nothing for it.
+    The stricter answer of the two wins, however specific the other rule is. It is a separate class, so that other sessions have
+    no extra cost.
     """
 
     __slots__ = ("_above", "_own")
@@ -177,27 +182,30 @@ class Bounded(Ranking):
 
 
 def _stricter(own: Ranked | None, above: Ranked | None) -> Ranked | None:
-    """The parent's rule if it is stricter than the own one. A parent's allow never counts."""
+    """Return the parent's rule if it is stricter than the own one. A parent's allow never counts."""
     strictness = 0 if own is None else STRICTNESS[own.rule.action]
     return above if above is not None and STRICTNESS[above.rule.action] > strictness else own
 
 
 @lru_cache(maxsize=128)
 def ranking(rules: tuple[Rule, ...], kind: Kind) -> Ranking:
-    """Return the ranking of these rules, made once for every tool that they are about."""
+    """Return the ranking of these rules, cached for all tools that they are about."""
     return Ranking(rules, kind)
 
 
 def ranking_of(book: RuleBook, about: Callable[[Rule], bool], kind: Kind) -> Ranking:
-    """The ranking of one question's rules in a book, bounded by the books of the sessions above."""
+    """Return the ranking of one question's rules in a book, bounded by the books of the parent sessions."""
     own = ranking(tuple(filter(about, book)), kind)
     return own if book.above is None else Bounded(own, ranking_of(book.above.binding, about, kind))
 
 
 @lru_cache(maxsize=16_384)  # checked where rules are loaded, which may be a thread, and needed again by each tool
 def ranked(rule: Rule, kind: Kind) -> Ranked:
-    """``rule`` ready to be compared with subjects of ``kind``. A pattern that makes no sense for it matches nothing,
-    except in a deny: that matches everything, since what it was meant to stop is unknown."""
+    """Prepare ``rule`` for the comparison with subjects of ``kind``.
+
+    A pattern that makes no sense for the kind matches nothing. In a deny it matches everything, because its intended meaning is
+    unknown.
+    """
     written = rule.pattern.removeprefix(f"{WORKSPACE_VARIABLE}/") if kind == "path" else rule.pattern
     literal, length = len(literal_prefix(written)), pattern_length(written)
     argv: ArgvPattern | None = None
@@ -237,7 +245,9 @@ def _specificity_of_permission(rule: Rule) -> int:
 
 
 def _compared_words(rule: Rule, kind: Kind) -> Sequence[str]:
-    """The words of the rule's pattern; a program that is denied or asked about loses its path, which makes it no more specific.
+    """Return the words of the rule's pattern.
+
+    In a deny or ask rule, a program in a standard folder loses its path, which makes the rule no more specific.
 
     :raises WordFault: for a pattern that cannot be split
     """
@@ -263,10 +273,10 @@ def _never(_subject: object) -> bool:
 
 
 class _PathTable:
-    """Path rules down to the first that matches every path, which answers for what the others leave.
+    """Path rules in order of rank, up to the first that matches every path.
 
-    Most paths match none of the others. A pattern whose last name is no ``**`` matches only paths with such a name in
-    them, so these rules are found by name. One expression says whether any of the rest matches.
+    Most paths match none of the others. If the last name of a pattern is not ``**``, the pattern matches only paths that contain
+    such a name, so these rules are found by name. One expression tests whether any of the rest matches.
     """
 
     __slots__ = ("_any_absolute", "_any_relative", "_names", "_others", "_rest", "_split_absolute", "_tests")
@@ -275,7 +285,7 @@ class _PathTable:
         self._rest: Ranked | None = None
         self._tests: list[Ranked] = []
         self._others: list[int] = []
-        """Places of the rules that no name leads to."""
+        """The positions of the rules that cannot be found by a name."""
         self._names = _NameIndex()
         self._split_absolute = not inside
         patterns: dict[_Form, list[str]] = {"relative": [], "absolute": []}
@@ -300,6 +310,7 @@ class _PathTable:
         self._any_absolute = _any(patterns["absolute"], any_case=any_case)
 
     def winner(self, relative: str, absolute: str) -> Ranked | None:
+        """Return the first rule that matches a path, or the one that matches every path."""
         places = self._names.places(absolute if self._split_absolute else relative)
         if (self._any_relative is not None and self._any_relative.match(relative) is not None) or (
             self._any_absolute is not None and self._any_absolute.match(absolute) is not None
@@ -314,7 +325,7 @@ class _PathTable:
 
 
 def _last_name(pattern: str) -> str | None:
-    """Return the last name of a path pattern, where every path that it matches has such a name in it; else None."""
+    """Return the last name of a path pattern if every matching path contains such a name; else None."""
     if "[" in pattern and "/" in pattern[pattern.index("[") :]:
         return None  # the ``/`` may be a character of a set
     name = pattern.rpartition("/")[2]
@@ -322,12 +333,14 @@ def _last_name(pattern: str) -> str | None:
 
 
 _BETWEEN = re.compile(r"\[.[^\]]*\]|[*?\[]")
-"""What parts the literal texts of a glob: a set, or a wildcard."""
+"""The separators between the literal texts of a glob: a set, or a wildcard."""
 
 
 class _NameIndex:
-    """Places in a list, found by a name that a glob of the place could match. It may find more than do match: it compares
-    names without letter case."""
+    """An index from names to positions of globs that could match them.
+
+    It may return more positions than match, because it ignores letter case.
+    """
 
     __slots__ = ("_exact", "_heads", "_inner", "_tails")
 
@@ -338,7 +351,7 @@ class _NameIndex:
         self._heads: dict[str, list[tuple[str, int]]] = {}
         self._tails: dict[str, list[tuple[str, int]]] = {}
         self._inner: list[tuple[str, int]] = []
-        """Texts between wildcards, the longest of each glob that neither begins nor ends with a text of its own."""
+        """The longest text between wildcards, of each glob that neither begins nor ends with literal text."""
 
     def add(self, name: str, place: int) -> None:
         name = name.casefold()
@@ -356,7 +369,7 @@ class _NameIndex:
             self._inner.append((max(_BETWEEN.split(name), key=len), place))
 
     def places(self, path: str) -> set[int]:
-        """Return the places of every glob that a name of ``path`` could match."""
+        """Return the positions of every glob that a name of ``path`` could match."""
         path = path.casefold()
         found: set[int] = set()
         for text, place in self._inner:
@@ -377,16 +390,18 @@ _Form = Literal["every", "relative", "absolute", "none"]
 
 
 def _any(patterns: Sequence[str], *, any_case: bool) -> re.Pattern[str] | None:
-    """Return an expression for any of these, which may match more: each is compared again."""
+    """Return an expression for any of these patterns.
+
+    It may match more, because each match is compared again.
+    """
     flags = re.DOTALL | re.IGNORECASE | re.ASCII if any_case else re.DOTALL
     return re.compile(any_path_source(patterns) + r"\Z", flags) if patterns else None
 
 
 def _form(rule: Rule, *, inside: bool) -> tuple[_Form, str]:
-    """What a path rule's pattern is compared with, for paths inside or outside the workspace.
+    """Return what a path rule's pattern is compared with, for paths inside or outside the workspace.
 
-    A relative pattern is about the workspace only, except that a deny or ask beginning with ``**`` is about every
-    folder there is.
+    A relative pattern is about the workspace only. But a deny or ask that begins with ``**`` is about every folder.
     """
     if not rule.pattern or rule.pattern == "*":
         return "every", ""
@@ -401,7 +416,10 @@ def _form(rule: Rule, *, inside: bool) -> tuple[_Form, str]:
 
 
 def normal_path(pattern: str) -> str:
-    """One spelling of a path pattern: ``./src/`` and ``src`` are one pattern; ``.`` is the workspace and all in it."""
+    """Return the normal spelling of a path pattern.
+
+    ``./src/`` and ``src`` are one pattern, and ``.`` is the workspace with all its content.
+    """
     absolute = "/" if pattern.startswith("/") else ""
     if pattern.startswith(WORKSPACE_VARIABLE):
         pattern = pattern[len(WORKSPACE_VARIABLE) :].lstrip("/")
@@ -410,7 +428,10 @@ def normal_path(pattern: str) -> str:
 
 
 def names_path(rule: Rule, path: PathSubject) -> bool:
-    """Whether an allow rule names a protected path: its pattern has no wildcard, and is the path or a protected folder of it."""
+    """Return whether an allow rule names a protected path.
+
+    Its pattern has no wildcard, and is the path or a protected folder of it.
+    """
     if rule.action != "allow" or not rule.pattern:
         return False
     pattern = normal_path(rule.pattern)
@@ -429,7 +450,7 @@ def names_path(rule: Rule, path: PathSubject) -> bool:
 
 
 _NAMES_OF_A_ROW = 3
-"""Names that a row of the protected paths has at most."""
+"""The maximum number of names in a protected path."""
 
 
 def _path_test(rule: Rule) -> Callable[[Any], bool]:
@@ -448,14 +469,14 @@ def _path_test(rule: Rule) -> Callable[[Any], bool]:
 
 
 class _HostTable:
-    """Rules about hosts, found by the name they end with."""
+    """Rules about hosts, indexed by the name they end with."""
 
     __slots__ = ("_every", "_named", "_ranked")
 
     def __init__(self, ranked: Sequence[Ranked]) -> None:
         self._ranked = ranked
         self._every: list[tuple[int, HostPattern | None]] = []
-        """Places in the order, with what the host is still compared with; None for every host, and what is none."""
+        """Positions in the order, each with a pattern to compare; None for any text, even an invalid host."""
         self._named: dict[str, list[tuple[int, HostPattern]]] = {}
         for place, candidate in enumerate(ranked):
             if candidate.rule.unconditional:
@@ -464,15 +485,16 @@ class _HostTable:
             try:
                 pattern = read_pattern(candidate.rule.pattern)
             except ValueError:
-                continue  # it is about no host
+                continue  # the pattern matches no host
             if pattern.kind == "every":
                 self._every.append((place, pattern))
             else:
                 self._named.setdefault(pattern.name, []).append((place, pattern))
 
     def winner(self, host: str) -> Ranked | None:
-        """
-        :param host: as :func:`handrail.policy.targets.host_of` gives it
+        """Return the first rule that matches a host, or None.
+
+        :param host: in the form of :func:`handrail.policy.targets.host_of`
         """
         try:
             have = read_host(host)
@@ -503,8 +525,11 @@ def _host_test(pattern: str) -> Callable[[Any], bool]:
 
 
 def _arguments_test(words: Sequence[str], *, allowing: bool) -> Callable[[Any], bool]:
-    """``key=value …``: each named argument is there and its value matches. In an allow rule the named arguments are
-    all that there may be, unless the last word is ``*``; in the others further arguments never matter."""
+    """Return a test for ``key=value …``: each named argument is present and its value matches.
+
+    In an allow rule no other arguments may be present, unless the last word is ``*``. In other rules, further arguments never
+    matter.
+    """
     if any("=" not in word and word != "*" for word in words):
         raise ValueError("a word is not of the form key=value")
     open_ended = not allowing or "*" in words
@@ -522,12 +547,12 @@ _ARGUMENT_OF = {"resources/read": "uri", "resources/subscribe": "uri", "prompts/
 
 
 def _named_argument(rule: Rule) -> str | None:
-    """The argument that a pattern about a request to a server is compared with as a whole."""
+    """Return the argument that is compared as a whole, for a pattern about a request to a server."""
     return _ARGUMENT_OF.get(rule.permission.rpartition(":")[2]) if rule.permission.startswith("mcp:") else None
 
 
 def named_pattern(origin: str | None, arguments: Mapping[str, Any]) -> str | None:
-    """A pattern that matches exactly what a request to a server is about; None for what is no such request."""
+    """Return a pattern for exactly what a request to a server is about; None for any other call."""
     argument = None if origin is None else _ARGUMENT_OF.get(origin.rpartition(":")[2])
     named = None if argument is None else arguments.get(argument)
     if not isinstance(named, str):
@@ -540,7 +565,7 @@ def _named_test(argument: str, regex: re.Pattern[str]) -> Callable[[Any], bool]:
         named = arguments.get(argument)
         if not isinstance(named, str):
             return False
-        if named.startswith(AT_SOURCE):  # which server is meant has been seen
+        if named.startswith(AT_SOURCE):  # the server was compared already
             named = named.partition(":")[2]
         return regex.match(named) is not None
 
@@ -548,7 +573,7 @@ def _named_test(argument: str, regex: re.Pattern[str]) -> Callable[[Any], bool]:
 
 
 def value_text(value: object) -> str:
-    """How an argument's value is written in a rule: text as it is, everything else as compact JSON."""
+    """Return an argument's value as a rule writes it: text unchanged, everything else as compact JSON."""
     if isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), default=str)

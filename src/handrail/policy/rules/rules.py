@@ -1,7 +1,7 @@
 """Rules: their syntax, the shipped ones, modes, and names of secret files.
 
-``ACTION PERMISSION [PATTERN]``, as in ``allow bash git status`` or ``deny fs.write secrets/**``. The permission is
-a tool's id, a glob over ids, ``mcp:server:tool``, a capability, or ``*``. The subject of the call decides what a pattern is
+The syntax is ``ACTION PERMISSION [PATTERN]``, as in ``allow bash git status`` or ``deny fs.write secrets/**``. The permission
+is a tool's id, a glob over ids, ``mcp:server:tool``, a capability, or ``*``. The kind of tool decides what a pattern is
 compared with (see :mod:`handrail.policy.rules.matching`). A rule without a pattern is about every call.
 """
 
@@ -27,11 +27,11 @@ Scope = Literal["default", "manifest", "mode", "project", "session"]
 ACTIONS: tuple[Action, ...] = get_args(Action)
 STRICTNESS: dict[Action, int] = {"allow": 0, "ask": 1, "deny": 2}
 FINAL_SCOPES: frozenset[Scope] = frozenset({"manifest", "mode"})
-"""A deny of these is never outweighed by a more specific rule."""
+"""The scopes with final denies, which no more specific rule outweighs."""
 
 EFFECT = "effect:"
 READ_ONLY = "{read-only}"
-"""The one variable of command patterns: every command that :mod:`handrail.policy.shell.read_only` proves to change nothing."""
+"""The only variable of command patterns. It matches commands that :mod:`handrail.policy.shell.read_only` proves to change nothing."""
 
 WORKSPACE_VARIABLE = "{workspace}"
 _VARIABLE = re.compile(r"(?<!\[)\{([^{}/\s]*)\}")
@@ -44,12 +44,12 @@ _PERMISSION_CHARACTERS = re.compile(r"[A-Za-z0-9_.:*?\[\]!/-]+")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One line of policy.
+    """One rule of the policy.
 
-    :param pattern: ``""`` when the rule is about every call of its permission
-    :param source: where an operator finds it: a file, ``--rule``, "answered for this session"
-    :param narrows: it comes from content that nobody trusted, so where it asks it never stands in for a deny
-    :param any_case: its pattern of paths is compared without the case of ASCII letters
+    :param pattern: ``""`` if the rule is about every call of its permission
+    :param source: where an operator finds the rule: a file, ``--rule``, "answered for this session"
+    :param narrows: the rule comes from untrusted content, so its ask never replaces a deny
+    :param any_case: the pattern of paths ignores the case of ASCII letters
     """
 
     action: Action
@@ -60,7 +60,7 @@ class Rule:
     narrows: bool = False
     any_case: bool = False
     text: str = field(init=False, repr=False, compare=False)
-    """What :func:`parse_rule` reads back as the same rule, compared by letter case. Made once: each call's record has it."""
+    """The rule as text, which :func:`parse_rule` parses to the same rule, except for ``any_case``."""
 
     def __post_init__(self) -> None:
         bare = f"{self.action} {self.permission}"
@@ -72,12 +72,12 @@ class Rule:
 
     @property
     def effect(self) -> str:
-        """The side effect that it is about, for a permission like ``effect:write``; else ``""``."""
+        """The side effect that the rule is about, for a permission like ``effect:write``; else ``""``."""
         return self.permission[len(EFFECT) :] if self.permission.startswith(EFFECT) else ""
 
     @property
     def unconditional(self) -> bool:
-        """Whether it is about every call of its permission, whatever the arguments."""
+        """Whether the rule is about every call of its permission, whatever the arguments."""
         return not self.pattern
 
     def __str__(self) -> str:
@@ -86,26 +86,26 @@ class Rule:
 
 
 def parse_rule(text: str, *, scope: Scope, source: str = "", known: Iterable[str] | None = None) -> Rule:
-    """Read ``ACTION PERMISSION [PATTERN]``.
+    """Parse ``ACTION PERMISSION [PATTERN]``.
 
-    :param known: every tool id and alias there is; where given, a permission that names none of them is a fault
-    :raises ValueError: naming the faulty word, what was expected, and the nearest word that would do
+    :param known: every known tool id and alias; if given, a permission that names none of them is an error
+    :raises ValueError: names the faulty word, what was expected, and the nearest valid word
     """
     parts = text.strip(" \t").split(None, 2)
     if len(parts) < 2:
-        raise ValueError(f"{text!r} is no rule; write ACTION PERMISSION [PATTERN], as in 'allow bash git status'")
+        raise ValueError(f"Invalid rule: {text!r}. Write ACTION PERMISSION [PATTERN], as in 'allow bash git status'.")
     action, permission = parts[0], parts[1]
     pattern = parts[2] if len(parts) == 3 else ""
     if action not in ACTIONS:
         near = nearest(action.lower(), ACTIONS, 1)
         raise ValueError(
-            f"{text!r} begins with {action!r}; a rule begins with allow, ask or deny"
-            + (f"; did you mean {near[0]!r}?" if near else "")
+            f"Invalid rule {text!r}: {action!r} is not an action. A rule begins with allow, ask or deny."
+            + (f" Did you mean {near[0]!r}?" if near else "")
         )
     if problem := _fault_in_permission(permission, known):
-        raise ValueError(f"in the rule {text!r}, {problem}")
+        raise ValueError(f"Invalid rule {text!r}: {problem}")
     if problem := _fault_in_pattern(permission, pattern):
-        raise ValueError(f"in the rule {text!r}, {problem}")
+        raise ValueError(f"Invalid rule {text!r}: {problem}")
     return Rule(action, permission, pattern, scope, source)
 
 
@@ -114,7 +114,10 @@ def is_glob(permission: str) -> bool:
 
 
 def is_capability_glob(permission: str) -> bool:
-    """Whether a glob is about capabilities too: it must name their family in full (``fs.*``, never ``f*``)."""
+    """Return whether a glob is also about capabilities.
+
+    Such a glob names the family of capabilities in full (``fs.*``, never ``f*``).
+    """
     head, dot, rest = permission.partition(".")
     return bool(dot) and head in _FAMILIES and is_glob(rest)
 
@@ -122,15 +125,15 @@ def is_capability_glob(permission: str) -> bool:
 def _fault_in_permission(permission: str, known: Iterable[str] | None) -> str | None:
     if not _PERMISSION_CHARACTERS.fullmatch(permission):
         return (
-            f"{permission!r} is no permission; it is a tool's id, a glob over ids, mcp:SERVER:TOOL, a capability or '*'"
+            f"{permission!r} is not a permission. Use a tool's id, a glob over ids, mcp:SERVER:TOOL, a capability or '*'."
         )
     if problem := fault_in_pattern(permission):
         return problem
     if permission.startswith("mcp:"):
         parts = permission.split(":")
-        return None if len(parts) == 3 and all(parts) else f"{permission!r} is not of the form mcp:SERVER:TOOL"
+        return None if len(parts) == 3 and all(parts) else f"{permission!r} is not of the form mcp:SERVER:TOOL."
     if "/" in permission:
-        return f"{permission!r} is no tool's id; a '/' is only in mcp:SERVER:resources/read and the like"
+        return f"{permission!r} is not a tool's id. A '/' is only allowed in a method, as in mcp:SERVER:resources/read."
     if permission.startswith(EFFECT):
         return _fault_in_effect(permission)
     if permission in CAPABILITIES or is_glob(permission):
@@ -142,13 +145,13 @@ def _fault_in_effect(permission: str) -> str | None:
     if permission in _EFFECTS:
         return None
     near = nearest(permission, _EFFECTS, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"{permission!r} is no side effect; there are {', '.join(_EFFECTS)}{hint}"
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"{permission!r} is not a side effect. Valid ones: {', '.join(_EFFECTS)}.{hint}"
 
 
 def _fault_in_id(permission: str, known: Iterable[str] | None) -> str | None:
     if not ID_PATTERN.match(permission):
-        return f"{permission!r} is no tool's id: letters, digits, '_', '-', in parts joined by '.'"
+        return f"{permission!r} is not a tool's id. Use letters, digits, '_' and '-', in parts joined by '.'."
     names = list(known) if known is not None else []
     if permission in names:
         return None
@@ -156,17 +159,17 @@ def _fault_in_id(permission: str, known: Iterable[str] | None) -> str | None:
         return None
     near = nearest(permission, (*CAPABILITIES, *names), 1)
     what = "a capability" if known is None else "a tool or a capability"
-    hint = f"; did you mean {near[0]!r}?" if near else f"; capabilities are {', '.join(CAPABILITIES)}"
-    return f"{permission!r} is not {what}{hint}"
+    hint = f"Did you mean {near[0]!r}?" if near else f"Capabilities are {', '.join(CAPABILITIES)}."
+    return f"{permission!r} is not {what}. {hint}"
 
 
 def _fault_in_pattern(permission: str, pattern: str) -> str | None:
     if "\0" in pattern:
-        return "the pattern has a NUL character in it"
+        return "the pattern contains a NUL character. Remove it."
     if not pattern:
         return None
     if permission.startswith(EFFECT):
-        return f"a side effect takes no pattern, and {pattern!r} is one"
+        return f"a side effect takes no pattern. Remove {pattern!r}."
     if permission == "net.fetch":
         return fault_in_host(pattern)
     if permission in ("bash", "shell.run"):
@@ -178,53 +181,53 @@ def _fault_in_pattern(permission: str, pattern: str) -> str | None:
 
 @lru_cache(maxsize=4096)
 def fault_in_command(pattern: str) -> str | None:
-    """Why a command pattern can match no command, or None."""
+    """Return why a command pattern can match no command, or None."""
     try:
         words = pattern_words(pattern)
         plain = bare_words(pattern)
     except WordFault as fault:
         return str(fault)
     if _VARIABLE.fullmatch(pattern) and pattern != READ_ONLY:
-        return f"{pattern!r} is no variable of command patterns; there is {READ_ONLY}, for commands proved to change nothing"
+        return f"unknown variable {pattern!r}. Command patterns have only {READ_ONLY}, for commands that provably change nothing."
     if operator := next((word for word in plain if _OPERATOR.fullmatch(word)), None):
         return (
-            f"the pattern {pattern!r} has {operator!r} in it, and a rule is about one simple command; write one rule for "
-            f"each, and rules of fs.read and fs.write for redirections (or quote it, where the character itself is meant)"
+            f"the pattern {pattern!r} contains {operator!r}, but a rule is about one simple command. Write one rule for each "
+            "command, and rules of fs.read and fs.write for redirections. If you mean the character itself, quote it."
         )
     if words[0] == "":
-        return f"the pattern {pattern!r} begins with an empty word, which is no program"
+        return f"the pattern {pattern!r} begins with an empty word. Begin it with the name of a program."
     return next((problem for word in words if (problem := fault_in_pattern(word))), None)
 
 
 def fault_in_path(pattern: str) -> str | None:
-    """Why a path pattern can match no path, or None."""
+    """Return why a path pattern can match no path, or None."""
     if ".." in pattern.split("/"):
-        return f"the path pattern {pattern!r} climbs with '..'; paths are compared after resolving, so it never matches"
+        return f"the path pattern {pattern!r} contains '..', so it never matches. Write the resolved path."
     if _URL.match(pattern):
-        return f"the path pattern {pattern!r} is a URL; paths are relative to the workspace, or begin with '/'"
+        return f"the path pattern {pattern!r} is a URL. Write a path relative to the workspace, or one that begins with '/'."
     for match in _VARIABLE.finditer(pattern):
         if match.group() != WORKSPACE_VARIABLE:
             near = nearest(match.group(1), ("workspace",), 1)
-            hint = f"; did you mean {WORKSPACE_VARIABLE!r}?" if near else f"; there is {WORKSPACE_VARIABLE}"
-            return f"unknown variable {match.group()} in the path pattern {pattern!r}{hint} (a brace itself is written [{{])"
+            hint = f"Did you mean {WORKSPACE_VARIABLE!r}?" if near else f"The only variable is {WORKSPACE_VARIABLE}."
+            return f"unknown variable {match.group()} in the path pattern {pattern!r}. {hint} (Write a literal brace as [{{].)"
         if match.start() or pattern[match.end() : match.end() + 1] not in ("", "/"):
-            return f"in {pattern!r} a variable is only part of a name; it stands first, alone or before a '/'"
+            return f"the variable in {pattern!r} is only part of a name. Write it first, alone or before a '/'."
     if pattern[:2] == "~/" or pattern == "~":
-        return f"the path pattern {pattern!r} begins with '~', which nothing expands; write the folder itself"
+        return f"the path pattern {pattern!r} begins with '~', which is not expanded. Write the path of the folder."
     return fault_in_pattern(pattern)
 
 
 _FEW = 10
-"""Rules that are compared with each one there is; for more it is quicker to know the hashes of all."""
+"""Up to this number, new rules are compared with each known rule. For more, a set of all rules is faster."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RuleBook:
-    """All rules of a session, as one value: adding rules makes another book. Order does not matter, specificity does.
+    """All rules of a session, as an immutable value. Their order does not matter, only their specificity.
 
-    :param mode: the mode whose rules are among them (:mod:`handrail.policy.rules.rules`)
-    :param above: of a sub-agent's session, the book of the session that handed the work over. Each question is put to both,
-        and what a rule of that one denies or asks about no rule of this one opens, however specific
+    :param mode: the mode whose rules the book contains
+    :param above: for a sub-agent's session, the rule book of its parent session. Each question goes to both books. A rule of
+        this book never allows what the parent's book denies or asks about, however specific it is
     """
 
     rules: tuple[Rule, ...] = ()
@@ -232,23 +235,27 @@ class RuleBook:
     above: RuleBook | None = None
 
     def with_rules(self, *rules: Rule) -> RuleBook:
+        """Return the book with further rules."""
         known = self.rules if len(rules) <= _FEW else frozenset(self.rules)
         return self.of(*self.rules, *(rule for rule in rules if rule not in known))
 
     def of(self, *rules: Rule) -> RuleBook:
-        """The same with these instead of its own."""
+        """Return the book with these rules in place of its own."""
         return RuleBook(rules, self.mode, self.above)
 
     @property
     def binding(self) -> RuleBook:
-        """What of it holds in the sessions below: not what ships, which every book has itself, nor what its mode asks
-        about, since theirs is no wider and a narrower one asks less."""
+        """The part of the book that also binds the sessions below.
+
+        Left out are the shipped rules, which every book has, and what the mode asks about: the mode of a session below is never
+        wider, and a narrower one asks less.
+        """
         kept = (rule for rule in self.rules if rule.scope not in ("default", "mode") or _is_held_below(rule))
         return RuleBook(tuple(kept), self.mode, self.above)
 
     @property
     def chain(self) -> Iterator[Rule]:
-        """Its rules, and those of the sessions above that hold in it."""
+        """The rules of the book, and those of its parents that bind it."""
         yield from self.rules
         if self.above is not None:
             yield from self.above.binding.chain
@@ -267,7 +274,7 @@ def _is_held_below(rule: Rule) -> bool:
     return rule.scope == "mode" and rule.action != "ask"
 
 
-# Names of files that often hold secrets, each with the program that stores them there and the page of its makers.
+# Names of files that often contain secrets, each with the program that stores them there and its documentation.
 #
 # A name is a rule pattern, compared at any depth: ``a/b`` is an entry ``b`` of a folder ``a``, ``*`` and ``?`` match within
 # one name, and a folder's name covers its content. A name that may also occur in a source folder is listed only together
@@ -275,10 +282,10 @@ def _is_held_below(rule: Rule) -> bool:
 
 
 class SecretNames(NamedTuple):
-    """The files of one program.
+    """The secret files of one program.
 
-    :param names: patterns, with spaces between them
-    :param source: the manual, or the address of the document, that says so
+    :param names: patterns, separated by spaces
+    :param source: the manual or address that documents them
     """
 
     program: str
@@ -394,40 +401,40 @@ EXCEPT: tuple[str, ...] = (
 SOURCE = "shipped with Handrail"
 
 SECRET_LIKE: tuple[str, ...] = tuple(dict.fromkeys(name for row in ROWS for name in row.names.split()))
-"""Files that tend to hold secrets; asked about, at any depth and in any letter case, unless a rule speaks of them."""
+"""Names of files that often contain secrets. Without another rule, they require approval, at any depth and in any case."""
 
 
 def default_rules(readable: Iterable[str] = ()) -> tuple[Rule, ...]:
-    """The shipped rules.
+    """Return the shipped rules.
 
     :param readable: absolute folders outside the workspace that the session may read, such as its saved outputs
     """
     texts = [f"allow {permission}" for permission in (*SESSION_INTERNAL, *OFFER_IDS)]
     names: list[str] = []
-    texts += [f"ask {tool} channel=shared/*" for tool in ("send_message", "wait_channel")]  # other sessions' too
-    texts.append("allow terminal.send id=* keys=ctrl-c")  # to interrupt is to stop
+    texts += [f"ask {tool} channel=shared/*" for tool in ("send_message", "wait_channel")]  # also other sessions use these
+    texts.append("allow terminal.send id=* keys=ctrl-c")  # this only interrupts a program
     for root in ("", *(escape(folder.rstrip("/")) + "/" for folder in readable)):
         texts.append(f"allow fs.read {root.rstrip('/') or '**'}")  # the folder itself and all in it
         names += [f"ask fs.read {root}**/{name}" for name in SECRET_LIKE]
         names += [f"allow fs.read {root}**/{name}" for name in EXCEPT]
-    # Written as rules rather than read from text: a folder's name may hold what a text cannot.
+    # Built as rules rather than parsed from text: the name of a folder may contain characters that a text cannot.
     return (*map(_rule, texts), *(replace(_rule(text), any_case=True) for text in names))
 
 
 def reading(folder: str) -> Rule:
-    """The shipped permission to read in an absolute ``folder`` outside the workspace, such as a session's outputs."""
+    """Return the shipped rule to read in an absolute ``folder`` outside the workspace."""
     return _rule(f"allow fs.read {escape(folder.rstrip('/'))}/**")
 
 
 def reading_as_in_workspace(folder: str) -> list[Rule]:
-    """The shipped rules for reading, of an absolute ``folder`` outside the workspace alone."""
+    """Return the shipped rules for reading, applied to an absolute ``folder`` outside the workspace only."""
     own = escape(folder.rstrip("/"))
     rules = (rule for rule in default_rules((folder,)) if rule.permission == "fs.read")
     return [rule for rule in rules if rule.pattern == own or rule.pattern.startswith(f"{own}/")]
 
 
 def default_book(readable: Iterable[str] = ()) -> RuleBook:
-    """A book that holds the shipped rules only."""
+    """Return a book with the shipped rules only."""
     return RuleBook(default_rules(readable))
 
 
@@ -445,18 +452,18 @@ def _rule(text: str) -> Rule:
 _FILE_TOOLS = ("write", "edit", "multi_edit", "file.patch", "json_write")
 """The built-in tools that change files of the workspace and nothing else."""
 _GIT_TOOLS = ("git.add", "git.commit", "git.create_branch", "git.checkout", "git.merge", "git.stash", "git.init")
-"""Those that stay in the workspace, as the commands would that this mode lets run."""
+"""The built-in git tools that change only the workspace, like the commands that this mode allows."""
 _SECRETS = tuple(f"ask fs.write **/{name}" for name in SECRET_LIKE)
 _EXAMPLES = tuple(f"allow fs.write **/{name}" for name in EXCEPT)
 _NAMES = frozenset((*_SECRETS, *_EXAMPLES))
 _READING = f"allow bash {READ_ONLY}"
 
 MEANINGS: Mapping[Mode, str] = {
-    "plan": "Looks and thinks: nothing runs that writes or changes anything outside; commands proved read-only do, and a tool that "
-    "only reads reaches the hosts that a rule allows.",
-    "ask": "Asks about whatever no rule allows. Adds no rule of its own.",
-    "accept-edits": "File tools write in the workspace without asking, and commands proved read-only run; the rest is asked about.",
-    "auto": "Also runs every command that is understood, since the sandbox holds it; what is unclear is still asked about.",
+    "plan": "Read only: denies tools that write or have external effects. Runs commands that provably change nothing, and tools that "
+    "only read and reach hosts that a rule allows.",
+    "ask": "Requires approval for every call that no rule allows. Adds no rules.",
+    "accept-edits": "Allows file tools in the workspace, and commands that provably change nothing. Other calls require approval.",
+    "auto": "Also allows every command that Handrail can parse, because the sandbox confines it. Unclear commands require approval.",
 }
 TEXTS: Mapping[Mode, tuple[str, ...]] = {
     "plan": ("deny effect:write", "deny effect:external", "deny fs.write", _READING),
@@ -476,28 +483,31 @@ TEXTS: Mapping[Mode, tuple[str, ...]] = {
 
 
 def in_brief(mode: Mode) -> list[str]:
-    """Return the rules of a mode as lines for a person, with those about secret-like names as one."""
+    """Return the rules of a mode as lines for people. Rules about secret names become one line."""
     lines = [text for text in TEXTS[mode] if text not in _NAMES]
     if not _NAMES.isdisjoint(TEXTS[mode]):
         lines.append(
-            f"ask fs.write **/NAME, for each of {len(_SECRETS)} names that look like secrets (--json lists them)"
+            f"ask fs.write **/NAME, for each of {len(_SECRETS)} names of secret files (--json lists them)"
         )
     return lines
 
 
 def read_mode(text: str) -> Mode:
-    """:raises ValueError: naming the modes there are"""
+    """Parse the name of a mode.
+
+    :raises ValueError: names the valid modes
+    """
     for mode in MODES:
         if mode == text:
             return mode
     near = nearest(text, MODES, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"{text[:40]!r} is no mode; there are {', '.join(MODES)}{hint}")
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"Unknown mode: {text[:40]!r}. Valid modes: {', '.join(MODES)}.{hint}")
 
 
 @lru_cache(maxsize=len(MODES))
 def rules_of(mode: Mode) -> tuple[Rule, ...]:
-    """The rules of a mode, in its scope."""
+    """Return the rules of a mode, with scope ``mode``."""
     found: list[Rule] = []
     for text in TEXTS[mode]:
         action, permission, pattern = (*text.split(" ", 2), "")[:3]
@@ -507,14 +517,16 @@ def rules_of(mode: Mode) -> tuple[Rule, ...]:
 
 
 def in_mode(book: RuleBook, mode: Mode) -> RuleBook:
-    """The same book in another mode."""
+    """Return the same book in another mode."""
     kept = (rule for rule in book if rule.scope != "mode")
     return RuleBook((*kept, *rules_of(mode)), mode, book.above)
 
 
 def within(book: RuleBook, above: RuleBook) -> RuleBook:
-    """``book`` for the session of a sub-agent, below one whose book is ``above``: in a mode that is no wider, and with
-    nothing opened that is kept from that one."""
+    """Return ``book`` for the session of a sub-agent, bounded by the book of its parent session.
+
+    The mode of the result is no wider than the parent's, and it allows nothing that the parent's book restricts.
+    """
     bound = read_mode(above.mode)
     if MODES.index(read_mode(book.mode)) > MODES.index(bound):
         book = in_mode(book, bound)
@@ -522,9 +534,9 @@ def within(book: RuleBook, above: RuleBook) -> RuleBook:
 
 
 def given(text: str | None) -> Mode | None:
-    """A mode as a program names it.
+    """Parse the name of a mode that a program passes, or return None for None.
 
-    :raises UsageError: naming the modes there are
+    :raises UsageError: names the valid modes
     """
     if text is None:
         return None

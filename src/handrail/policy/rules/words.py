@@ -1,7 +1,7 @@
-"""The words of a rule pattern: quotes make a word literal, everything else in it is a glob.
+"""The words of a rule pattern: quoted text is literal, everything else is a glob.
 
-``allow bash git commit -m 'fix: *'`` has four words, the last of which contains a literal star. So any argv, quoted as
-for a shell, is a pattern that matches exactly itself.
+The pattern of ``allow bash git commit -m 'fix: *'`` has four words, the last with a literal star. So any argv, quoted as for a
+shell, is a pattern that matches exactly itself.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _PART = re.compile(
 
 
 class WordFault(ValueError):
-    """The pattern cannot be read as words."""
+    """The pattern cannot be split into words."""
 
 
 def pattern_words(pattern: str) -> tuple[str, ...]:
-    """The words of ``pattern``, each as a glob in which quoted and escaped characters stand for themselves.
+    """Split ``pattern`` into words, each a glob in which quoted and escaped characters are literal.
 
-    :raises WordFault: for a quote that is not closed
+    :raises WordFault: for an unclosed quote
     """
     words: list[str] = []
     word: list[str] | None = None
@@ -34,7 +34,7 @@ def pattern_words(pattern: str) -> tuple[str, ...]:
     while position < len(pattern):
         match = _PART.match(pattern, position)
         if match is None:
-            raise WordFault(f"a quote is not closed at {pattern[position : position + 20]!r}")
+            raise WordFault(f"a quote is not closed at {pattern[position : position + 20]!r}. Close it, or escape it with a backslash.")
         position = match.end()
         kind = match.lastgroup
         if kind == "blank":
@@ -54,9 +54,9 @@ def pattern_words(pattern: str) -> tuple[str, ...]:
 
 
 def bare_words(pattern: str) -> tuple[str, ...]:
-    """The words of ``pattern`` in which nothing is quoted or escaped.
+    """Return the words of ``pattern`` in which nothing is quoted or escaped.
 
-    :raises WordFault: for a quote that is not closed
+    :raises WordFault: for an unclosed quote
     """
     found: list[str] = []
     bare = ""
@@ -65,7 +65,7 @@ def bare_words(pattern: str) -> tuple[str, ...]:
     while position < len(pattern):
         match = _PART.match(pattern, position)
         if match is None:
-            raise WordFault(f"a quote is not closed at {pattern[position : position + 20]!r}")
+            raise WordFault(f"a quote is not closed at {pattern[position : position + 20]!r}. Close it, or escape it with a backslash.")
         position = match.end()
         if match.lastgroup == "blank":
             found += [bare] if bare and plain else []
@@ -78,22 +78,23 @@ def bare_words(pattern: str) -> tuple[str, ...]:
 
 
 def literal_words(argv: Iterable[str]) -> str:
-    """A pattern that matches exactly ``argv``."""
+    """Return a pattern that matches exactly ``argv``."""
     return shlex.join(argv)
 
 
 _Word = tuple[str, "re.Pattern[str] | None"]
-"""A word of a pattern, and what matches it where it has a wildcard."""
+"""A word of a pattern, and its regular expression if it has a wildcard."""
 
 
 class ArgvPattern:
-    """A command pattern, ready to be compared with an argv word by word.
+    """A command pattern, compared with an argv word by word.
 
-    A last word ``*`` stands for any further words, none included; a last word ``-*`` for one or more further
-    words that begin with ``-``. When the pattern belongs to an *allow* rule, a wildcard at the beginning of a
-    word never takes a word that begins with ``-``. In the others ``*`` takes every word, and whatever follows
-    the word that ``-*`` took; the program may be in any of the machine's own folders; and options may be in any order and
-    place, short ones together or apart: ``deny bash rm -rf *`` matches ``rm -f x -r``.
+    A last word ``*`` matches any further words, or none. A last word ``-*`` matches one or more further words that begin with
+    ``-``.
+
+    In an *allow* rule, a wildcard at the beginning of a word never matches a word that begins with ``-``. In other rules, ``*``
+    matches every word, and any words may follow the word that ``-*`` matched. The program may be in any standard folder, and
+    options may be in any order and place, combined or separate: ``deny bash rm -rf *`` matches ``rm -f x -r``.
     """
 
     __slots__ = ("_most", "_operands", "_options", "_rest", "_strict", "_takes_any", "_words", "literal_words")
@@ -104,28 +105,29 @@ class ArgvPattern:
         self._rest = rest
         self._strict = allowing
         self._most = sys.maxsize if rest is not None else len(fixed)
-        """How many words an argv may have."""
+        """The maximum number of words in a matching argv."""
         self._takes_any = rest is None or (rest == "*" and not allowing)
-        """Whether further words, where there may be any, may be any words."""
+        """Whether the further words, if the pattern permits them, may be any words."""
         self._words: tuple[_Word, ...] = tuple(
             (_unescaped(w), None) if not has_wildcard(w) else (w, text_regex(w)) for w in fixed
         )
         self.literal_words = frozenset(i for i, (_, regex) in enumerate(self._words) if regex is None)
-        """Which words of a matching argv are named by literal words of the pattern."""
+        """The positions of the words in a matching argv that literal words of the pattern name."""
         self._options, self._operands = (frozenset[str](), self._words) if allowing else _options_apart(self._words)
-        """Of a pattern that does not allow, its options, if all of them are literal, and its other words."""
+        """The options of a pattern that does not allow, if all of them are literal, and its other words."""
 
     @property
     def program(self) -> str | None:
-        """The literal first word, if it is one."""
+        """The first word of the pattern if it is literal, or None."""
         return self._words[0][0] if self._words and 0 in self.literal_words else None
 
     @property
     def beginning(self) -> str:
-        """How the name of every program begins that it matches, as far as its first word says."""
+        """The literal beginning of the first word, with which the name of every matching program begins."""
         return literal_prefix(self._words[0][0]) if self._words else ""
 
     def matches(self, argv: Sequence[str]) -> bool:
+        """Return whether the pattern matches a command."""
         if self._strict:
             return self._matches_as_written(argv)
         if argv and argv[0][:1] == "/":
@@ -150,7 +152,7 @@ class ArgvPattern:
         return bool(are_options) and (all(are_options) if self._strict else are_options[0])
 
     def _matches_in_any_order(self, argv: Sequence[str]) -> bool:
-        """Whether the argv has all options of the pattern, wherever they are, and its operands in their order."""
+        """Return whether the argv has all options of the pattern in any place, and its operands in order."""
         program, regex = self._operands[0]
         if not argv or (argv[0] != program if regex is None else regex.match(argv[0]) is None):
             return False
@@ -169,7 +171,7 @@ class ArgvPattern:
 
 
 def _options_apart(words: tuple[_Word, ...]) -> tuple[frozenset[str], tuple[_Word, ...]]:
-    """The options of a pattern, if all of them are literal, and its other words."""
+    """Return the options of a pattern, if all of them are literal, and its other words."""
     given = [(word, regex) for word, regex in words[1:] if word[:1] == "-" and len(word) > 1]
     if not given or not all(regex is None for _, regex in given):
         return frozenset(), words
@@ -178,7 +180,7 @@ def _options_apart(words: tuple[_Word, ...]) -> tuple[frozenset[str], tuple[_Wor
 
 
 def _options_and_operands(argv: Sequence[str]) -> tuple[set[str], list[str]]:
-    """The options of an argv, each by itself, and its operands, the values of ``--option=value`` among them."""
+    """Return the single options of an argv, and its operands with the values of ``--option=value``."""
     options: set[str] = set()
     operands: list[str] = []
     for index, word in enumerate(argv[1:], 1):
@@ -196,11 +198,11 @@ def _options_and_operands(argv: Sequence[str]) -> tuple[set[str], list[str]]:
 
 
 STANDARD_FOLDERS = ("/bin/", "/usr/bin/", "/usr/local/bin/", "/sbin/", "/usr/sbin/", "/usr/local/sbin/")
-"""Folders that hold the machine's own programs: a program there is the one of its bare name."""
+"""The folders of the system's programs. A program in one of them is the one of its bare name."""
 
 
 def standard_name(program: str) -> str:
-    """Return the bare name of a program in a standard folder, and any other name as it is."""
+    """Return the bare name of a program in a standard folder, and any other name unchanged."""
     folder, slash, name = program.rpartition("/")
     return name if slash and name and f"{folder}/" in STANDARD_FOLDERS else program
 
@@ -223,7 +225,7 @@ _SAME_OPTIONS = {
 
 
 def _option_parts(word: str) -> tuple[str, ...]:
-    """The options that one word holds: ``-rf`` holds ``-r`` and ``-f``."""
+    """Return the options in one word: ``-rf`` contains ``-r`` and ``-f``."""
     if word[:2] == "--":
         return (word,)
     if _SHORT_OPTIONS.fullmatch(word):
@@ -232,7 +234,7 @@ def _option_parts(word: str) -> tuple[str, ...]:
 
 
 def _has(options: Set[str], wanted: str) -> bool:
-    """Whether an option is there, also under its other name, or shortened as GNU programs let a long one."""
+    """Return whether an option is present, also by its other name or shortened as GNU programs allow."""
     if wanted in options:
         return True
     same = _SAME_OPTIONS.get(wanted, wanted)

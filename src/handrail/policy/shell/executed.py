@@ -1,9 +1,9 @@
 """The words of a shell text that may name workspace files which the text runs.
 
-A person who approves ``bash run.sh`` approves the content of ``run.sh``. So the approval is bound to the content of the
+A user who approves ``bash run.sh`` approves the content of ``run.sh``. So the approval is bound to the content of the
 files that a command runs: its script, the file given to a runner or an interpreter, and the files that a program runs by
-default (a ``Makefile``, a ``package.json``). The search finds too much rather than too little: in a command that may run
-something, each word counts that names a file. Nothing here reads the file system.
+default (a ``Makefile``, a ``package.json``). The search finds too much rather than too little. In a command that may run
+something, each word that names a file counts. Nothing here reads the file system.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ONLY_DATA = frozenset(
     | {"truncate", "tsort", "uname", "unexpand", "uniq", "unlink", "unxz", "unzip", "uptime", "wait", "wc", "wget"}
     | {"which", "whoami", "xxd", "xz", "yq", "zcat", "zip", ":"}
 )  # fmt: skip
-"""Programs that take their words for data, unless :func:`~handrail.policy.shell.programs.concern` says otherwise."""
+"""Programs that treat their words as data, unless :func:`~handrail.policy.shell.programs.concern` finds a risk."""
 
 _JAVASCRIPT = (
     "package.json",
@@ -103,10 +103,10 @@ _IMPLIED: Mapping[str, tuple[str, ...]] = {
     "julia": ("Project.toml",), "perl": (), "latexmk": (".latexmkrc", "latexmkrc"), "gdb": (".gdbinit",),
     "watchman": (".watchmanconfig",), "tmux": (".tmux.conf",), "expect": (), "nodemon": ("nodemon.json", "package.json"),
 }  # fmt: skip
-"""The files that a program runs, or takes what it runs from, without being told their names."""
+"""The files that a program runs, or reads its commands from, without their names among its words."""
 
 FOLDERS_OF_PROGRAMS = (".venv/bin", "venv/bin", "node_modules/.bin")
-"""Of the workspace: a bare name may be a program in one of them."""
+"""The folders of the workspace in which a bare name may be a program."""
 _MOVES = frozenset({"cd", "pushd"})
 _LOOPS = frozenset(
     {"for", "while", "until", "select", "function", "()", "eval", "source", "xargs", "-exec", "-execdir"}
@@ -123,20 +123,20 @@ _HOME = re.compile(r"\$HOME\b|\$\{HOME\}|(?<![^\s'\"=:])~(?=/|\s|\Z)")
 _HERE = re.compile(r"\$PWD\b|\$\{PWD\}|\$\(pwd\)|`pwd`|\$OLDPWD\b")
 _VARIABLE = re.compile(r"\$\w+")
 LONGEST = 4_095
-"""Bytes of a path that the system takes: a longer word names no file."""
+"""The maximum bytes of a path. A longer word names no file."""
 HOME = "\0HOME"
-"""Stands at the beginning of a word for the home folder of programs."""
+"""The placeholder at the beginning of a word for the home folder of programs."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
     """One command of a text that runs something.
 
-    :param words: each may name a file that is run, or the folder that it lies in
-    :param implied: names of files that are run where they are in the command's folder, or above it
+    :param words: each may name a file that is run, or the folder that contains it
+    :param implied: names of files that are run if they are in the command's folder, or above it
     :param programs: bare names, each of which may be a program in one of :data:`FOLDERS_OF_PROGRAMS`
-    :param levels: how many folders within folders the command may change to, one after the other
-    :param enters: the command changes to one of the folders among its words, for the commands after it
+    :param levels: the number of nested folders that the command may change to in sequence
+    :param enters: whether the command changes to one of the folders among its words, for the commands after it
     """
 
     words: tuple[str, ...]
@@ -147,7 +147,10 @@ class RunStep:
 
 
 def run_steps(script: Script, text: str) -> tuple[RunStep, ...]:
-    """Return the commands of a text with the words that may name what it runs; nothing for a text that only handles data."""
+    """Return the commands of a text with the words that may name what they run.
+
+    A text that only handles data has none, except for the programs that it starts.
+    """
     if script.unclear is None and all(_only_data(command.argv) for command in script.commands):
         return tuple(_program_steps(script))
     steps = [_step(command.argv) for command in script.commands]
@@ -161,6 +164,7 @@ def run_steps(script: Script, text: str) -> tuple[RunStep, ...]:
 
 
 def _only_data(argv: Sequence[str]) -> bool:
+    """Return whether a command treats all of its words as data."""
     *_, inner = wrappers.layers(argv)
     if not inner or "/" in inner[0]:
         return not inner
@@ -170,7 +174,7 @@ def _only_data(argv: Sequence[str]) -> bool:
 
 
 def _program_steps(script: Script) -> Iterator[RunStep]:
-    """What the bare names of a text's programs may be in the workspace."""
+    """Return the bare names of a text's programs, which may be programs of the workspace."""
     names = {word for command in script.commands for word in _programs(command.argv)}
     if names:
         yield RunStep((), programs=tuple(sorted(names)))
@@ -215,7 +219,10 @@ def _implied(name: str) -> tuple[str, ...]:
 
 
 def _variants(word: str) -> Iterator[str]:
-    """The word, and the parts of it that may name a file: ``--file=x``, ``-fx``, ``a.py::test``, a text within a text."""
+    """Return the word, and the parts of it that may name a file.
+
+    Examples are ``--file=x``, ``-fx``, ``a.py::test``, and a text within a text.
+    """
     word = _HERE.sub(".", _HOME.sub(HOME, word))
     yield word
     if word[:1] == "-" and len(word) > 2:
@@ -228,7 +235,7 @@ def _variants(word: str) -> Iterator[str]:
 
 
 def _tokens(text: str) -> Iterator[str]:
-    """Whatever stands between the signs of a text, read with its quotes, without them, and without its variables."""
+    """Return the parts between the signs of a text: with its quotes, without them, and without variables."""
     text = _HERE.sub(".", _HOME.sub(HOME, text))
     bare = _QUOTES.sub("", text)
     for read in dict.fromkeys((text, bare, _VARIABLE.sub(" ", bare))):
@@ -237,13 +244,16 @@ def _tokens(text: str) -> Iterator[str]:
                 if part:
                     yield part
                     if part[0] == "/":
-                        yield part.lstrip("/")  # behind a variable that nobody knows
+                        yield part.lstrip("/")  # after an unknown variable
                     if part[0] == "-" and len(part) > 2:
                         yield part[2:]
 
 
 def _files_of_module(word: str, before: str) -> Iterator[str]:
-    """The files of the module that a word may name: behind ``-m``, or in a word such as ``package.module:function``."""
+    """Return the files of the module that a word may name.
+
+    The word stands after ``-m``, or has a form such as ``package.module:function``.
+    """
     if before == "-m":
         return _module(word)
     if word[:2] == "-m":
@@ -252,7 +262,7 @@ def _files_of_module(word: str, before: str) -> Iterator[str]:
 
 
 def _module(name: str) -> Iterator[str]:
-    """The files that a Python module of this name is."""
+    """Return the files that a Python module of this name may be."""
     if len(name) > LONGEST or _MODULE.fullmatch(name) is None:
         return
     path = name.replace(".", "/")

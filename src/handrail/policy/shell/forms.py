@@ -12,14 +12,14 @@ from handrail.contract.protected.protected import SERVING
 
 @dataclass(frozen=True, slots=True)
 class Concern:
-    """Why a command is more than it looks, and which of its words an allow rule has to name literally for it."""
+    """The reason why a command is risky, and the words that an allow rule has to name literally for it."""
 
     reason: str
     words: frozenset[int]
 
 
 def together(*found: Concern | None) -> Concern | None:
-    """All of them as one, for which a rule has to name the words of each; with the first one's reason."""
+    """Return all risks as one, with the first one's reason. A rule has to name the words of each."""
     there = [one for one in found if one is not None]
     return Concern(there[0].reason, frozenset[int]().union(*(one.words for one in there))) if there else None
 
@@ -64,13 +64,14 @@ _STANDARD_INPUT = re.compile(r"-|/dev/stdin|/dev/fd/\d+|/proc/.+/fd/\d+")
 
 
 def _is_standard_input(word: str) -> bool:
-    """Whether a program that is given this file to run reads what it is fed, however the path is written."""
+    """Return whether this file is the standard input, however its path is written."""
     return (
         _STANDARD_INPUT.fullmatch(word if word[:1] != "/" else "/" + posixpath.normpath(word).lstrip("/")) is not None
     )
 
 
 def all_words(argv: Sequence[str], reason: str) -> Concern:
+    """Return a risk for which a rule has to name every word."""
     return Concern(reason, frozenset(range(len(argv))))
 
 
@@ -79,7 +80,7 @@ def _from(argv: Sequence[str], start: int, reason: str) -> Concern:
 
 
 def _these(argv: Sequence[str], found: Iterable[int], reason: str) -> Concern | None:
-    """A concern about the option words ``found``, each with the word after it unless the value is attached."""
+    """Return a risk of the option words ``found``, each with the next word unless its value is attached."""
     words = {0}
     for index in found:
         words.add(index)
@@ -89,7 +90,7 @@ def _these(argv: Sequence[str], found: Iterable[int], reason: str) -> Concern | 
 
 
 def _is_long(word: str, names: Iterable[str]) -> bool:
-    """Whether ``word`` is one of the long options, written out or shortened as GNU programs let one."""
+    """Return whether ``word`` is one of the long options, in full or shortened as GNU programs allow."""
     if word[:2] != "--" or len(word) < 3:
         return False
     name = word.partition("=")[0]
@@ -97,7 +98,7 @@ def _is_long(word: str, names: Iterable[str]) -> bool:
 
 
 def options(what: str, short: str, *long: str) -> Callable[[Sequence[str]], Concern | None]:
-    """A form: any of these options, alone, in a cluster, or shortened."""
+    """Return a check for any of these options, alone, in a cluster, or shortened."""
     letters = frozenset(short)
 
     def form(argv: Sequence[str]) -> Concern | None:
@@ -114,7 +115,7 @@ def options(what: str, short: str, *long: str) -> Callable[[Sequence[str]], Conc
 
 
 def single_dash(what: str, *names: str) -> Callable[[Sequence[str]], Concern | None]:
-    """A form: any word that begins with one of these."""
+    """Return a check for any word that begins with one of these names."""
 
     def form(argv: Sequence[str]) -> Concern | None:
         found = [index for index, word in enumerate(argv) if index and word.replace("--", "-", 1).startswith(names)]
@@ -124,7 +125,7 @@ def single_dash(what: str, *names: str) -> Callable[[Sequence[str]], Concern | N
 
 
 def first_words(what: str, name: str) -> Callable[[Sequence[str]], Concern | None]:
-    """A form: an option that the program takes only before its operands."""
+    """Return a check for an option that the program accepts only before its operands."""
 
     def form(argv: Sequence[str]) -> Concern | None:
         found: list[int] = []
@@ -140,8 +141,11 @@ def first_words(what: str, name: str) -> Callable[[Sequence[str]], Concern | Non
 
 
 def shell_settings(argv: Sequence[str]) -> Concern | None:
-    """``set -k`` makes variables of ``NAME=value`` anywhere in later commands, and ``set -H`` with ``-o history`` puts words
-    of earlier commands in the place of ``!:1``, which nobody then judges as such."""
+    """Return the risk of ``set`` options that change how the shell reads later commands, or None.
+
+    ``set -k`` treats ``NAME=value`` anywhere in later commands as a variable. ``set -H`` with ``-o history`` replaces ``!:1`` by
+    words of earlier commands, after the commands were evaluated.
+    """
     for word in argv[1:]:
         if word == "--":
             return None
@@ -151,7 +155,10 @@ def shell_settings(argv: Sequence[str]) -> Concern | None:
 
 
 def second_operand_is_output(argv: Sequence[str]) -> Concern | None:
-    """``uniq`` and ``xxd`` write to their second operand; an option's own value may look like one."""
+    """Return the risk of ``uniq`` and ``xxd``, which write to their second operand, or None.
+
+    The value of an option may look like an operand.
+    """
     operands = [index for index, word in enumerate(argv) if index and (word == "-" or word[:1] != "-")]
     if len(operands) < 2:
         return None
@@ -159,7 +166,7 @@ def second_operand_is_output(argv: Sequence[str]) -> Concern | None:
 
 
 _CURL = options(
-    "writes or sends files, or reaches what no address names",
+    "writes or sends files, or reaches a place that no address names",
     "oOKTDFdJcnEb",
     *("--output", "--output-dir", "--remote-name", "--remote-name-all", "--remote-header-name", "--config", "--dump-header"),
     *("--upload-file", "--cookie", "--cookie-jar", "--trace", "--trace-ascii", "--stderr", "--libcurl", "--etag-save"),
@@ -171,9 +178,10 @@ _OTHER_SCHEME = re.compile(r"(?!https?:)[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
 def curl(argv: Sequence[str]) -> Concern | None:
+    """Return the risk of a ``curl`` command, or None."""
     found = [i for i, word in enumerate(argv) if i and (_OTHER_SCHEME.match(word) or "%output{" in word)]
     past = (
-        Concern(f"curl {argv[found[0]]} reads or writes past any rule about files", frozenset((0, *found)))
+        Concern(f"curl {argv[found[0]]} reads or writes files that no rule about files covers", frozenset((0, *found)))
         if found
         else None
     )
@@ -184,6 +192,7 @@ _LESS = frozenset("NRSFXi")
 
 
 def less(argv: Sequence[str]) -> Concern | None:
+    """Return the risk of a ``less`` command, or None."""
     found = [
         i for i, word in enumerate(argv) if i and (word[:1] == "+" or (word[:1] == "-" and not set(word[1:]) <= _LESS))
     ]
@@ -191,6 +200,7 @@ def less(argv: Sequence[str]) -> Concern | None:
 
 
 def find(argv: Sequence[str]) -> Concern | None:
+    """Return the risk of a ``find`` command, or None."""
     for index, word in enumerate(argv):
         if word in ("-exec", "-execdir", "-ok", "-okdir"):
             return _from(argv, index, f"find {word} runs a program on each file")
@@ -200,6 +210,7 @@ def find(argv: Sequence[str]) -> Concern | None:
 
 
 def tar(argv: Sequence[str]) -> Concern | None:
+    """Return the risk of a ``tar`` command, or None."""
     names = ("--checkpoint-action", "--use-compress-program", "--to-command", "--info-script", "--new-volume-script")
     found = [
         index
@@ -214,6 +225,7 @@ def tar(argv: Sequence[str]) -> Concern | None:
 
 
 def make(argv: Sequence[str]) -> Concern | None:
+    """Return the risk of a ``make`` command, or None."""
     found = [
         index
         for index, word in enumerate(argv)
@@ -224,14 +236,17 @@ def make(argv: Sequence[str]) -> Concern | None:
 
 
 def package_runner(argv: Sequence[str]) -> Concern | None:
-    """Sub-commands that run any program or code (``npm exec``), before which only options stand."""
+    """Return the risk of a sub-command that runs any program or code (``npm exec``), or None.
+
+    Only options may stand before the sub-command.
+    """
     for word in argv[1:]:
         if word[:1] == "-":
             if word in ("-c", "-e", "-p", "--call", "--eval", "--print"):
                 return all_words(argv, f"{argv[0]} {word} runs code given on the command line")
             continue
         if word in ("exec", "x", "dlx", "eval", "repl", "config", "set-script", "tool"):
-            return all_words(argv, f"{argv[0]} {word} runs any program, or changes what is run")
+            return all_words(argv, f"{argv[0]} {word} can run any program, or change what is run")
         return None
     return None
 
@@ -270,25 +285,26 @@ _GIT_CONFIG_SCOPES = frozenset({"--global", "--system", "--local", "--worktree",
 
 
 def git(argv: Sequence[str]) -> Concern | None:
+    """Return the risk of a ``git`` command, or None."""
     before: list[Concern] = []
     index = 1
     while index < len(argv) and argv[index][:1] == "-":
         word = argv[index]
         span = 2 if word in _GIT_WITH_VALUE else 1
         if word not in _GIT_HARMLESS:
-            why = f"git {word} changes the configuration git works by, which can name programs to run"
+            why = f"git {word} changes the configuration of git, which can name programs to run"
             known = span == 2 or "=" in word or word in _GIT_FLAGS
-            end = index + span if known else len(argv)  # otherwise nobody knows which word is git's command
+            end = index + span if known else len(argv)  # otherwise it is unknown which word is git's command
             before.append(Concern(why, frozenset((0, *range(index, min(end, len(argv)))))))
         index += span
     return together(*before, *(_git_command(argv, index) if index < len(argv) else ()))
 
 
 def _git_command(argv: Sequence[str], index: int) -> Iterator[Concern | None]:
-    """What is the matter with git's command, which stands at ``index``, and with each of the words after it."""
+    """Return the risks of git's sub-command, at ``index``, and of each of the words after it."""
     command, rest = argv[index], argv[index + 1 :]
     if command in _GIT_RUNS or (command == "config" and not _only_reads_config(rest)):
-        yield _from(argv, index, f"git {command} runs programs, or sets which are run")
+        yield _from(argv, index, f"git {command} runs programs, or configures which programs run")
         return
     if (command == "bisect" and tuple(rest[:1]) == ("run",)) or (command == "submodule" and "foreach" in rest):
         yield _from(argv, index, f"git {command} runs a program")
@@ -303,7 +319,7 @@ def _git_command(argv: Sequence[str], index: int) -> Iterator[Concern | None]:
 
 
 def _is_risky_for_git(command: str, word: str) -> bool:
-    """Whether the word is an option with which the command writes a file or runs a program."""
+    """Return whether the word is an option with which the sub-command writes a file or runs a program."""
     if word[:2] == "--" and not word.startswith("--output-indicator"):
         return word not in SERVING and _is_long(word, _GIT_LONG)
     letters = _GIT_SHORT.get(command, "") + "O"
@@ -311,7 +327,10 @@ def _is_risky_for_git(command: str, word: str) -> bool:
 
 
 def _only_reads_config(words: Sequence[str]) -> bool:
-    """By the first word that is no scope: further on ``get`` is a value, and ``git config KEY VALUE get`` writes."""
+    """Return whether ``git config`` only reads, by the first word that is not a scope.
+
+    Further words do not count: ``git config KEY VALUE get`` writes.
+    """
     first = next((word for word in words if word not in _GIT_CONFIG_SCOPES), None)
     return first in _GIT_READS_CONFIG
 
@@ -333,11 +352,12 @@ _SED_PLAIN_OPTIONS = frozenset(
 )
 _SED_PLAIN_CLUSTER = re.compile(r"-[nErsuz]+")
 _SED_WITH_VALUE = re.compile(r"-[nErsuzb]*(?:(?P<script>[ef])|l)|--(?:l[a-z-]*)")
-"""Options whose value is the next word; ``-i`` has what is left of its own."""
+"""Options whose value is the next word. For ``-i`` it is the rest of the same word."""
 _AWK_RUNS = re.compile(r"system|getline|[|>@]|fflush|close")
 
 
 def sed(argv: Sequence[str]) -> Concern | None:
+    """Return the risk of a ``sed`` command, or None."""
     found: list[Concern | None] = []
     scripts: list[int] = []
     operands: list[int] = []
@@ -353,7 +373,7 @@ def sed(argv: Sequence[str]) -> Concern | None:
             index += 1
             scripts.append(index)
         elif word.startswith("--expression="):
-            found.append(Concern("a sed script in one word with its option is not judged", frozenset((0, index))))
+            found.append(Concern("a sed script attached to its option is not checked", frozenset((0, index))))
             scripts.append(index)
         elif word not in _SED_PLAIN_OPTIONS and not _SED_PLAIN_CLUSTER.fullmatch(word):
             found.append(_these(argv, [index], f"sed {word} can write files or run commands"))
@@ -372,6 +392,7 @@ def _unplain_sed_scripts(argv: Sequence[str], places: Sequence[int]) -> Iterator
 
 
 def awk(argv: Sequence[str]) -> Concern | None:
+    """Return the risk of an ``awk`` command, or None."""
     index = 1
     while index < len(argv) and argv[index][:1] == "-" and argv[index] != "-":
         word = argv[index]
@@ -392,7 +413,7 @@ _PYTHON = re.compile(r"(?:python|pypy)[0-9.]*(?:\.exe)?")
 _VERSIONED = re.compile(r"(?P<name>[a-z]+?)[0-9.]+")
 _PYTHON_CODE_MODULES = frozenset({"timeit", "pdb", "code", "codeop", "asyncio", "idlelib", "ipython", "trace"})
 _ENDS_AT_ONCE = frozenset({"--version", "--help"})
-"""Alone, these print something and end. ``-v`` and ``-h`` do not: python and bash go on to read their input."""
+"""Alone, these print something and exit. ``-v`` and ``-h`` do not: python and bash then read their input."""
 _HARMLESS: dict[str, re.Pattern[str]] = {
     "node": re.compile(r"-v|-h|-c|--check|--test|--no-warnings|--trace-warnings|--enable-source-maps"),
     "nodejs": re.compile(r"-c|--check|--test|--no-warnings|--trace-warnings"),
@@ -414,7 +435,10 @@ _SHELL_HARMLESS = re.compile(r"-[eux]+")
 
 
 def interpreter(program: str, argv: Sequence[str]) -> Concern | None:
-    """Programs that run a file given to them are named by it; code in their words or on stdin is not."""
+    """Return the risk of an interpreter, or None.
+
+    An interpreter that runs a file is named by that file. Code in its words or on its standard input is not.
+    """
     if program in ("awk", "gawk", "mawk", "nawk", "original-awk"):
         return awk(argv)
     if _PYTHON.fullmatch(program):
@@ -439,7 +463,7 @@ def _by_options(argv: Sequence[str], harmless: re.Pattern[str]) -> Concern | Non
             return all_words(argv, f"{argv[0]} {word} can run code given on the command line")
         if word == "--test":  # finds its files itself
             return None
-    return all_words(argv, f"{argv[0]} without a file runs whatever it is fed")
+    return all_words(argv, f"{argv[0]} without a file runs its standard input")
 
 
 def _python(argv: Sequence[str]) -> Concern | None:
@@ -463,4 +487,4 @@ def _python(argv: Sequence[str]) -> Concern | None:
         if not re.fullmatch(r"-[bBdEIOPqsSu]+|-[WX].+", word):
             return all_words(argv, f"{argv[0]} {word} can run code given on the command line")
         index += 1
-    return all_words(argv, f"{argv[0]} without a file runs whatever it is fed")
+    return all_words(argv, f"{argv[0]} without a file runs its standard input")

@@ -1,8 +1,8 @@
 """A parser of shell text: a list of simple commands, or the reason why the text is unclear.
 
-Two independent readers must agree: tree-sitter's grammar for bash, of which only a closed list of node types is
-accepted, and a small lexer of exactly that subset, which removes the quotes. An unknown construct in either, or a word that
-they read differently, makes the whole text unclear. Nothing here runs or expands anything.
+Two independent parsers must agree. One is tree-sitter's grammar for bash, of which only a closed list of node types is
+accepted. The other is a small lexer of exactly that subset, which removes the quotes. An unknown construct in either, or a word
+that they read differently, makes the whole text unclear. Nothing here runs or expands anything.
 """
 
 from __future__ import annotations
@@ -23,26 +23,30 @@ if TYPE_CHECKING:
 MAX_CHARACTERS = 64 * 1024
 MAX_COMMANDS = 50
 MAX_SIGNS = 1_000
-"""The most of the characters that structure is made of in a text that is not plain: what the grammar makes of them takes
-it more than their number of steps, up to minutes for a text of this length."""
+"""The maximum number of structural characters in a text that is not plain.
+
+The grammar's time grows faster than their number, up to minutes for a text of ``MAX_CHARACTERS``.
+"""
 MAX_WORDS = 4_000
-"""Words, operators and line ends of a text that is judged, all together."""
+"""The maximum number of words, operators and line ends in a text that is evaluated."""
 _MAX_NODES = 20_000
-"""Of the tree that the grammar makes, which is walked several times."""
+"""The maximum size of the grammar's tree, which is walked several times."""
 _MAX_PARSE_S = 0.015
-"""Processor time of the grammar, which after an error grows with the square of the text: `<a href=` repeated to 8,000
-characters took 65 ms, an ordinary script of that length takes 1 ms."""
+"""The maximum processor time of the grammar. After an error, it grows with the square of the text's length.
+
+`<a href=` repeated to 8,000 characters took 65 ms. An ordinary script of that length takes 1 ms.
+"""
 _SHORT = 1_000
-"""Characters that the grammar reads within that time whatever they are."""
+"""The number of any characters that the grammar reads within that time."""
 _CHUNK = 4_096
-"""Bytes that the grammar is given at once, each time that it goes back."""
+"""The number of bytes that the grammar gets at once, also each time that it goes back."""
 
 _UNDERSTOOD = frozenset(
     {"program", "list", "pipeline", "command", "command_name", "redirected_statement", "file_redirect", "comment"}
     | {"word", "string", "string_content", "raw_string", "concatenation", "number", "file_descriptor"}
     | {"&&", "||", "|", ";", "\n", '"', ">", ">>", ">|", ">&", "&>", "&>>", "<"}
 )
-"""The closed list of node types; every other one is asked about until it is understood and tested."""
+"""The closed list of supported node types. A text with any other type requires approval."""
 _WORDS = frozenset({"word", "string", "raw_string", "concatenation", "number"})
 _NO_WORDS = frozenset({"variable_assignment", "file_redirect", "herestring_redirect", "heredoc_redirect", "comment"})
 _CONSTRUCTS = {
@@ -85,7 +89,7 @@ _RESERVED = frozenset(
 _NOT_LITERAL = frozenset("*?[]~{}")
 _SIGNS = "|&;<>()[]{}$`"
 _MOST_MADE_OUT = 4 * MAX_COMMANDS
-"""Commands that are looked for in a text of which nothing is allowed."""
+"""The maximum number of commands to recover from an unclear text."""
 _OPENING = frozenset({">", ">>", ">|", "<", "&>", "&>>", ">&"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\[.*\])?\+?=", re.DOTALL)
 _TOKEN = re.compile(
@@ -104,9 +108,9 @@ _QUOTED_ESCAPE = re.compile(r'\\([\\"$`])')
 class Redirection:
     """One redirection of a command.
 
-    :param operator: as written, with the descriptor's number (``2>>``)
+    :param operator: as written, with the number of the descriptor (``2>>``)
     :param target: without quotes: a path, or the number of another descriptor
-    :param capability: what it does to the file ``target``; None where it opens none of anybody's (``/dev/null``, ``2>&1``)
+    :param capability: the access to the file ``target``; None if no file of the user is opened (``/dev/null``, ``2>&1``)
     """
 
     operator: str
@@ -119,7 +123,7 @@ class Redirection:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One simple command: ``argv`` without quotes, and its redirections."""
+    """A simple command: ``argv`` without quotes, and its redirections."""
 
     argv: tuple[str, ...]
     redirections: tuple[Redirection, ...] = ()
@@ -129,29 +133,33 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A shell text, read.
+    """A parsed shell text.
 
-    :param commands: every simple command there is, when ``unclear`` is None; otherwise only what could be made
-        out, good for finding something forbidden and never for allowing anything
-    :param unclear: what could not be read or is not judged, as half a sentence; None when all is understood
+    :param commands: every simple command if ``unclear`` is None. Otherwise the commands that could be recovered, which serve to
+        find forbidden ones and never to allow anything
+    :param unclear: why the text is not understood, as half a sentence; None if all is understood
     """
 
     commands: tuple[Command, ...]
     unclear: str | None = None
     files: tuple[Redirection, ...] = ()
-    """The redirections that open a file; of a text that is unclear, what could be made out."""
+    """The redirections that open a file. For an unclear text, those that could be recovered."""
 
 
 class _Unclear(Exception):
-    """A condition rather than an error: this text is not plain."""
+    """The text is not a plain list of simple commands. This is a condition rather than an error."""
 
 
 @lru_cache(maxsize=8)
 def parse(text: str, most_signs: int = MAX_SIGNS) -> Script:
-    """Read ``text`` as a shell would, without running it. Never raises. A call is judged in several steps, each of which
-    reads its text."""
+    """Parse ``text`` as a shell would, without running it. Never raises.
+
+    The result is cached, because several steps of one call parse the same text.
+
+    :param most_signs: the maximum number of structural characters in a text that is not plain
+    """
     if len(text) > MAX_CHARACTERS:
-        return Script((), f"it is {len(text):,} characters long (at most {MAX_CHARACTERS:,} are judged)")
+        return Script((), f"the text has {len(text):,} characters (the maximum is {MAX_CHARACTERS:,})")
     if problem := _hidden(text):
         return Script((), problem)
     commands: tuple[Command, ...] | None = None
@@ -161,14 +169,14 @@ def parse(text: str, most_signs: int = MAX_SIGNS) -> Script:
     except _Unclear as unclear:
         not_plain = str(unclear)
         if sum(map(text.count, _SIGNS)) > most_signs:
-            return Script((), f"it has more than {most_signs:,} signs like {_SIGNS[:5]} in it, and {not_plain}")
+            return Script((), f"the text has more than {most_signs:,} signs like {_SIGNS[:5]}, and {not_plain}")
     if commands is not None and len(commands) > MAX_COMMANDS:
         count = f"{len(commands)}{' or more' * (len(commands) == _MOST_MADE_OUT)}"
-        return Script(commands, f"it has {count} commands (at most {MAX_COMMANDS} are judged)", _opened(commands))
+        return Script(commands, f"the text has {count} commands (the maximum is {MAX_COMMANDS})", _opened(commands))
     raw = text.encode("utf-8")
     root = _tree(raw if text.isascii() else raw.translate(_STAND_INS))
     if root is None:
-        return Script((), "it takes too long to be read")
+        return Script((), "the text takes too long to parse")
     problem = _outside_the_list(root)
     if problem is None:
         if commands is None:
@@ -186,7 +194,7 @@ def _opened(commands: Sequence[Command]) -> tuple[Redirection, ...]:
 
 
 def _tree(raw: bytes) -> Node | None:
-    """The grammar's tree of a text; None if making it takes too long, or it is too large."""
+    """Return the grammar's tree of a text, or None if parsing takes too long or the tree is too large."""
     with _reading:
         parser = _parser()
         if len(raw) <= _SHORT:
@@ -196,22 +204,25 @@ def _tree(raw: bytes) -> Node | None:
             tree = parser.parse(
                 lambda at, _: raw[at : at + _CHUNK], progress_callback=lambda _at, _failed: time.thread_time() > end
             )
-        except ValueError:  # how it says that it was ended
+        except ValueError:  # the parser was stopped
             parser.reset()
             return None
     return tree.root_node if tree.root_node.descendant_count <= _MAX_NODES else None
 
 
 _reading = threading.Lock()
-"""One text at a time: watchdogs read on threads of their own, and a parser has one state."""
+"""Lets one text be parsed at a time: watchdogs parse in their own threads, and a parser has one state."""
 _STAND_INS = bytes(range(128)) + b"." * 128
-"""What the grammar is shown of a character beyond ASCII. To bash it is a part of a word like any other; the grammar's
-scanner looks it up in a table of the C library that ends at 255 (after a ``{``), which ends the process, and takes what
-it does with the others from the locale. What a word is, is read from the text itself: the places are the same."""
+"""The table that replaces bytes beyond ASCII before the grammar reads them.
+
+To bash such a character is an ordinary part of a word. The grammar's scanner looks it up in a table of the C library that ends
+at 255 (after a ``{``), which crashes the process, and otherwise depends on the locale. Positions stay the same, so words are
+taken from the original text.
+"""
 
 
 def _text(node: Node, raw: bytes) -> str:
-    """A node as it was written."""
+    """Return the text of a node as written."""
     return raw[node.start_byte : node.end_byte].decode("utf-8", "replace")
 
 
@@ -224,23 +235,23 @@ def _parser() -> Parser:
 
 
 def _hidden(text: str) -> str | None:
-    """Characters that show one thing and do another."""
+    """Return the problem with a character that misleads the reader, or None."""
     if match := _CONTROL.search(text):
-        return f"it has the control character U+{ord(match.group()):04X} in it"
+        return f"the text contains the control character U+{ord(match.group()):04X}"
     if not text.isascii():
         for char in text:
             if char > "\x7f" and unicodedata.category(char) in _HIDDEN_CATEGORIES:
-                return f"it has the invisible or misleading character U+{ord(char):04X} in it"
+                return f"the text contains the invisible or misleading character U+{ord(char):04X}"
     if "\\\n" in text:
-        return "it has a line continuation (a backslash at a line's end)"
+        return "the text contains a line continuation (a backslash at the end of a line)"
     return None
 
 
-# The first reader: tree-sitter.
+# The first parser: tree-sitter.
 
 
 def _outside_the_list(root: Node) -> str | None:
-    """The first construct that is not understood, or None."""
+    """Return the first construct that is not supported, or None."""
     broken = root.has_error
     cursor = root.walk()
     while True:
@@ -248,14 +259,14 @@ def _outside_the_list(root: Node) -> str | None:
         kind = node.type if node is not None else ""
         if kind not in _UNDERSTOOD and not (broken and kind == "ERROR"):
             construct = _CONSTRUCTS.get(kind) or f"a construct of the kind {kind!r}"
-            return f"it has {construct}, which is not judged"
+            return f"the text contains {construct}, which is not supported"
         if cursor.goto_first_child() or cursor.goto_next_sibling():
             continue
         while cursor.goto_parent():
             if cursor.goto_next_sibling():
                 break
         else:
-            return "it is not understood as shell syntax" if broken else None
+            return "the text is not valid shell syntax" if broken else None
 
 
 def _nodes(root: Node, kind: str) -> list[Node]:
@@ -270,7 +281,10 @@ def _nodes(root: Node, kind: str) -> list[Node]:
 
 
 def _source(node: Node, raw: bytes, *, literal: bool = True) -> tuple[str, ...]:
-    """The words of a command node, as written; also those that are not literal if asked for."""
+    """Return the words of a command node as written.
+
+    :param literal: only words of literal kinds
+    """
     words: list[Node] = []
     for child in node.named_children:
         words += child.named_children if child.type == "command_name" else [child]
@@ -280,19 +294,22 @@ def _source(node: Node, raw: bytes, *, literal: bool = True) -> tuple[str, ...]:
 def _disagreement(root: Node, raw: bytes, commands: tuple[Command, ...]) -> str | None:
     theirs = [_source(node, raw) for node in _nodes(root, "command")]
     if theirs == [command.source for command in commands] and _agrees_on_files(root, raw, commands):
-        return None if commands else "it holds no command"
-    return "its words can be read in more than one way"
+        return None if commands else "the text contains no command"
+    return "the words of the text are ambiguous"
 
 
 def _agrees_on_files(root: Node, raw: bytes, commands: tuple[Command, ...]) -> bool:
-    """Whether both readers see the same redirections, in the same order."""
+    """Return whether both parsers see the same redirections, in the same order."""
     ours = [str(redirection) for command in commands for redirection in command.redirections]
     nodes = _nodes(root, "file_redirect") if ours or b">" in raw or b"<" in raw else []
     return ours == [str(_redirect_of(node, raw)) for node in nodes]
 
 
 def _redirect_of(node: Node, raw: bytes) -> Redirection:
-    """As tree-sitter reads it. More than one destination leaves a text that equals nothing the lexer reads."""
+    """Return a redirection as tree-sitter reads it.
+
+    With more than one destination, the text equals nothing that the lexer reads.
+    """
     parts = [(child.type in _WORDS, _text(child, raw)) for child in node.children]
     words = [part for is_word, part in parts if is_word]
     operator = "".join(part for is_word, part in parts if not is_word)
@@ -301,7 +318,7 @@ def _redirect_of(node: Node, raw: bytes) -> Redirection:
 
 
 def _made_out(root: Node, raw: bytes) -> tuple[Command, ...]:
-    """Whatever looks like a command anywhere in the text, words that are not literal left as written."""
+    """Return everything in the text that looks like a command, with words that are not literal as written."""
     found: list[Command] = []
     for node in _nodes(root, "command")[:_MOST_MADE_OUT]:
         source = _source(node, raw, literal=False)
@@ -310,7 +327,7 @@ def _made_out(root: Node, raw: bytes) -> tuple[Command, ...]:
 
 
 def _files_made_out(root: Node, raw: bytes, commands: tuple[Command, ...]) -> tuple[Redirection, ...]:
-    """The files that redirections plainly name, as far as it is known which they are."""
+    """Return the redirections of an unclear text that plainly name their file."""
     moved = any(command.argv and _may_move(command.argv) for command in commands)
     found = [_redirect_of(node, raw) for node in _nodes(root, "file_redirect")[:MAX_COMMANDS]]
     return tuple(
@@ -326,13 +343,13 @@ def _files_made_out(root: Node, raw: bytes, commands: tuple[Command, ...]) -> tu
     )
 
 
-# The second reader: a lexer of the subset.
+# The second parser: a lexer of the subset.
 
 
 def _lexed(text: str) -> tuple[Command, ...]:
-    """The commands, of more than are judged only so many that this is seen.
+    """Return the commands. If there are too many, return just enough of them to show that.
 
-    :raises _Unclear: for anything that is not plain
+    :raises _Unclear: for any text that is not plain
     """
     commands: list[Command] = []
     argv: list[str] = []
@@ -344,19 +361,19 @@ def _lexed(text: str) -> tuple[Command, ...]:
 
     def end_redirection() -> None:
         if redirect is not None:
-            raise _Unclear(f"the redirection {redirect!r} goes nowhere")
+            raise _Unclear(f"the redirection {redirect!r} has no target")
 
     def finish() -> None:
         nonlocal moved
         end_redirection()
         if redirections and not argv:
-            raise _Unclear("it has a redirection without a command")
+            raise _Unclear("the text contains a redirection without a command")
         if argv:
             for redirection in redirections:
                 if moved and redirection.capability is not None and redirection.target[:1] != "/":
                     raise _Unclear(
-                        f"it changes the folder before it redirects to {_short(redirection.target)}, so the file is not known; "
-                        "name it by its whole path, or change no folder"
+                        f"the text changes the folder before it redirects to {_short(redirection.target)}, so the file is "
+                        "unknown (write its absolute path, or do not change the folder)"
                     )
             moved = moved or _may_move(argv)
             commands.append(Command(tuple(argv), tuple(redirections), tuple(source)))
@@ -369,21 +386,21 @@ def _lexed(text: str) -> tuple[Command, ...]:
         empty = not argv and not redirections
         finish()
         if empty and sign != "\n":
-            raise _Unclear(f"there is no command before {sign!r}")
+            raise _Unclear(f"the text has no command before {sign!r}")
         after_operator = sign in ("&&", "||", "|") or (after_operator and sign == "\n")
 
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
-            raise _Unclear(f"it is not plain at {text[position : position + 20]!r}")
+            raise _Unclear(f"the text is not plain at {text[position : position + 20]!r}")
         kind = match.lastgroup
         tokens += kind != "blank"
         if tokens > MAX_WORDS:
-            raise _Unclear(f"it has more than {MAX_WORDS:,} words")
+            raise _Unclear(f"the text has more than {MAX_WORDS:,} words")
         if (
             kind == "word" and position > 0 and text[position - 1] not in " \t\n|;&<>"
-        ):  # cannot be: a word takes all it can
-            raise _Unclear("its words can be read in more than one way")
+        ):  # impossible, because a word matches as much as it can
+            raise _Unclear("the words of the text are ambiguous")
         position = match.end()
         lexeme = match.group()
         if kind == "redirect":
@@ -399,29 +416,32 @@ def _lexed(text: str) -> tuple[Command, ...]:
                 redirections.append(_redirection(redirect, lexeme))
                 redirect = None
                 if len(redirections) > MAX_COMMANDS:
-                    raise _Unclear(f"it redirects more than {MAX_COMMANDS} times in one command")
+                    raise _Unclear(f"one command has more than {MAX_COMMANDS} redirections")
             else:
                 argv.append(_literal(lexeme, first=not argv))
                 source.append(lexeme)
     finish()
     if after_operator:
-        raise _Unclear("it ends in an operator")
+        raise _Unclear("the text ends with an operator")
     return tuple(commands)
 
 
 def _literal(word: str, *, first: bool) -> str:
-    """The word without its quotes; refused where the shell would make something else of it."""
+    """Return the word without its quotes.
+
+    :raises _Unclear: if the shell would expand the word
+    """
     out: list[str] = []
     for match in _PART.finditer(word):
         kind = match.lastgroup
         text = match.group(kind) if kind else ""
         if len(out) > MAX_WORDS:
-            raise _Unclear(f"it has a word of more than {MAX_WORDS:,} parts")
+            raise _Unclear(f"one word has more than {MAX_WORDS:,} parts")
         if kind == "bare":
             if not _NOT_LITERAL.isdisjoint(text):
                 char = next(c for c in text if c in _NOT_LITERAL)
                 raise _Unclear(
-                    f"the word {_short(word)} has an unquoted {char!r}, which the shell may expand; quote it"
+                    f"the word {_short(word)} has an unquoted {char!r}, which the shell may expand (quote it)"
                 )
             out.append(text)
         elif kind == "quoted":
@@ -429,14 +449,14 @@ def _literal(word: str, *, first: bool) -> str:
         else:
             out.append(text)
     if first and word in _RESERVED:
-        raise _Unclear(f"it has the shell's own word {word!r}, which is not judged")
+        raise _Unclear(f"the text contains the shell keyword {word!r}, which is not supported")
     if first and _ASSIGNMENT.match(word):
-        raise _Unclear("it has a variable assignment, which is not judged")
+        raise _Unclear("the text contains a variable assignment, which is not supported")
     return "".join(out)
 
 
 def _dequoted(word: str) -> str:
-    """The word without its quotes, as far as that can be said."""
+    """Return the word without its quotes, as far as possible."""
     out: list[str] = []
     for match in _PART.finditer(word):
         kind = match.lastgroup
@@ -452,18 +472,18 @@ def _redirection(operator: str, word: str) -> Redirection:
     target = _literal(word, first=False)
     both = sign in ("&>", "&>>", ">&")
     if sign not in _OPENING or (both and operator != sign):
-        raise _Unclear(f"it redirects with {operator!r}, which is not judged")
+        raise _Unclear(f"the text redirects with {operator!r}, which is not supported")
     if not target or (sign == ">&" and (target[0].isdigit() or target[0] == "-")):
-        raise _Unclear(f"it redirects with {operator!r} to {_short(word)}, which is not judged")
+        raise _Unclear(f"the text redirects with {operator!r} to {_short(word)}, which is not supported")
     if target.startswith(("/dev/tcp/", "/dev/udp/")):
-        raise _Unclear(f"it redirects to {_short(target)}, which the shell takes for a network connection")
+        raise _Unclear(f"the text redirects to {_short(target)}, which the shell opens as a network connection")
     if target == "/dev/stdin" or target.startswith("/dev/fd/"):
-        raise _Unclear(f"it redirects to {_short(target)}, which the shell takes for an open descriptor")
+        raise _Unclear(f"the text redirects to {_short(target)}, which the shell opens as a descriptor")
     return Redirection(operator, target, _opens(operator, target))
 
 
 def _opens(operator: str, target: str) -> Literal["fs.read", "fs.write"] | None:
-    """What a redirection does to the file it names."""
+    """Return the access of a redirection to the file that it names."""
     if target in ("/dev/null", "/dev/stdout", "/dev/stderr"):
         return None
     if operator.endswith(">&") and target.isascii() and target.isdigit():
@@ -496,11 +516,11 @@ OF_THE_SHELL = frozenset(
         *("else", "esac", "fi", "for", "function", "if", "in", "select", "then", "until", "while"),
     )
 )
-"""bash's builtins and its own words, which are no programs or other ones than those of the same name."""
+"""Builtins and keywords of bash. They are no programs, or differ from the programs of the same name."""
 
 
 def without_a_shell(script: Script) -> tuple[str, ...] | None:
-    """The argv of a script that is one program with literal arguments; None where a shell has something to do."""
+    """Return the argv of a script that is one program with literal arguments; None if it needs a shell."""
     if script.unclear is not None or len(script.commands) != 1:
         return None
     (command,) = script.commands
@@ -511,5 +531,5 @@ def without_a_shell(script: Script) -> tuple[str, ...] | None:
 
 @lru_cache(maxsize=64)
 def argv_of(text: str) -> tuple[str, ...] | None:
-    """:func:`without_a_shell` of a text."""
+    """Return :func:`without_a_shell` of a text."""
     return without_a_shell(parse(text))

@@ -1,9 +1,9 @@
 """The programs that run other programs, write, or run given code, and the words that make them do so.
 
-A plain ``find . -exec …`` or ``env X=1 …`` *parses* as one harmless command. :func:`concern` returns the words
-of an argv that make it more than that. Such a command needs approval even under an allow rule, unless the rule names
-those very words literally: ``allow bash python *`` does not cover ``python -c …``, ``allow bash python -c 'print(1)'``
-covers exactly that. The tables make known ways visible; the sandbox confines the unknown ones.
+A plain ``find . -exec …`` or ``env X=1 …`` *parses* as one harmless command. :func:`concern` returns the words of an argv that
+make it more than that. Such a command requires approval even under an allow rule, unless the rule names exactly these words
+literally. ``allow bash python *`` does not cover ``python -c …``, but ``allow bash python -c 'print(1)'`` covers exactly that.
+The tables list the known cases. The sandbox confines the unknown ones.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ _SSH = options("can run programs on this machine", "oFISEW")
 
 
 def _unread(argv: Sequence[str]) -> Concern | None:
-    """A command in the argv's words that cannot be judged, so that no rule can be compared with it."""
+    """Return the risk of a command in the argv's words that cannot be parsed, or None.
+
+    No rule can be applied to such a command.
+    """
     reason = runners.unread(argv)
     return None if reason is None else all_words(argv, reason)
 
@@ -119,7 +122,7 @@ _FORMS: Mapping[str, _Form] = {
 
 
 def concern(argv: Sequence[str], depth: int = _MAX_DEPTH) -> Concern | None:
-    """What makes this argv more than its first words show, or None."""
+    """Return the risk of an argv that its program's name does not show, or None."""
     program = program_name(argv)
     if program in MANAGERS and (found := _in_environment(argv, depth)) is not None:
         return found
@@ -127,22 +130,25 @@ def concern(argv: Sequence[str], depth: int = _MAX_DEPTH) -> Concern | None:
     if form is not None:
         return form(argv)
     if program in RUNNERS or program.startswith(runners.FAMILIES):
-        return all_words(argv, f"{program} runs the command in its own words")
+        return all_words(argv, f"{program} runs the command that its arguments name")
     if program in _CHANGE_THE_SHELL:
         return all_words(argv, f"{program} changes or runs something in the shell itself")
     if program in _OPEN_A_SHELL_INSIDE:
-        return all_words(argv, f"{program} takes commands of its own, a shell among them")
+        return all_words(argv, f"{program} has its own commands, which can start a shell")
     return program_forms.interpreter(program, argv) or _unread(argv)
 
 
 def _in_environment(argv: Sequence[str], depth: int) -> Concern | None:
-    """``uv run PROGRAM …``: a rule has to name the program, and what it would have to name of the program's own words."""
+    """Return the risk of ``uv run PROGRAM …`` and similar commands, or None.
+
+    A rule has to name the program, and those of the program's words that it would have to name without the manager.
+    """
     at = next((index for index, word in enumerate(argv) if index and word in _RUN_IN_IT), None)
     if at is None:
         return None
-    reason = f"{argv[0]} {argv[at]} runs the program in its own words"
+    reason = f"{argv[0]} {argv[at]} runs the program that its arguments name"
     if depth == 0 or at + 1 >= len(argv) or argv[at + 1][:1] == "-":
-        return all_words(argv, reason)  # which option takes a value is not known, so neither is the program
+        return all_words(argv, reason)  # it is unknown which option takes a value, and so which word is the program
     inner = concern(argv[at + 1 :], depth - 1)
     if inner is None:
         return Concern(reason, frozenset(range(at + 2)))
@@ -154,10 +160,9 @@ _OWN_FOLDERS = ("/bin/", "/usr/bin/")
 
 
 def normal_form(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """The same command as a rule that allows would name it: by its bare name, without options that change nothing.
+    """Return the command as an allow rule would name it: bare name, no options without an effect.
 
-    Strict: only a program in the machine's own folder has the bare name, and only an option without any effect on what
-    runs is left out.
+    Only a program in a folder of the system gets its bare name. Only an option without any effect on what runs is removed.
     """
     program = argv[0] if argv else ""
     folder = next((folder for folder in _OWN_FOLDERS if program.startswith(folder)), None)
@@ -173,7 +178,10 @@ def normal_form(argv: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def pure_wait_s(commands: Sequence[Command]) -> float | None:
-    """How many seconds a script sleeps that does nothing else; None if it does something, or sleeps briefly."""
+    """Return how many seconds a script sleeps that does nothing else.
+
+    :returns: None if the script does something else, or sleeps briefly
+    """
     total = 0.0
     for command in commands:
         *_, argv = wrappers.layers(command.argv)
@@ -195,7 +203,7 @@ def pure_wait_s(commands: Sequence[Command]) -> float | None:
 class PureWait:
     """The answer to a command that only waits.
 
-    :param as_job: nobody would wait for it, nor would it hold up anything
+    :param as_job: whether the command would run as a background job, which blocks nothing
     """
 
     seconds: float
@@ -203,13 +211,15 @@ class PureWait:
 
     @property
     def text(self) -> str:
+        """The text of the refusal, for the model."""
         length = "for ever" if self.seconds == float("inf") else f"{self.seconds:g} s"
         if self.as_job:
             return (
-                f"this command only waits ({length}), and as a job it does nothing else. To be told when a job has ended, wait on it "
-                "by its own tool (wait); to be told something after a while, use add_timer with once."
+                f"This command only waits ({length}), so a background job for it is useless. To wait for another job, use the "
+                "wait tool. To get a notification after some time, use add_timer with once."
             )
         return (
-            f"this command only waits ({length}) and keeps the turn and the workspace busy meanwhile. Run the command whose "
-            f"end you want, which answers when it has ended; wait on a job by its own tool; a sleep of up to {LONGEST_WAIT_S} s is fine."
+            f"This command only waits ({length}) and keeps the turn and the workspace busy meanwhile. Run the command that you are "
+            f"waiting for directly: its call returns when it ends. To wait for a background job, use the wait tool. A sleep of up to "
+            f"{LONGEST_WAIT_S} s is allowed."
         )

@@ -1,7 +1,7 @@
 """A proof that a command changes nothing. A command that is not in the table below has no proof.
 
-The proof is about the effect of a program with these very words. It ignores the effects of configuration (git's fsmonitor,
-textconv, external diff and pager; a shell's aliases). So a call is treated as read-only only if it also *runs* so: with the
+The proof is about the effect of a program with exactly these words. It ignores the effects of configuration (git's fsmonitor,
+textconv, external diff and pager; a shell's aliases). So a call counts as read-only only if it also *runs* read-only: with the
 workspace mounted read-only, without network and secrets.
 """
 
@@ -19,12 +19,12 @@ _Check = Callable[[Sequence[str]], str | None]
 
 
 def why_not(argv: Sequence[str]) -> str | None:
-    """Why this command is not proved to change nothing, as half a sentence; None where it is."""
+    """Return why this command is not proved to change nothing, as half a sentence, or None."""
     return _why_not(tuple(argv))
 
 
 def changes_nothing(argv: Sequence[str]) -> bool:
-    """Whether this command is proved to change nothing."""
+    """Return whether this command is proved to change nothing."""
     return _why_not(tuple(argv)) is None
 
 
@@ -32,9 +32,9 @@ def changes_nothing(argv: Sequence[str]) -> bool:
 def _why_not(argv: tuple[str, ...]) -> str | None:
     *around, inner = wrappers.layers(argv)
     if any(layer[0].endswith("nohup") for layer in around):
-        return "nohup can write a file of what it runs"
+        return "nohup can write the output of its command to a file"
     if not inner or "/" in inner[0]:
-        return f"{inner[0] if inner else 'it'} is not known by its bare name"
+        return f"{inner[0] if inner else 'the program'} is not known by its bare name"
     check = _PROGRAMS.get(inner[0])
     if check is None:
         return f"{inner[0]} is not among the programs known to change nothing"
@@ -44,16 +44,19 @@ def _why_not(argv: tuple[str, ...]) -> str | None:
 
 
 def of_script(script: Script) -> str | None:
-    """Why a whole shell text is not proved to change nothing; None where every command and redirection of it is."""
+    """Return why a shell text is not proved to change nothing, or None.
+
+    The proof needs every command and redirection of the text.
+    """
     if script.unclear is not None:
         return script.unclear
     for file in script.files:
         if file.capability != "fs.read":
-            return f"it redirects into {file.target!r}"
+            return f"the text redirects into {file.target!r}"
     for command in script.commands:
         if (reason := why_not(command.argv)) is not None:
             return reason
-    return None if script.commands else "it holds no command"
+    return None if script.commands else "the text contains no command"
 
 
 # Checks of the words of one program.
@@ -64,9 +67,10 @@ def _any(_argv: Sequence[str]) -> None:
 
 
 def _known(short: str = "", *long: str) -> _Check:
-    """Only options of these: letters, alone or in a cluster (a number behind them too), and long names, written out.
+    """Return a check that accepts only these options.
 
-    An operand may be anything. What follows ``--`` is one.
+    Short ones are letters, alone or in a cluster, also with a number. Long ones are written in full. Operands may be anything,
+    and so may every word after ``--``.
     """
     letters = frozenset(short)
     names = frozenset(long)
@@ -86,7 +90,10 @@ def _known(short: str = "", *long: str) -> _Check:
 
 
 def _without(short: str, *long: str) -> _Check:
-    """Any options but these; a shortened long one counts as written out. For programs whose options are all of one kind."""
+    """Return a check that accepts any options but these.
+
+    A shortened long option counts as written in full. It is for programs whose other options are all harmless.
+    """
     letters = frozenset(short)
 
     def check(argv: Sequence[str]) -> str | None:
@@ -104,7 +111,7 @@ def _without(short: str, *long: str) -> _Check:
 
 
 def _no_operands(argv: Sequence[str]) -> str | None:
-    return None if len(argv) == 1 else f"{argv[0]} with words behind it can change something"
+    return None if len(argv) == 1 else f"{argv[0]} with arguments can change something"
 
 
 def _find(argv: Sequence[str]) -> str | None:
@@ -126,21 +133,21 @@ _FIND = frozenset(
 
 def _date(argv: Sequence[str]) -> str | None:
     if any(word[:1] not in ("-", "+") for word in argv[1:]):
-        return "date with a word that is no format can set the clock"
+        return "date with an argument that is not a format can set the clock"
     return _known("uRI", "--utc", "--iso-8601", "--rfc-3339", "--rfc-email")(argv)
 
 
 def _only(*forms: str) -> _Check:
-    """Exactly one of these words behind the program."""
-    return lambda argv: None if len(argv) == 2 and argv[1] in forms else f"{argv[0]} runs what its words say"
+    """Return a check for exactly one of these words after the program."""
+    return lambda argv: None if len(argv) == 2 and argv[1] in forms else f"{argv[0]} runs what its arguments name"
 
 
 def _command(argv: Sequence[str]) -> str | None:
-    return None if argv[1:2] in (("-v",), ("-V",)) else "command runs what its words say"
+    return None if argv[1:2] in (("-v",), ("-V",)) else "command runs what its arguments name"
 
 
 def _xargs(argv: Sequence[str]) -> str | None:
-    """With a program of which no option whatever changes anything, since the words it will be given are not known."""
+    """Check ``xargs`` with a program whose options never change anything, because its words are unknown."""
     index = 1
     while index < len(argv) and argv[index][:1] == "-":
         word = argv[index]
@@ -154,7 +161,7 @@ def _xargs(argv: Sequence[str]) -> str | None:
             return f"xargs {word} is not known to change nothing"
     command = argv[index : index + 1]
     if not command or command[0] not in _WHATEVER_THEIR_WORDS:
-        return "xargs hands words on that nobody has seen"
+        return "xargs adds unknown words to its command"
     return why_not(tuple(argv[index:]))
 
 
@@ -227,7 +234,7 @@ _SHOWS_NO_CONTENTS = frozenset(_LOG) - {
     "--function-context",
 }  # fmt: skip
 _NO_CONTENTS = _known("nsiEFPMCwbz", *_SHOWS_NO_CONTENTS)
-"""Of options for ``git log`` and ``git diff``, those with which no line of a file is printed or searched."""
+"""A check for options of ``git log`` and ``git diff`` with which no line of a file is printed or searched."""
 _SUMMARIES = frozenset(
     {
         "--stat",
@@ -246,10 +253,10 @@ _HEAD = re.compile(r"(?:HEAD|@)(?:[~^][0-9]*)*")
 
 
 def shows_stored_contents(argv: Sequence[str]) -> str | None:
-    """Return why a git command can show files that the repository stores, as half a sentence; None where it cannot.
+    """Return why a git command can show files that the repository stores, as half a sentence, or None.
 
-    The sandbox hides a file of the work tree. What the repository stores of it, now or in its history, no mask covers, and
-    a path in the words is no limit: it may be a folder, and is counted from a folder that is not known here.
+    The sandbox hides a file of the work tree. No mask covers what the repository stores of it, now or in its history. A path
+    among the words is no limit: it may be a folder, and it is relative to a folder that is unknown here.
     """
     *_, inner = wrappers.layers(argv)
     if not inner or inner[0] != "git":
@@ -260,7 +267,7 @@ def shows_stored_contents(argv: Sequence[str]) -> str | None:
     shows = _SHOWS_CONTENTS.get(rest[0]) if rest else None
     if shows is None or not shows(rest):
         return None
-    return f"git {rest[0]} can show files that are hidden, as the repository stores them"
+    return f"git {rest[0]} can show hidden files as the repository stores them"
 
 
 def _always(_rest: Sequence[str]) -> bool:
@@ -314,11 +321,11 @@ _SHOWS_CONTENTS: Mapping[str, Callable[[Sequence[str]], bool]] = {
     "grep": _always,  # which reads the index for a file marked as unchanged
     "ls-tree": _always,
 }
-"""Commands of git, and whether one with these words can show files that the repository stores."""
+"""For each command of git, a test whether its words can show files that the repository stores."""
 
 
 def _names_of_options(words: Sequence[str]) -> frozenset[str]:
-    """The options among the words of a command, without their values."""
+    """Return the options among the words of a command, without their values."""
     options = words[: words.index("--")] if "--" in words else words
     return frozenset(word.partition("=")[0] for word in options if word[:1] == "-")
 
@@ -345,7 +352,10 @@ _GIT_LISTINGS = frozenset(
 
 
 def _git_lists(rest: Sequence[str]) -> bool:
-    """``git branch`` and ``git tag`` with options that list, and no operand, which would name something new."""
+    """Return whether ``git branch``, ``git tag`` or ``git config`` only lists.
+
+    An operand of ``git branch`` or ``git tag`` would name something new.
+    """
     if rest[0] == "branch":
         listing = {
             "-a",
@@ -373,7 +383,7 @@ _PROGRAMS: Mapping[str, _Check] = {
     **dict.fromkeys(("md5sum", "sha1sum", "sha224sum", "sha256sum", "sha384sum", "sha512sum", "b2sum", "cksum", "sum"), _any),
     **dict.fromkeys(("cut", "paste", "tr", "rev", "fold", "fmt", "expand", "unexpand", "column", "comm", "join", "seq"), _any),
     **dict.fromkeys(("cmp", "od", "strings", "hexdump", "test", "which", "type", "getconf", "printenv", "locale"), _any),
-    "tail": _any,  # -f ends with its call's time
+    "tail": _any,  # with -f, it ends at the time-out of the call
     "diff": _without("", "--output"),
     "file": _without("C", "--compile"),
     "sort": _without("oTS", "--output", "--temporary-directory", "--compress-program", "--files0-from"),
@@ -382,7 +392,7 @@ _PROGRAMS: Mapping[str, _Check] = {
     "find": _find,
     "fd": _without("xX", "--exec", "--exec-batch"),
     "tree": _without("oR", "--output"),
-    **dict.fromkeys(("sed", "awk", "gawk", "mawk"), _any),  # what is not plain in their scripts is a concern
+    **dict.fromkeys(("sed", "awk", "gawk", "mawk"), _any),  # programs.concern() checks their scripts
     "jq": _known("rcnsjaSeMCR", "--raw-output", "--compact-output", "--null-input", "--slurp", "--arg", "--argjson", "--sort-keys",
                  "--exit-status", "--tab", "--indent", "--raw-input", "--args", "--jsonargs", "--join-output", "--monochrome-output"),
     "date": _date,
@@ -394,11 +404,14 @@ _PROGRAMS: Mapping[str, _Check] = {
     **dict.fromkeys(("python", "python3"), _only("--version", "-V")),
     "node": _only("--version"),
 }  # fmt: skip
-"""By bare name. Folders of the workspace come last on the sandbox's PATH; what one of them may put in the place of a
-program that the machine does not have, runs read-only too."""
+"""The check of each program, by bare name.
+
+Folders of the workspace come last on the sandbox's PATH. A program there may replace one that the machine does not have, but it
+runs read-only, too.
+"""
 
 _OWN_CHECK = frozenset({"xargs", "command"})
-"""Programs whose general policy asks in every form; the check above is the narrower one."""
+"""Programs whose general policy asks for approval in every form. Their checks above are narrower."""
 _WHATEVER_THEIR_WORDS = frozenset(
     {
         "cat",
@@ -418,11 +431,11 @@ _WHATEVER_THEIR_WORDS = frozenset(
     }
     | {"md5sum", "sha1sum", "sha256sum", "sha512sum", "cksum", "echo", "cut", "nl", "tac", "od", "strings"}
 )
-"""Of these no option writes, runs or reaches anything."""
+"""Programs without any option that writes, runs or reaches something."""
 
 
 def names_path(argv: Sequence[str]) -> tuple[str, ...]:
-    """The words of a command that may name files: operands, and what an option's sign is followed by."""
+    """Return the words of a command that may name files: operands and values attached to options."""
     found: list[str] = []
     for word in argv[1:]:
         if word[:1] != "-":

@@ -1,7 +1,7 @@
 """The commands that an argv may run: its other spellings, and the command that its program would start.
 
 :func:`readings` returns them. Every rule that denies or asks is compared with each of them. A reading is *certain* if the
-program is known to run it, and otherwise a guess: an unknown program may run any of its words.
+program is known to run it. Otherwise it is a guess: an unknown program may run any of its words.
 :mod:`handrail.policy.shell.programs` answers the opposite question: which form of a program an allow rule covers.
 """
 
@@ -19,30 +19,30 @@ from handrail.policy.shell.forms import SHELLS
 from handrail.policy.shell.parse import parse
 
 MAX_DEPTH = 3
-"""How many texts within texts are read."""
+"""The number of nested texts that are read."""
 _MAX_OPTIONS = 64
 _MAX_READINGS = 250
 _MAX_TEXTS = 60
 _MAX_SIGNS = 200
-"""In a text within a text, of which there may be many."""
+"""The maximum number of structural signs in a nested text, of which there may be many."""
 _MAX_PIECES = 60
 
 _CUT = re.compile(r"[\n;|&(){}\[\]`!=:,\"'<>$\\@%^]+")
 """Signs at which a command may begin inside a text of any language."""
 _LISTED = re.compile(r"""["']\s*,\s*["']""")
-"""Between two words of a list of literals, as in ``['rm', '-rf']``."""
+"""The separator of two words in a list of literals, as in ``['rm', '-rf']``."""
 _CALLS = re.compile(
     r"system|exec|popen|spawn|subprocess|shell|\bsh\b|run\b|call|`|qx|fork|command|\bpipe|getline|\||program|process"
     r"|!|(?<![a-z])e\b|%x?\(|\bcmd|passthru|\bterm|syscmd|terminal|job_start|host\b|open\b",
     re.IGNORECASE,
 )
-"""What code in any language has in it that starts a program."""
+"""What code in any language contains if it starts a program."""
 _LEADS = frozenset(
     {"spawn", "exec", "execute", "execute-silent", "become", "transform", "reload", "shell", ".shell", ".sh", ".system", "system"}
     | {"run", "run-shell", "call", "host", "platform", "term", "terminal", "!", ".!", "e", "1e", "do", "then", "command", "child"}
     | {"cmd", "-noecho", "localcommand", "proxycommand", "remotecommand", "knownhostscommand", "match"}
 )  # fmt: skip
-"""Words of other languages in front of a command."""
+"""Words of other languages before a command."""
 _UNQUOTED = str.maketrans("", "", "'\"\\")
 _NOT_PLAIN = re.compile(r"[\s;|&()<>`$=:!,'\"{}\[\]\\]")
 _TAKES_SCRIPT = re.compile(r"-[A-Za-z]*c|--?[Cc]ommands?")
@@ -54,7 +54,7 @@ _ALIAS = re.compile(r"(?:-c)?alias\.(?P<name>[^=]+)=(?P<value>.*)", re.DOTALL)
 
 
 class Reading(NamedTuple):
-    """One command that an argv may run.
+    """A command that an argv may run.
 
     :param certain: whether the program is known to run it; otherwise it may be only data
     :param spelled: the command that this is another spelling of; None for a command that another one runs
@@ -69,16 +69,16 @@ class Reading(NamedTuple):
 class Form:
     """The places in a program's words where a command may begin.
 
-    :param anywhere: behind the program's name, at any word
-    :param verbs: words behind which a command may begin
+    :param anywhere: any word after the program's name
+    :param verbs: words after which a command may begin
     :param options: options whose value is a command, or is followed by one
     :param prefixes: beginnings of long options of the same kind
     :param assigned: the value of a word ``NAME=VALUE`` may be a command
     :param pairs: options with a name and a value, which may be a command
-    :param built: sub-commands that run a program of the workspace with the words behind them
-    :param first: the command behind one of the verbs, or behind the program's name, begins at the first word that is no option
-    :param code: its words are code of some language, which can start programs
-    :param partly_known: it may run other words of its own, too
+    :param built: sub-commands that run a program of the workspace with the words after them
+    :param first: after a verb or the program's name, the command begins at the first word that is not an option
+    :param code: the words are code of some language, which can start programs
+    :param partly_known: the program may also run other words
     """
 
     anywhere: bool = False
@@ -138,7 +138,7 @@ _VERSIONED = re.compile(r"(?P<name>[a-z][a-z+-]*?)-?[0-9][0-9.]*(?:\.exe)?")
 
 
 def form_of(program: str) -> Form | None:
-    """Where a program keeps the command that it runs, by its bare name; None where it is not known to run one."""
+    """Return where a program, given by its bare name, has the command that it runs; None if it is unknown."""
     form = _FORMS.get(program) or _FORMS.get(program.removesuffix(".exe"))
     if form is not None:
         return form
@@ -152,14 +152,16 @@ def form_of(program: str) -> Form | None:
 
 
 def program_name(argv: Sequence[str]) -> str:
-    """The program's bare name, whatever folder it is called from."""
+    """Return the program's bare name, without its folder."""
     return posixpath.basename(argv[0]).lower() if argv else ""
 
 
 class Watched:
-    """The programs that rules deny or ask about. It tells quickly of most commands that no such rule can be about them.
+    """The programs that rules deny or ask about.
 
-    :param names: the beginnings of the names of programs that rules name
+    It tells quickly that no such rule can be about a command, which is true for most commands.
+
+    :param names: the beginnings of the names of programs in rules
     :param everything: whether a rule denies any program, whatever its name
     """
 
@@ -170,7 +172,7 @@ class Watched:
         self._names = tuple(sorted({other for name in names for other in _all_names(name)}))
 
     def may_concern(self, text: str, *, certain: bool = True) -> bool:
-        """Whether such a rule may be about a command that this text holds."""
+        """Return whether such a rule may be about a command in this text."""
         if self._everything and certain:
             return True
         if not self._names:
@@ -179,7 +181,7 @@ class Watched:
         return any(name in plain for name in self._names)
 
     def may_begin(self, word: str, *, certain: bool) -> bool:
-        """Whether a command may begin with this word that such a rule is about, or that runs one."""
+        """Return whether this word may begin a command that such a rule is about, or that runs one."""
         if self._everything and certain:
             return True
         name = posixpath.basename(word).lower()
@@ -197,23 +199,23 @@ def _all_names(program: str) -> Iterator[str]:
 _RUN_SOMETHING = SHELLS | wrappers.NAMES | {"eval", "trap"}
 
 TOO_MANY = Reading((), certain=False)
-"""Not every command was found: there are too many words in which one may begin."""
+"""The marker that not every command was found, because too many words may begin one."""
 
 
 def readings(argv: Sequence[str], watched: Watched) -> Iterator[Reading]:
-    """Give the commands that ``argv`` may run and that ``watched`` may be about, ``argv`` itself left out.
+    """Yield the commands that ``argv`` may run and that ``watched`` may be about, without ``argv`` itself.
 
-    :data:`TOO_MANY` comes last if there are more of them than are looked at.
+    :data:`TOO_MANY` comes last if there are more of them than the search examines.
     """
     return _Search(watched).readings(tuple(argv))
 
 
 def readings_of_text(text: str, watched: Watched, *, fed: bool) -> Iterator[Reading]:
-    """Give the commands that the text of a script holds besides those that it plainly runs.
+    """Yield the commands in the text of a script besides those that it plainly runs.
 
     The values of its variables may be commands, such as ``GIT_SSH_COMMAND``.
 
-    :param fed: a command of the script runs what it is fed, so that any words of the text may be a command
+    :param fed: a command of the script runs its input, so that any words of the text may be a command
     """
     if not watched.may_concern(text):
         return
@@ -230,7 +232,10 @@ def readings_of_text(text: str, watched: Watched, *, fed: bool) -> Iterator[Read
 
 
 def is_fed(argv: Sequence[str]) -> bool:
-    """Whether a command runs what it reads, or what another command prints: ``sh``, ``eval "$(x)"``, ``$(x) y``."""
+    """Return whether a command runs its input, or the output of another command.
+
+    Examples are ``sh``, ``eval "$(x)"`` and ``$(x) y``.
+    """
     if not argv:
         return False
     program = program_name(argv)
@@ -248,14 +253,14 @@ def is_fed(argv: Sequence[str]) -> bool:
 
 
 def _has_code_fed(argv: Sequence[str]) -> bool:
-    """Whether an interpreter's code is what it reads, or what another command prints."""
+    """Return whether an interpreter's code is its input, or the output of another command."""
     if any("$(" in word or "<(" in word or "`" in word for word in argv):
         return True
     return len(argv) == 1 or any(word in ("-", "-s", "/dev/stdin") for word in argv[1:])
 
 
 def _starts_fed_shell(program: str, argv: Sequence[str]) -> bool:
-    """Whether one of the words is a shell that is given no script."""
+    """Return whether one of the words is a shell without a script."""
     if program in ("xargs", "parallel") and not SHELLS.isdisjoint(argv):
         return True
     return any(
@@ -265,7 +270,7 @@ def _starts_fed_shell(program: str, argv: Sequence[str]) -> bool:
 
 
 class _Search:
-    """One search for the commands in an argv, and how much of it is left to do."""
+    """A search for the commands in an argv, with its remaining budget."""
 
     __slots__ = ("_texts", "_watched", "complete")
 
@@ -277,7 +282,7 @@ class _Search:
     def readings(self, first: tuple[str, ...]) -> Iterator[Reading]:
         waiting: list[tuple[tuple[str, ...], int, bool]] = [(first, MAX_DEPTH, True)]
         known = {first: True}
-        for words, left, certain in waiting:  # which grows meanwhile
+        for words, left, certain in waiting:  # the loop appends to it
             for spelled in _spellings(words):
                 yield Reading(spelled, certain, words)
             for inner, rest, runs in self._inside(words, left):
@@ -295,9 +300,9 @@ class _Search:
             yield TOO_MANY
 
     def _inside(self, words: tuple[str, ...], left: int) -> Iterator[tuple[tuple[str, ...], int, bool]]:
-        """Give the commands that a command's words hold, how many texts deeper each is read, and whether it certainly runs."""
+        """Yield the inner commands of a command, each with its remaining depth and whether it certainly runs."""
         at = wrappers.inner(words)
-        if at is not None:  # it is understood word by word
+        if at is not None:  # every word of the wrapper is understood
             yield words[at:], left, True
             return
         program = program_name(words)
@@ -315,7 +320,7 @@ class _Search:
     def _at_known_places(
         self, program: str, form: Form | None, words: tuple[str, ...], left: int
     ) -> Iterator[tuple[tuple[str, ...], int, bool]]:
-        """Give the commands at the places where the program is known to keep them."""
+        """Yield the commands at the known places of a program."""
         starts, texts = _starts_and_texts(program, form, words)
         for start in starts:
             if self._watched.may_begin(words[start], certain=True):
@@ -330,7 +335,7 @@ class _Search:
                 yield inner, left - 1, True
 
     def _guesses(self, words: tuple[str, ...], left: int) -> Iterator[tuple[tuple[str, ...], int, bool]]:
-        """Give what a program that nothing is known of may run: any rest of its words, and any text among them."""
+        """Yield what an unknown program may run: any suffix of its words, and any text among them."""
         for start in range(1, len(words)):
             word = words[start]
             if self._watched.may_begin(word, certain=False):
@@ -340,7 +345,10 @@ class _Search:
                     yield inner, 0, False
 
     def _read(self, text: str, *, certain: bool) -> Iterator[tuple[str, ...]]:
-        """Give the commands of a text for a shell. Of a text that is not plain, give whatever may be one in it."""
+        """Yield the commands of a text for a shell.
+
+        If the text is not plain, yield everything in it that may be a command.
+        """
         if not self._may_read(text, certain=certain):
             return
         script = parse(text, _MAX_SIGNS)
@@ -357,7 +365,7 @@ class _Search:
             yield from self.pieces(text)
 
     def _in_code(self, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-        """Give commands in code of another language, if the code has something in it that starts programs."""
+        """Yield commands in code of another language, if the code may start programs."""
         texts = [word for word in words[1:] if _NOT_PLAIN.search(word)]
         if not any(map(_CALLS.search, texts)):
             return
@@ -375,7 +383,7 @@ class _Search:
         return True
 
     def pieces(self, text: str) -> Iterator[tuple[str, ...]]:
-        """Give what stands between the signs of a text at which a command may begin."""
+        """Yield the pieces between the signs of a text at which a command may begin."""
         pieces = _CUT.split(text)
         if len(pieces) > _MAX_PIECES:
             pieces = [piece for piece in pieces if self._watched.may_concern(piece)]
@@ -392,7 +400,10 @@ class _Search:
 
 
 def _spellings(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """The same command by the program's bare name, without options in front of its sub-command, and by other names of it."""
+    """Yield other spellings of a command.
+
+    They use the program's bare name, its other names, and no options before the sub-command.
+    """
     if not words:
         return
     written = words[0]
@@ -400,7 +411,7 @@ def _spellings(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     if "/" in written and written[:1] != "/":
         named.add("./" + posixpath.normpath(written))
     elif "/" not in written and "." in written:
-        named.add("./" + written)  # a script that an interpreter is given
+        named.add("./" + written)  # a script for an interpreter
     for program in named:
         if program != written:
             yield (program, *words[1:])
@@ -417,9 +428,9 @@ def _spellings(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def _without_options(program: str, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """The words behind the program without options up to its sub-command, and up to the sub-command of that.
+    """Yield the words after the program without options before its sub-command, also one level deeper.
 
-    Where nothing is known about which option takes the next word as its value, both are tried.
+    If it is unknown which option takes the next word as its value, this yields both variants.
     """
     for start in _behind_options(program, words, 1):
         if start > 1:
@@ -431,7 +442,10 @@ def _without_options(program: str, words: tuple[str, ...]) -> Iterator[tuple[str
 
 
 def _behind_options(program: str, words: tuple[str, ...], start: int) -> Iterator[int]:
-    """Where the words after the options that begin at ``start`` may begin."""
+    """Yield the positions where the words after the options may begin.
+
+    :param start: the position of the first option
+    """
     with_value = wrappers.OPTIONS_WITH_VALUE.get(program)
     places = {start}
     for index in range(start, min(len(words), _MAX_OPTIONS)):
@@ -449,7 +463,7 @@ def _behind_options(program: str, words: tuple[str, ...], start: int) -> Iterato
 
 
 def _other_names(program: str, rest: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """The same sub-command by its other names."""
+    """Yield the same sub-command by its other names."""
     for one, other in wrappers.SAME.get(program, ()):
         for have, instead in ((one, other), (other, one)):
             if tuple(rest[: len(have)]) == have:
@@ -461,7 +475,7 @@ def _other_names(program: str, rest: Sequence[str]) -> Iterator[tuple[str, ...]]
 
 
 def _git_aliases(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """``git -c alias.x=push x`` is a ``git push``."""
+    """Yield the commands of git aliases in the words: ``git -c alias.x=push x`` is a ``git push``."""
     for index, word in enumerate(words):
         match = _ALIAS.fullmatch(word)
         if match is not None and match.group("value")[:1] != "!":
@@ -487,23 +501,23 @@ def _is_interpreter(program: str) -> bool:
 
 
 def _place_of_script(words: tuple[str, ...]) -> int | None:
-    """Where the first word behind an interpreter's options is."""
+    """Return the position of the first word after an interpreter's options, or None."""
     return next((index for index, word in enumerate(words) if index and word[:1] not in ("-", "+")), None)
 
 
 def _not_understood(program: str, form: Form | None, words: tuple[str, ...]) -> tuple[str, ...]:
-    """The word behind which nothing is known of the others, and these."""
+    """Return the words about which nothing is known, with the word before them."""
     if form is None or form is _CODE or form.partly_known:
         return () if program in wrappers.DATA else words
     return words[next((at for at, word in enumerate(words) if at and word in form.built), len(words)) :]
 
 
 def _starts_and_texts(program: str, form: Form | None, words: tuple[str, ...]) -> tuple[Iterable[int], Iterable[str]]:
-    """Where in a program's words a command may begin, and the texts in them that a shell reads."""
+    """Return where a command may begin in a program's words, and the texts in them that a shell reads."""
     if program in SHELLS:
         texts = [word for at, word in enumerate(words[1:]) if at > 0 or _NOT_PLAIN.search(word)]
         script = next((index + 2 for index, word in enumerate(words) if _TAKES_SCRIPT.fullmatch(word)), len(words))
-        return range(script, len(words)), texts  # its parameters, as of `exec "$@"`
+        return range(script, len(words)), texts  # the parameters of the script, as for `exec "$@"`
     if program in ("eval", "trap"):
         return (), (" ".join(words[1:]), *words[1:2])
     if form is None:
@@ -512,7 +526,7 @@ def _starts_and_texts(program: str, form: Form | None, words: tuple[str, ...]) -
 
 
 def _starts(form: Form, words: tuple[str, ...]) -> Iterator[int]:
-    """Where in a program's words a command may begin."""
+    """Yield the positions in a program's words where a command may begin."""
     count = len(words)
     if form.anywhere:
         yield from _behind_program_options(words, 1) if form.first else range(1, count)
@@ -532,7 +546,10 @@ def _starts(form: Form, words: tuple[str, ...]) -> Iterator[int]:
 
 
 def _behind_program_options(words: tuple[str, ...], start: int) -> Iterator[int]:
-    """Where in the words from ``start`` on a command may begin that is the first word behind options and ``NAME=VALUE``."""
+    """Yield the positions after options and ``NAME=VALUE`` words where a command may begin.
+
+    :param start: the position of the first word to consider
+    """
     places = {start}
     for index in range(start, len(words)):
         if index not in places:
@@ -551,7 +568,7 @@ def _behind_program_options(words: tuple[str, ...], start: int) -> Iterator[int]
 
 
 def _of_flake(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """``nix run nixpkgs#curl -- u`` is a ``curl u``."""
+    """Yield the program of a nix flake: ``nix run nixpkgs#curl -- u`` is a ``curl u``."""
     for index, word in enumerate(words):
         if "#" in word:
             rest = words[index + 1 :]
@@ -559,12 +576,12 @@ def _of_flake(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def _has_value(form: Form, words: Sequence[str], index: int) -> bool:
-    """Whether the word is the value of one of the form's options."""
+    """Return whether the word is the value of one of the form's options."""
     return _option(form, words[index - 1]) or (index > 1 and words[index - 2] in form.pairs)
 
 
 def _option(form: Form, word: str) -> bool:
-    """Whether the word is one of the form's options without a value in it, so that the next word is the value."""
+    """Return whether the word is an option of the form whose value is the next word."""
     if word[:1] != "-":
         return False
     if word in form.options:
@@ -581,10 +598,13 @@ def _is_shortened(form: Form, name: str) -> bool:
 
 
 def texts_of(form: Form, words: Sequence[str]) -> Iterator[str]:
-    """The texts in a program's words that it hands to a shell, or may: values of options, and words that are not plain."""
+    """Yield the texts that a program passes to a shell, or may pass.
+
+    They are values of options, and words that are not plain.
+    """
     first = 1 if form.anywhere else len(words)
     last = len(words)
-    if form.first:  # what stands behind the command is its own
+    if form.first:  # the words after the command are its own
         last = max(_starts(form, tuple(words)), default=last - 1) + 1
     for index in range(1, last):
         if words[index] in form.verbs:
@@ -596,7 +616,7 @@ def texts_of(form: Form, words: Sequence[str]) -> Iterator[str]:
 
 
 def _texts_at(form: Form, words: Sequence[str], index: int, *, behind_command: bool) -> Iterator[str]:
-    """The texts in one word, which is read whole where it is a value or behind the command's name."""
+    """Yield the texts in one word. A value, or a word after the command's name, is read as a whole."""
     word = words[index]
     value = _attached(form, word) if word[:1] == "-" else ""
     if value:
@@ -610,7 +630,7 @@ def _texts_at(form: Form, words: Sequence[str], index: int, *, behind_command: b
 
 
 def _named_text(form: Form, word: str) -> Iterator[str]:
-    """The text in a word such as ``NAME=TEXT``, ``ext::TEXT`` or ``!TEXT``."""
+    """Yield the text in a word such as ``NAME=TEXT``, ``ext::TEXT`` or ``!TEXT``."""
     if form.assigned and "=" in word:
         yield word.partition("=")[2]
     elif "::" in word or (word[:1] == "!" and not form.anywhere):
@@ -618,7 +638,7 @@ def _named_text(form: Form, word: str) -> Iterator[str]:
 
 
 def _option_values(form: Form, words: Sequence[str]) -> Iterator[str]:
-    """The values of the form's options."""
+    """Yield the values of the form's options."""
     for option, word in pairwise(words):
         if _option(form, option):
             yield word
@@ -627,7 +647,7 @@ def _option_values(form: Form, words: Sequence[str]) -> Iterator[str]:
 
 
 def _attached(form: Form, word: str) -> str:
-    """The value in the same word as its option, or ``""``."""
+    """Return the value in the same word as its option, or ``""``."""
     name, sign, value = word.partition("=")
     if sign and (name in form.options or (name[:2] == "--" and len(name) > 3 and _is_shortened(form, name))):
         return value
@@ -635,7 +655,7 @@ def _attached(form: Form, word: str) -> str:
 
 
 def _behind_letters(form: Form, word: str) -> str:
-    """The value in ``-ovalue`` or ``-optionvalue``, or ``""``."""
+    """Return the value in ``-ovalue`` or ``-optionvalue``, or ``""``."""
     letters = {option[1] for option in form.options if len(option) == 2}
     at = next((index for index in range(1, len(word)) if word[index] in letters), 0)
     if at and (at == 1 or word[1:at].isalpha()):
@@ -647,9 +667,9 @@ def _behind_letters(form: Form, word: str) -> str:
 
 
 def unread(argv: Sequence[str]) -> str | None:
-    """Why a command that the program runs cannot be judged, as half a sentence; None where it can, or there is none.
+    """Return why a command that the program runs cannot be parsed, as half a sentence, or None.
 
-    For programs whose own words are otherwise judged by their rules alone, such as ``ssh`` and ``docker``.
+    This is for programs whose own words are otherwise covered by their rules alone, such as ``ssh`` and ``docker``.
     """
     program = program_name(argv)
     form = form_of(program)
@@ -657,24 +677,27 @@ def unread(argv: Sequence[str]) -> str | None:
         return None
     shells = list(_shells_started(form, argv))
     if any(all(word[:1] == "-" for word in shell[1:]) for shell in shells):
-        return f"{program} starts a shell that runs whatever it is fed"
+        return f"{program} starts a shell that runs its standard input"
     for text in _texts_run(form, argv, shells):
         if " " in text and (reason := parse(text, _MAX_SIGNS).unclear) is not None:
-            return f"{program} runs a text that cannot be judged: {reason}"
+            return f"{program} runs a text that cannot be evaluated: {reason}"
     if program == "ssh" and _has_no_command(argv):
-        return "ssh without a command runs whatever it is fed"
+        return "ssh without a command runs its standard input"
     return None
 
 
 def _texts_run(form: Form, argv: Sequence[str], shells: Iterable[Sequence[str]]) -> Iterator[str]:
-    """The texts that the program has run: those among its own words, and those of the shells that it starts."""
+    """Yield the texts that the program runs: among its words, and in those of the shells that it starts."""
     yield from texts_of(form, argv) if form.anywhere else _option_values(form, argv)
     for shell in shells:
         yield from (text for option, text in pairwise(shell) if _TAKES_SCRIPT.fullmatch(option))
 
 
 def _shells_started(form: Form, argv: Sequence[str]) -> Iterator[Sequence[str]]:
-    """The commands of shells among a program's words; its first operand is one only by its whole path."""
+    """Yield the commands of shells among a program's words.
+
+    The first operand of the program counts only with its absolute path.
+    """
     for start in _starts(form, tuple(argv)):
         if program_name(argv[start:]) in SHELLS and (start > 1 or argv[start][:1] == "/"):
             yield argv[start:]

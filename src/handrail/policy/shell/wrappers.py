@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 MAX_DEPTH = 8
-"""How many wrappers around one command are unwrapped."""
+"""The maximum number of wrappers around one command."""
 
 _TIMEOUT_DURATION = re.compile(r"(?:\d+(?:\.\d*)?|\.\d+)[smhd]?")
 _NUMBER = re.compile(r"[+-]?\d{1,9}")
@@ -31,15 +31,15 @@ HARMLESS_VARIABLES = re.compile(
     r"|PYTHON(?:UNBUFFERED|DONTWRITEBYTECODE|HASHSEED|UTF8)|RUST_BACKTRACE|CARGO_TERM_COLOR|NODE_ENV|NODE_NO_WARNINGS"
     r"|SOURCE_DATE_EPOCH|DEBIAN_FRONTEND|PIP_NO_INPUT|GIT_TERMINAL_PROMPT|GIT_OPTIONAL_LOCKS"
 )
-"""Variables that ``env`` may set in front of a command: none of them names a program, a file or an option."""
+"""Variables that ``env`` may set before a command. None of them names a program, a file or an option."""
 
 _Values = Mapping[str, re.Pattern[str]]
 
 
 def _options(argv: Sequence[str], flags: frozenset[str], values: _Values) -> int | None:
-    """The index of the first operand, after options of exactly these forms; None for any other option.
+    """Return the index of the first operand after exactly these options, or None for any other option.
 
-    :param values: option to what its value has to be; written ``-x V``, ``-xV``, ``--long V`` or ``--long=V``
+    :param values: the pattern of each option's value; the forms are ``-x V``, ``-xV``, ``--long V`` and ``--long=V``
     """
     index = 1
     while index < len(argv):
@@ -92,7 +92,7 @@ def _nice(argv: Sequence[str]) -> int | None:
 
 
 def _time(argv: Sequence[str]) -> int | None:
-    """As the shell's own word. As a program it has the same form without options."""
+    """Read ``time`` as the shell's keyword. As a program it has the same form without options."""
     at = 2 if list(argv[1:2]) == ["-p"] else 1
     return None if at < len(argv) and argv[at] == "time" else at
 
@@ -123,12 +123,15 @@ _WRAPPERS: Mapping[str, Callable[[Sequence[str]], int | None]] = {
 }
 NAMES = frozenset(_WRAPPERS)
 _BUILTINS = frozenset({"command", "time"})
-"""The shell's own: any other program of that name, called by its path, is another one."""
+"""Builtins of the shell. A program of that name, called by its path, is another one."""
 _FOLDERS = ("/bin/", "/usr/bin/")
 
 
 def inner(argv: Sequence[str]) -> int | None:
-    """Where in ``argv`` the command begins that a wrapper runs; None where there is none, or it is not understood."""
+    """Return where in ``argv`` the command of a wrapper begins.
+
+    :returns: None if the argv is not a wrapper, or not fully understood
+    """
     if not argv:
         return None
     name = argv[0]
@@ -142,14 +145,14 @@ def inner(argv: Sequence[str]) -> int | None:
     at = form(argv)
     if at is None or at >= len(argv) or not argv[at] or argv[at][:1] == "-":
         return None
-    # The shell reads on behind its own words: what looks like an assignment or one of its words there is one.
+    # After its keywords, the shell continues to parse: a word there may be an assignment or another keyword.
     if argv[at] in _RESERVED or _LOOKS_LIKE_ASSIGNMENT.match(argv[at]):
         return None
     return at
 
 
 def layers(argv: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """The words of each wrapper, outermost first, and last the command itself."""
+    """Return the words of each wrapper, outermost first, and last the command itself."""
     found: list[tuple[str, ...]] = []
     while len(found) < MAX_DEPTH and (at := inner(argv)) is not None:
         found.append(tuple(argv[:at]))
@@ -205,19 +208,19 @@ RUNNERS = _names(
     # many programs in one, and the loader
     "busybox toybox ld.so",
 )  # fmt: skip
-"""Run the command that their own words hold, wherever in them it begins."""
+"""Programs that run the command in their words, wherever it begins."""
 
 MANAGERS = frozenset(
     {"uv", "poetry", "pipenv", "pdm", "hatch", "rye", "pixi", "conda", "mamba", "micromamba", "mise", "asdf", "bundle"}
     | {"rbenv", "pyenv", "nodenv", "direnv", "opam", "rtx", "jenv", "plenv", "phpenv", "goenv", "luaenv", "devbox"}
 )
-"""Managers of environments, whose ``run`` and ``exec`` start any program there is (``uv run rm``)."""
+"""Managers of environments, whose ``run`` and ``exec`` start any program (``uv run rm``)."""
 
 REMOTE = _names(
     "ssh slogin autossh mosh rsh remsh rlogin dbclient plink et pssh parallel-ssh pdsh clush dsh cssh mussh",
     "ansible ansible-console salt salt-ssh salt-call knife bolt mco fab pyinfra",
 )
-"""Hand their words to a shell on other machines."""
+"""Programs that pass their words to a shell on other machines."""
 
 PLACES: Mapping[str, str] = {
     " ".join(sorted(REMOTE)): "* -o",
@@ -331,29 +334,38 @@ PLACES: Mapping[str, str] = {
     "nano joe": "code -s --speller",
     "gvim mvim neovide rvim vifm ranger lf zathura weechat mutt neomutt mail mailx nmh tig": "code ?",
 }  # fmt: skip
-"""Programs that run a command only in some places: ``*`` is every word, a word is a sub-command behind which it may begin,
-an option is one whose value is a command or is followed by one, ``2:`` stands in front of an option with a name and a value, ``=`` is the
-value of ``NAME=VALUE``, ``code`` says that the words are code of a language, ``run?`` that behind this sub-command stand the arguments
-of a program of the workspace, and ``?`` that any other word may be a command, too."""
+"""Programs that run a command only in some places.
+
+- ``*``: at every word
+- a word: after this sub-command
+- an option: as its value, or after its value
+- ``2:OPTION``: as the value of an option with a name and a value
+- ``=``: as the value of ``NAME=VALUE``
+- ``code``: the words are code of a language
+- ``run?``: after this sub-command come the arguments of a program of the workspace
+- ``?``: any other word may also be a command
+"""
 
 PROGRAM_FIRST = (MANAGERS - {"direnv", "mise", "rtx", "hatch"}) | _names(
     "env sudo doas nice nohup setsid stdbuf unbuffer time gtime chronic npx pnpx bunx uvx xvfb-run strace ltrace valgrind",
     "eatmydata catchsegv fakeroot dbus-run-session dumb-init tini caffeinate",
 )
-"""Of those, the programs whose command is their first word that is no option, no value of one and no ``NAME=VALUE``. What
-comes behind it are that command's words: ``uv run pytest -k curl`` runs no ``curl``."""
+"""Programs whose command is the first word that is not an option, a value of one, or ``NAME=VALUE``.
+
+The words after it belong to that command: ``uv run pytest -k curl`` runs no ``curl``.
+"""
 
 FLAGS = _names(
     "--no-sync --no-project --no-dev --no-default-groups --no-cache --no-config --no-progress --locked --frozen --offline --isolated",
     "--exact --verbose --quiet --yes --active --all-extras --all-groups --no-capture-output --live-stream",
 )
-"""Options of those programs that take no value."""
+"""Options of these programs that take no value."""
 
 FED = _names(
     "psql mysql mariadb sqlite3 duckdb usql sqlplus mongosh gdb lldb r2 rizin ed ex dc ftp lftp sftp expect debugfs crontab mail mailx",
     "m4 gnuplot bpftrace clickhouse-client beeline litecli pgcli mycli",
 )
-"""Programs without a shell's name that carry out what they are fed, unless an option gives them what to do."""
+"""Programs, other than shells, that run their input unless an option gives them something to run."""
 
 INTERPRETERS = frozenset(
     {
@@ -373,7 +385,7 @@ INTERPRETERS = frozenset(
         ".",
     }
 )
-"""Run the file that they are given."""
+"""Programs that run a given file."""
 
 CODE = INTERPRETERS | _names(
     "luajit rscript r julia guile racket octave ocaml elixir erl clojure clj scala raku sbcl groovy jshell ghc ghci",
@@ -381,7 +393,7 @@ CODE = INTERPRETERS | _names(
     "iex swipl gprolog bb sage maxima gp gap matlab wolframscript scala-cli rizin",
     "tsx ts-node babel-node coffee esbuild-runner",
 )  # fmt: skip
-"""Interpreters of code that their words may hold."""
+"""Interpreters of code, which their words may contain."""
 
 OPTIONS_WITH_VALUE: Mapping[str, frozenset[str]] = {
     "git": frozenset(
@@ -389,7 +401,7 @@ OPTIONS_WITH_VALUE: Mapping[str, frozenset[str]] = {
         | {"--attr-source", "--list-cmds"}
     ),
 }
-"""Options in front of the sub-command that take the next word as their value, where all of them are known."""
+"""Options before the sub-command whose value is the next word, for programs of which all are known."""
 
 _Words = tuple[str, ...]
 SAME: Mapping[str, tuple[tuple[_Words, _Words], ...]] = {
@@ -432,7 +444,7 @@ SAME: Mapping[str, tuple[tuple[_Words, _Words], ...]] = {
     "terraform": ((("destroy",), ("apply", "-destroy")),),
     "systemctl": ((("reboot",), ("start", "reboot.target")), (("poweroff",), ("start", "poweroff.target"))),
 }  # fmt: skip
-"""Sub-commands with more than one name, or that do the same."""
+"""Sub-commands with several names, or with the same effect."""
 
 SAME_PROGRAM: tuple[tuple[_Words, _Words], ...] = (
     (("npx",), ("npm", "exec")),
@@ -489,4 +501,4 @@ DATA = _names(
     "shellcheck shfmt hadolint yamllint markdownlint cspell codespell typos tokei cloc scc ctags javac kotlinc",
     "journalctl service rc-service terraform tofu dig nslookup host ping traceroute curl http",
 )  # fmt: skip
-"""Programs that run none of their words: what looks like a command among them is data."""
+"""Programs that run none of their words. A word that looks like a command is data."""

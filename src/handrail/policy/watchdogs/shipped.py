@@ -1,9 +1,9 @@
 """The shipped watchdogs: exfiltration by commands and addresses, secrets in arguments, and calls that always fail.
 
-The check for exfiltration finds secret files, the environment or encoded data on their way into a network program, data in
-host names and queries, and pushes to places that no remote names. It knows shapes, not intentions, and a determined model
-finds others. The sandbox is the real barrier: it has no network except the granted hosts. This check asks before data goes
-to those.
+The check for exfiltration finds secret files, the environment or encoded data on their way into a network program. It also
+finds data in host names and queries, and pushes to places that no remote names. It knows shapes, not intentions, and a
+determined model finds others. The sandbox is the real barrier: it has no network except the granted hosts. This check asks
+before data goes to those hosts.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from handrail.policy.watchdogs.watchdog import Opinion, WatchdogCall, allow
 MAX_CHARACTERS = 100_000
 _T = TypeVar("_T")
 _SHORT = 4_000
-"""Characters that are read within 10 ms."""
+"""The number of characters that are read within 10 ms."""
 MADE = "\0"
-"""Stands in a word for what a substitution gives."""
+"""The placeholder in a word for the output of a substitution."""
 _WRAPPERS = {
     **dict.fromkeys(("sudo", "doas", "nohup", "time", "exec", "command", "builtin", "nice", "stdbuf", "setsid"), 0),
     **dict.fromkeys(("then", "do", "else", "if", "while", "until", "!", "{", "xargs", "ionice", "unbuffer"), 0),
@@ -47,10 +47,10 @@ _PLAIN_QUOTED = re.compile(r'(?:[^"\\`$]|\$(?!\())+')
 
 @dataclass(slots=True)
 class Part:
-    """One command.
+    """One command of a shell text.
 
-    :param words: without quotes; redirected output files are left out
-    :param depth: how many substitutions it stands in; what it prints then ends up in the command around it
+    :param words: without quotes, and without the files of redirections
+    :param depth: the number of substitutions around it; with more than 0, its output becomes a part of the outer command
     """
 
     pipeline: int
@@ -59,7 +59,7 @@ class Part:
 
     @property
     def argv(self) -> list[str]:
-        """From the program on, behind assignments and wrappers."""
+        """The words from the program on, without assignments and wrappers."""
         words = self.words
         at = 0
         while at < len(words):
@@ -82,18 +82,22 @@ class Part:
 
 
 async def read(reader: Callable[[str], _T], text: str) -> _T:
-    """Return the result of ``reader`` for a shell text. A long text is read in a thread, so that the event loop continues."""
+    """Return the result of ``reader`` for a shell text.
+
+    A long text is read in a thread, so that the event loop continues.
+    """
     return reader(text) if len(text) <= _SHORT else await asyncio.to_thread(reader, text)
 
 
 def parts(text: str) -> list[Part]:
-    """The commands of ``text``, those in substitutions among them."""
+    """Return the commands of ``text``, those in substitutions included."""
     reader = _Reader(text[:MAX_CHARACTERS])
     reader.read()
     return [part for part in reader.found if part.words]
 
 
 class _Reader:
+    """A rough reader of shell text, which never fails."""
     def __init__(self, text: str) -> None:
         self.text = text
         self.found: list[Part] = []
@@ -103,14 +107,14 @@ class _Reader:
     def read(self) -> None:
         while self._at < len(self.text):
             self._commands("", 0, self._next_pipeline())
-            self._at += 1  # a closing bracket too many
+            self._at += 1  # an extra closing bracket
 
     def _next_pipeline(self) -> int:
         self._pipelines += 1
         return self._pipelines
 
     def _commands(self, until: str, depth: int, pipeline: int) -> None:
-        """Read to the closing character, which is left to be read."""
+        """Read up to the closing character, and leave that character unread."""
         line = _Line(self._begin(pipeline, depth))
         text, size = self.text, len(self.text)
         while self._at < size:
@@ -135,7 +139,7 @@ class _Reader:
         line.end_word()
 
     def _separate(self, line: _Line) -> None:
-        """Read a sign between two commands, and begin the next one."""
+        """Read a sign between two commands, and begin the next command."""
         character, sign = self.text[self._at], self.text[self._at : self._at + 2]
         part = line.part
         pipeline, depth = part.pipeline, part.depth
@@ -150,7 +154,7 @@ class _Reader:
             part.pipeline = pipeline
 
     def _piece(self, part: Part) -> str | None:
-        """Read a piece of a word, up to its last character; None where a line only continues on the next one."""
+        """Read a piece of a word, up to its last character. Return None for a line continuation."""
         text, size = self.text, len(self.text)
         character = text[self._at]
         if character == "\\" and self._at + 1 < size:
@@ -202,7 +206,7 @@ class _Reader:
 
 
 class _Line:
-    """The command of a line that is read just now, and its last word as far as it is read."""
+    """The command that is being read, and its last word so far."""
 
     __slots__ = ("_redirected", "part", "word")
 
@@ -225,7 +229,7 @@ class _Line:
         self.word = None
 
     def redirect(self, *, outward: bool) -> None:
-        """End the word, a descriptor's number left out; the next one names the file."""
+        """End the word, without the number of a descriptor. The next word names the file."""
         if self.word is not None and "".join(self.word).isdigit():
             self.word = None
         self.end_word()
@@ -283,7 +287,7 @@ _OF_THE_CONNECTION = frozenset(
         *("--header", "-u", "--user", "-A", "--user-agent", "-b", "--cookie", "-c", "--cookie-jar"),
     }
 )
-"""Options whose value is for the connection or is written to, not sent as the content."""
+"""Options whose value is for the connection, or names an output file, so that it is not sent as content."""
 _DATA = re.compile(
     r"(?:-d|-F|-T|--data(?:-\w+)?|--form(?:-string)?|--json|--upload-file|--post-data|--post-file|--body-\w+)"
 )
@@ -299,13 +303,13 @@ _QUICK = re.compile(
 )
 
 MOST_PARTS = 300
-"""Commands of one text; among more of them nothing is looked for."""
+"""The maximum number of commands in a text that is checked."""
 
 
 class Exfiltration:
-    """Implements :data:`~handrail.policy.watchdogs.watchdog.Watchdog`.
+    """A watchdog for commands and addresses that look like they carry data out.
 
-    :param action: what it answers to such a call
+    :param action: the decision about such a call
     """
 
     name = "exfiltration"
@@ -314,7 +318,7 @@ class Exfiltration:
         self.action: Action = action
 
     def concerns(self, spec: ToolSpec) -> bool:
-        """Whether calls of this tool can reach a program or the network."""
+        """Return whether calls of this tool can reach a program or the network."""
         return bool(spec.requires.shell or spec.requires.net.hosts or "net.fetch" in spec.effective_targets)
 
     async def __call__(self, call: WatchdogCall) -> Opinion:
@@ -328,19 +332,19 @@ class Exfiltration:
 
 
 def of_command(text: str) -> str | None:
-    """What about a shell text looks like carrying data out, in a sentence; None for nothing."""
+    """Return why a shell text looks like exfiltration, as half a sentence, or None."""
     if not _QUICK.search(text):
         return None
     if (device := _DEVICE.search(text)) and not _LOOPBACK.fullmatch(device[1]):
         return f"the command opens a network connection through {device[0].rsplit('/', 1)[0]}"
     found = parts(text)
     if len(found) > MOST_PARTS:
-        return f"the command is made of {len(found)} commands, which are too many to be looked through"
+        return f"the text has {len(found)} commands, which are too many to check"
     return next((reason for at in range(len(found)) if (reason := _of_part(at, found)) is not None), None)
 
 
 def _of_part(at: int, found: Sequence[Part]) -> str | None:
-    """What about one command among those of a text looks like carrying data out."""
+    """Return why one command of a text looks like exfiltration, or None."""
     part = found[at]
     if part.program in NETWORK and not _stays_here(part):
         together = [(n, other) for n, other in enumerate(found) if other.pipeline == part.pipeline and n != at]
@@ -352,7 +356,7 @@ def _of_part(at: int, found: Sequence[Part]) -> str | None:
 
 
 def of_address(url: str) -> str | None:
-    """What about an address looks like data; None for nothing."""
+    """Return why an address looks like it carries data, as half a sentence, or None."""
     try:
         found = urlsplit(url)
         host = found.hostname or ""
@@ -380,7 +384,7 @@ def _into_network(part: Part, together: Sequence[Part], before: Sequence[Part]) 
         if (reason := _by_flow(other, part)) is not None:
             return reason
     if (secret := _secret_in(list(_sent(argv)))) is not None:
-        return f"{secret} tends to hold secrets, and {program} would send it"
+        return f"{secret} may contain secrets, and {program} would send it"
     reads = any(other.program in _READERS for other in together if other.depth > part.depth)
     for word in _content(argv, program):
         if (reason := _by_content(word, program, reads=reads)) is not None:
@@ -389,11 +393,11 @@ def _into_network(part: Part, together: Sequence[Part], before: Sequence[Part]) 
 
 
 def _by_flow(other: Part, part: Part) -> str | None:
-    """What about the output of another command looks like data, which flows into a program of the network."""
+    """Return why the output of another command, sent to a network program, looks like data, or None."""
     program, argv = other.program, other.argv
     into, same_depth = part.program, other.depth == part.depth
     if (secret := _secret_in(argv[1:])) is not None:
-        return f"{secret} tends to hold secrets, and what is in it goes to {into}"
+        return f"{secret} may contain secrets, and its content goes to {into}"
     if _prints_environment(other):
         return f"the environment goes to {into}"
     if into in _WEB | _RAW or not same_depth:
@@ -402,34 +406,34 @@ def _by_flow(other: Part, part: Part) -> str | None:
         if program in _ARCHIVERS and same_depth:
             return f"packed files go from {program} to {into}"
     if into in _RAW and same_depth and not {"-z", "-l"} & set(part.argv):
-        return f"what {program or 'a command'} prints goes to a raw connection of {into}"
+        return f"the output of {program or 'a command'} goes to a raw connection of {into}"
     return None
 
 
 def _by_content(word: str, program: str, *, reads: bool) -> str | None:
-    """What about an address or a body looks like data.
+    """Return why an address or a request body looks like data, or None.
 
     :param reads: a substitution in the command reads a file or the environment
     """
     if MADE in word and reads:
-        return f"what a file or the environment holds is put into an address or a body for {program}"
+        return f"the content of a file or the environment is put into an address or a body for {program}"
     if (variable := _SECRET_VARIABLE.search(word)) is not None:
         return f"{variable[0]} is put into an address or a body for {program}"
     return of_address(word) if "://" in word and MADE not in word else None
 
 
 def _by_lookup(argv: Sequence[str], program: str) -> str | None:
-    """What about the names that a program looks up looks like data."""
+    """Return why the names that a program looks up look like data, or None."""
     for word in argv[1:]:
         if not word.startswith(("-", "+", "@")) and (MADE in word or _SECRET_VARIABLE.search(word)) and "." in word:
-            return f"a name that is put together is looked up with {program}"
+            return f"{program} looks up a host name that is built from other data"
         if (reason := _of_host(word)) is not None:
             return reason
     return None
 
 
 def _sent(argv: Sequence[str]) -> Iterator[str]:
-    """The words of a network program that name what it sends."""
+    """Return the words of a network program that name what it sends."""
     skip = False
     for word in argv[1:]:
         if skip:
@@ -441,7 +445,7 @@ def _sent(argv: Sequence[str]) -> Iterator[str]:
 
 
 def _content(argv: Sequence[str], program: str) -> Iterator[str]:
-    """Addresses and bodies among the words of a program that fetches."""
+    """Return the addresses and bodies among the words of a program that fetches."""
     data = False
     for word in _sent(argv):
         if data or "://" in word or (program in _RAW | _COPY):
@@ -472,7 +476,7 @@ def _prints_environment(part: Part) -> bool:
 
 
 def _stays_here(part: Part) -> bool:
-    """Whether all hosts that it names are this machine."""
+    """Return whether all hosts that the command names are this machine."""
     hosts = [m[1] for word in part.argv[1:] if (m := re.match(r"(?:[a-z+]+://)(?:[^/@]*@)?([^/?#]+)", word))]
     if not hosts and part.program in _RAW | _WEB | _NAMES:
         hosts = [word for word in part.argv[1:] if _LOOPBACK.fullmatch(word.partition("/")[0])]
@@ -484,7 +488,7 @@ def _push(part: Part, found: Sequence[Part]) -> str | None:
     if words[:1] != ["push"]:
         return None
     if len(words) > 1 and _REMOTE.search(words[1]):
-        return f"git would push to {excerpt(words[1], 100)}, which is no remote of this repository"
+        return f"git would push to {excerpt(words[1], 100)}, which is not a remote of this repository"
     for other in found:
         argv = other.argv
         if other.program == "git" and {"remote", "config"} & set(argv) and {"add", "set-url"} & set(argv):
@@ -498,9 +502,9 @@ def _program_text(part: Part) -> str | None:
         if flag in ("-c", "-e", "-r", "-E", "--eval", "eval") and _OPENS_NETWORK.search(text):
             words = re.split(r"[\s'\"(),;=]+", text)
             if (secret := _secret_in(words)) is not None:
-                return f"{secret} tends to hold secrets, and the text for {part.program} opens the network"
+                return f"{secret} may contain secrets, and the code for {part.program} opens the network"
             if _WHOLE_ENVIRONMENT.search(text):
-                return f"the text for {part.program} reads the environment and opens the network"
+                return f"the code for {part.program} reads the environment and opens the network"
     return None
 
 
@@ -519,7 +523,7 @@ def _looks_encoded(text: str) -> bool:
     if not _ENCODED.fullmatch(text.replace("%3D", "=").replace("%2B", "+").replace("%2F", "/")):
         return False
     if re.fullmatch(r"[0-9a-fA-F-]+", text):
-        return len(text) > 128  # digests, keys of caches and identifiers are shorter
+        return len(text) > 128  # digests, cache keys and identifiers are shorter
     if re.fullmatch(r"[A-Z2-7=]+", text):
         return len(text) >= 56 and _entropy(text) >= 3.8
     mixed = bool(re.search("[a-z]", text) and re.search("[A-Z]", text) and re.search(r"\d", text))
@@ -527,12 +531,12 @@ def _looks_encoded(text: str) -> bool:
 
 
 def _is_mixed(text: str) -> bool:
-    """Digits among letters, in more than one place."""
+    """Return whether the text has digits among its letters, in several places."""
     return len(re.findall(r"[a-z]\d|\d[a-z]", text, re.IGNORECASE)) >= 4
 
 
 def _entropy(text: str) -> float:
-    """Bits for each character."""
+    """Return the entropy in bits for each character."""
     size = len(text)
     return -sum(count / size * math.log2(count / size) for count in Counter(text).values())
 
@@ -570,8 +574,10 @@ SHAPES: Mapping[str, tuple[str, str]] = {
     "a private key": ("-----BEGIN ", r"(?:[A-Z]+ )*PRIVATE KEY-----"),
     "a JSON web token": (".eyJ", rf"(?<={_KEY}{{10}}\.eyJ){_KEY}{{10,}}\.{_KEY}{{10,}}"),
 }
-"""Kind of key to how it begins, at the beginning of a word where that is a letter, and how it goes on. The text is searched
-for the beginnings, and each is followed by few characters or by one run of them: so any text is looked through once."""
+"""For each kind of key, its beginning and its continuation. A beginning that is a letter stands at the start of a word.
+
+The text is searched for the beginnings. Each continuation is short or one run of characters, so any text is scanned once.
+"""
 
 
 def _compiled(begins: str, goes_on: str) -> re.Pattern[str]:
@@ -584,11 +590,11 @@ _PLACEHOLDER = re.compile(r"example|xxxx|your|placeholder|dummy|redacted|\.\.\."
 
 
 class OutgoingSecrets:
-    """Implements :data:`~handrail.policy.watchdogs.watchdog.Watchdog`.
+    """A watchdog for secrets in the arguments of calls that leave the workspace.
 
-    :param encode: a value as JSON, whatever it holds, with nothing cut off
-    :param registered: whether a JSON text has a registered secret in it
-    :param action: what it answers to such a call
+    :param encode: encodes any value as JSON, without cutting anything
+    :param registered: returns whether a JSON text contains a registered secret
+    :param action: the decision about such a call
     """
 
     name = "secrets"
@@ -601,29 +607,29 @@ class OutgoingSecrets:
         self.action: Action = action
 
     def concerns(self, spec: ToolSpec) -> bool:
-        """Whether calls of this tool leave the workspace."""
+        """Return whether calls of this tool leave the workspace."""
         return spec.side_effect == "external" or bool(spec.requires.net.hosts or "net.fetch" in spec.effective_targets)
 
     async def __call__(self, call: WatchdogCall) -> Opinion:
         encoded = self._encode(dict(call.arguments))
         if self._registered(encoded):
-            return Opinion(self.action, "its arguments hold a registered secret, which would leave")
+            return Opinion(self.action, "the arguments contain a registered secret, which the call would send out")
         commands = [value for capability, value in call.targets if capability == "shell.run"]
         if commands and not any([await read(_talks, text) for text in commands]):
             return allow()
         if (what := key_in(encoded.decode())) is not None:
-            return Opinion(self.action, f"its arguments hold what has the shape of {what}, which would leave")
+            return Opinion(self.action, f"the arguments contain text with the shape of {what}, which the call would send out")
         return allow()
 
 
 def _talks(text: str) -> bool:
-    """Whether a command of a shell text may talk to another machine."""
+    """Return whether a command of a shell text may communicate with another machine."""
     programs = NETWORK | {"git"}
     return any(part.program in programs for part in parts(text))
 
 
 def key_in(text: str) -> str | None:
-    """Which well-known kind of key ``text`` has in it; None for none, or for what is only an example."""
+    """Return the well-known kind of key that ``text`` contains, or None. Placeholders do not count."""
     for name, begins, shape in _COMPILED:
         if begins not in text:
             continue
@@ -638,18 +644,19 @@ def _entropy_of(text: str) -> float:
     return -sum(count / size * math.log2(count / size) for count in Counter(text).values())
 
 
-# Identical calls that were made before and always failed.
+# Identical earlier calls that always failed.
 
 PATIENCE = 3
-"""How many times as often a call may fail where other calls succeed in between."""
+"""The factor by which more failures are tolerated if other calls succeed in between."""
 
 
 class RepeatedFailures:
-    """Implements :data:`~handrail.policy.watchdogs.watchdog.Watchdog`. Only asked where something has failed in the session.
+    """A watchdog for identical calls that have failed repeatedly.
 
-    :param failures: after how many in a row; three times as many where other calls succeeded in between and none of
-        them changed anything
-    :param action: what it answers to such a call
+    It is asked only after a failure in the session.
+
+    :param failures: the number of failures in a row; three times as many if other calls succeed in between without changes
+    :param action: the decision about such a call
     """
 
     name = "repeats"
@@ -667,6 +674,6 @@ class RepeatedFailures:
             return allow()
         return Opinion(
             self.action,
-            f"exactly this call has failed {call.failed_before} times in this session. Read what the errors said and do "
-            "something else first: look at the state of things, or change the arguments",
+            f"exactly this call has failed {call.failed_before} times in this session. Read the errors and do something else "
+            "first: inspect the current state, or change the arguments",
         )

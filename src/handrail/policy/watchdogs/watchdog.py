@@ -1,4 +1,4 @@
-"""Watchdogs: an operator's hooks that check every call before it runs. They only narrow, and a failure means deny."""
+"""Watchdogs: the operator's hooks that check every call before it runs. They only narrow, and a failure means deny."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ DEFAULT_TIMEOUT_MS = 5_000
 
 @dataclass(frozen=True, slots=True)
 class WatchdogCall:
-    """What a watchdog sees of one call.
+    """A call as a watchdog sees it.
 
     :param agent: the agent's manifest, as data
     :param tool: the tool's runtime view
-    :param decision: what capabilities and rules left: ``allow`` or ``ask``
-    :param targets: what it would touch, as capability and canonical value: a path, ``host[:port]``, a command
-    :param failed_before: how often exactly this call has failed in the session since anything was changed in it
-    :param failed_in_a_row: how often of these since any other call succeeded
+    :param decision: the decision of capabilities and rules: ``allow`` or ``ask``
+    :param targets: what the call would access, as capability and canonical value: a path, ``host[:port]`` or a command
+    :param failed_before: how often exactly this call has failed in the session since the last change by any call
+    :param failed_in_a_row: how many of these failures came after the last success of any other call
     """
 
     tool_id: str
@@ -52,29 +52,32 @@ class WatchdogCall:
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """A watchdog's answer. ``reason`` is read by the model when the answer is deny, by a person when it is ask."""
+    """The decision of a watchdog.
+
+    :param reason: read by the model if the action is deny, and by the user if it is ask
+    """
 
     action: Action
     reason: str = ""
 
 
 def allow() -> Opinion:
-    """No objection."""
+    """Return a decision without an objection."""
     return Opinion("allow")
 
 
 def deny(reason: str) -> Opinion:
-    """The call fails, and the model reads why."""
+    """Return a decision that makes the call fail. The model reads the reason."""
     return Opinion("deny", reason)
 
 
 def ask(reason: str) -> Opinion:
-    """A person decides; where nobody can be asked, the call is denied."""
+    """Return a decision that requires approval by the user. A headless session denies the call."""
     return Opinion("ask", reason)
 
 
 def call_as_json(call: WatchdogCall) -> dict[str, Any]:
-    """What an external watchdog reads."""
+    """Return the call as the JSON object that an external watchdog reads."""
     return asdict(call)
 
 
@@ -87,14 +90,17 @@ _MARK = "HANDRAIL_WATCHDOG"
 
 
 class ExternalWatchdog:
-    """Runs ``argv`` for each call. It is the operator's own program: not sandboxed, in a process group of its own,
-    with a small environment, and ended with all it started when its time is up.
+    """A watchdog that runs a command for each call.
+
+    The command is the operator's own program. It runs unsandboxed, in its own process group and with a small environment. When
+    its time is up, it is killed with everything that it started.
 
     It reads one JSON object ``{tool_id, arguments, agent, tool, session_id, call_id, decision}`` and writes
-    ``{"decision": "allow" | "deny" | "ask", "reason": "…"}``. Anything else, and any exit code but 0, is a deny.
+    ``{"decision": "allow" | "deny" | "ask", "reason": "…"}``. Any other output, and any exit code but 0, is a deny.
 
     :param environment: variables to add
-    :param cwd: the folder that it is started in; ``/`` where none is given
+    :param cwd: the working directory; default ``/``
+    :raises ValueError: for an empty argv
     """
 
     def __init__(
@@ -105,9 +111,8 @@ class ExternalWatchdog:
         environment: Mapping[str, str] | None = None,
         cwd: str | None = None,
     ) -> None:
-        """:raises ValueError: for an empty argv"""
         if not argv or not argv[0]:
-            raise ValueError("an external watchdog needs a command; write it as a list, as in ['/usr/local/bin/check']")
+            raise ValueError("An external watchdog needs a command. Write it as a list, as in ['/usr/local/bin/check'].")
         self.argv = tuple(argv)
         self.timeout_ms = timeout_ms
         self.name = Path(argv[0]).name
@@ -116,9 +121,9 @@ class ExternalWatchdog:
         self._command: tuple[str, ...] | None = None
 
     def find(self) -> None:
-        """Look its program up, once, outside of every open workspace. Each call does this again as long as there is none.
+        """Resolve the program once, outside every open workspace. Until this succeeds, each call tries again.
 
-        :raises ProgramRefused: where it is a program that a call could change
+        :raises ProgramRefused: if a call could change the program
         """
         if self._command is None:
             with contextlib.suppress(ProgramMissing):
@@ -128,7 +133,7 @@ class ExternalWatchdog:
         question = json.dumps(call_as_json(call), ensure_ascii=True, default=str).encode() + b"\n"
         mark = secrets.token_hex(16)
         command = self._command = self._command or find_command(self.argv)
-        # Descriptors of our own rather than asyncio's pipes, whose wait() also waits for whoever still holds them.
+        # Own descriptors, because wait() with asyncio's pipes also waits for every process that holds them open.
         reader, writer = os.pipe()
         try:
             with _at_its_start(question) as stdin:
@@ -155,7 +160,7 @@ class ExternalWatchdog:
 
 
 def _at_its_start(data: bytes) -> IO[bytes]:
-    """``data`` as a file that has no name; a program may read as much of it as it likes."""
+    """Return ``data`` as an anonymous file. A program may read as much of it as it likes."""
     if hasattr(os, "memfd_create"):
         file: IO[bytes] = os.fdopen(os.memfd_create("watchdog"), "w+b")
     else:  # not on every platform
@@ -166,7 +171,10 @@ def _at_its_start(data: bytes) -> IO[bytes]:
 
 
 async def _read(process: asyncio.subprocess.Process, descriptor: int) -> bytes:
-    """Its output until it *exits*; a child that keeps the pipe open does not delay the answer."""
+    """Return the output of a process until it *exits*.
+
+    A child that keeps the pipe open does not delay this.
+    """
     stream = asyncio.StreamReader()
     pipe = os.fdopen(descriptor, "rb", buffering=0)
     try:
@@ -183,7 +191,7 @@ async def _read(process: asyncio.subprocess.Process, descriptor: int) -> bytes:
             reading = asyncio.ensure_future(stream.read(MAX_ANSWER_BYTES))
             await asyncio.wait({reading, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
-                # It has exited: what it wrote is in the pipe, and a member of its group that holds it open goes too.
+                # The process has exited and its output is in the pipe. Kill the group members that hold the pipe open.
                 _kill_group(process.pid)
                 await asyncio.wait({reading}, timeout=_DRAIN_S)
             if not reading.done() or not (data := reading.result()):
@@ -198,7 +206,7 @@ async def _read(process: asyncio.subprocess.Process, descriptor: int) -> bytes:
 
 
 async def _end(process: asyncio.subprocess.Process, mark: str) -> None:
-    """Nothing of its group goes on. One that had to be stopped is searched for what left its group, too."""
+    """Kill the process group. If the process was still running, also kill what has left its group."""
     _kill_group(process.pid)
     if process.returncode is not None:
         return
@@ -214,7 +222,10 @@ def _kill_group(pid: int) -> None:
 
 
 def _marked(mark: str) -> list[int]:
-    """Processes started with this mark in their environment; the only trace a daemon that left its group still has."""
+    """Return the processes that were started with this mark in their environment.
+
+    The mark is the only trace of a daemon that has left its process group.
+    """
     wanted = f"{_MARK}={mark}".encode()
     found: list[int] = []
     with contextlib.suppress(OSError):
@@ -227,38 +238,46 @@ def _marked(mark: str) -> list[int]:
 
 
 def _parsed(answer: bytes, code: int) -> Opinion:
-    if len(answer) > MAX_ANSWER_BYTES:  # nobody read the rest, which may be why it failed
-        return Opinion("deny", f"its answer is longer than {MAX_ANSWER_BYTES} bytes")
+    if len(answer) > MAX_ANSWER_BYTES:  # the rest was not read, which may be why the program failed
+        return Opinion("deny", f"the answer of the program is longer than {MAX_ANSWER_BYTES} bytes")
     if code != 0:
-        return Opinion("deny", f"it ended with exit code {code}")
+        return Opinion("deny", f"the program ended with exit code {code}")
     try:
-        # As pairs, since of two keys of one name the later would win unseen.
+        # As pairs, because in a dict the later of two equal keys would win silently.
         said: object = json.loads(answer, object_pairs_hook=tuple)
         pairs = dict(cast("tuple[tuple[str, object], ...]", said)) if isinstance(said, tuple) else {}
         whole = isinstance(said, tuple) and len(pairs) == len(cast("tuple[object, ...]", said))
     except (ValueError, TypeError, RecursionError):
-        return Opinion("deny", f"its answer is not JSON; expected {_FORM}")
+        return Opinion("deny", f"the answer of the program is not JSON; expected {_FORM}")
     decision, reason = pairs.get("decision"), pairs.get("reason", "")
     if whole and set(pairs) <= {"decision", "reason"} and decision in ACTIONS and isinstance(reason, str):
         return Opinion(decision, reason)
-    return Opinion("deny", f"its answer is not of the form {_FORM}")
+    return Opinion("deny", f"the answer of the program is not of the form {_FORM}")
 
 
 Answer = Opinion | Literal["allow"]
 Watchdog = Callable[[WatchdogCall], Answer | Awaitable[Answer]]
-"""A function, sync (run in a thread) or async, or an object such as :class:`ExternalWatchdog`. An async one runs on the
-kernel's own event loop: what computes or blocks without awaiting stops every call of the process, its time-out too, so
-write that as a plain function. It gets a copy of the arguments, so it cannot change them. Its attribute ``timeout_ms``, if any, replaces the default of 5 s. With a method
-``concerns(spec)`` it says of which tools it looks at calls at all, once for each; with an attribute ``after_failures``
-that is true, only at calls that have failed before."""
+"""A function, sync (run in a thread) or async, or an object such as :class:`ExternalWatchdog`.
+
+An async watchdog runs on the kernel's event loop. If it computes or blocks without awaiting, it stops every call of the
+process, and its own time-out. Write such a watchdog as a plain function.
+
+A watchdog gets a copy of the arguments, so it cannot change them. Optional attributes:
+
+- ``timeout_ms`` replaces the default of 5 s.
+- ``concerns(spec)`` returns whether the watchdog checks calls of a tool. It is called once for each tool.
+- ``after_failures``, if true, limits the watchdog to calls that have failed before.
+"""
 
 
 async def watched(
     verdict: Verdict, watchdogs: Sequence[Watchdog], call: WatchdogCall, redact: Callable[[str], str] = str
 ) -> Verdict:
-    """Ask each in order until one denies; the strictest answer of all, the verdict's own included, holds.
+    """Ask each watchdog in order until one denies. The strictest decision counts.
 
-    :param redact: takes secrets out of a text, before it is cut: what is left of a cut one would not be found
+    The verdict's own decision is one of them.
+
+    :param redact: removes secrets from a text before it is cut, because a secret that is cut is not found
     """
     for watchdog in watchdogs:
         name = name_of(watchdog)
@@ -268,8 +287,8 @@ async def watched(
         if STRICTNESS[opinion.action] <= STRICTNESS[verdict.action]:
             verdict = verdict.noted(step)
             continue
-        verb = "denies it" if opinion.action == "deny" else "asks for approval"
-        text = f"{call.tool_id}: the watchdog {name} {verb}: {reason.rstrip('.') or 'it gave no reason'}."
+        verb = "denied this call of" if opinion.action == "deny" else "requires approval for this call of"
+        text = f"The watchdog {name} {verb} {call.tool_id}: {reason.rstrip('.') or 'no reason given'}."
         verdict = verdict.narrowed(opinion.action, text, step)
         if opinion.action == "deny":
             break
@@ -277,7 +296,7 @@ async def watched(
 
 
 def name_of(watchdog: Watchdog) -> str:
-    """How messages call it."""
+    """Return the name of a watchdog for messages."""
     name: object = getattr(watchdog, "name", None) or getattr(watchdog, "__name__", None)
     return str(name) if name else type(watchdog).__name__
 
@@ -288,18 +307,18 @@ async def _opinion(watchdog: Watchdog, call: WatchdogCall, redact: Callable[[str
         async with asyncio.timeout(timeout_ms / 1000):
             return await answer_of(watchdog, call, redact)
     except TimeoutError:
-        return deny(f"it did not answer within {timeout_ms:g} ms")
+        return deny(f"the watchdog did not answer within {timeout_ms:g} ms")
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        return deny("it was cancelled from within")
-    except (Exception, SystemExit) as error:  # whatever went wrong in it: a failing watchdog is a no
-        return deny(f"it failed ({type(error).__name__}: {redact(str(error))[:300]})")
+        return deny("the watchdog cancelled itself")
+    except (Exception, SystemExit) as error:  # any failure of a watchdog is a deny
+        return deny(f"the watchdog failed ({type(error).__name__}: {redact(str(error))[:300]})")
 
 
 async def answer_of(watchdog: Watchdog, call: WatchdogCall, redact: Callable[[str], str] = str) -> Opinion:
-    """Ask one, for as long as it takes. What it raises is raised; an answer that is none is a no."""
+    """Ask one watchdog, without a time limit. Exceptions propagate; an invalid answer is a deny."""
     own = replace(call, arguments=copy.deepcopy(dict(call.arguments)))
     return _checked(await _answer(watchdog, own), name_of(watchdog), redact)
 
@@ -313,7 +332,10 @@ async def _answer(watchdog: Watchdog, call: WatchdogCall) -> object:
 
 
 async def _in_thread(watchdog: Watchdog, call: WatchdogCall) -> object:
-    """In a thread of its own: one that never returns takes no worker from others and does not hold up the end."""
+    """Call a watchdog in its own thread.
+
+    A watchdog that never returns takes no worker from others and does not delay the shutdown.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[object] = loop.create_future()
 
@@ -326,9 +348,9 @@ async def _in_thread(watchdog: Watchdog, call: WatchdogCall) -> object:
         failure: BaseException | None = None
         try:
             answer = watchdog(call)
-        except BaseException as error:  # handed over whole, to be a deny there
+        except BaseException as error:  # the waiting task turns it into a deny
             failure = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
-        with contextlib.suppress(RuntimeError):  # nobody waits any more: the loop has ended
+        with contextlib.suppress(RuntimeError):  # the loop has ended, so no task waits any more
             loop.call_soon_threadsafe(settle, answer, failure)
 
     threading.Thread(target=run, name=f"watchdog {name_of(watchdog)}", daemon=True).start()
@@ -336,13 +358,13 @@ async def _in_thread(watchdog: Watchdog, call: WatchdogCall) -> object:
 
 
 def _checked(answer: object, name: str, redact: Callable[[str], str]) -> Opinion:
-    """The answer if it is one; anything else, None above all, is a deny."""
+    """Return the answer if it is valid. Any other value, None included, is a deny."""
     if answer == "allow":
         return allow()
     if isinstance(answer, Opinion) and answer.action in STRICTNESS and isinstance(cast("object", answer.reason), str):
         return answer
     shown = repr(redact(answer)) if isinstance(answer, str) else redact(repr(answer))
-    return deny(f"{name} answered {shown[:200]}, which is none of allow(), deny(reason), ask(reason)")
+    return deny(f"{name} answered {shown[:200]}; expected one of allow(), deny(reason), ask(reason)")
 
 
 __all__ = [
