@@ -1,4 +1,4 @@
-"""The schema language of each provider, and the form in which it takes a tool, its own server tools included.
+"""The schema language of each provider, and the form of a tool in its requests, provider tools included.
 
 Sources: https://platform.openai.com/docs/guides/function-calling, https://docs.anthropic.com/en/docs/agents-and-tools/tool-use,
 https://ai.google.dev/api/caching#FunctionDeclaration, https://modelcontextprotocol.io/specification (tools).
@@ -19,13 +19,13 @@ ANNOTATIONS = frozenset({"title", "description", "default", "examples", "format"
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One provider's limits. Schemas beyond them are written in another way by :func:`handrail.catalog.fitting.fit`.
+    """The schema language of one provider. :func:`handrail.catalog.fitting.fit` adapts schemas to it.
 
-    :param keywords: those that it reads in any schema; None for every keyword of JSON Schema
-    :param plain_root: the outermost schema is an object without ``oneOf``, ``anyOf``, ``allOf`` and the like
-    :param property_names: what a property may be called, or None for anything
-    :param max_description: characters of a tool's description, or None
-    :param form: the tool as the provider takes it, from name, description and fitted parameters
+    :param keywords: the supported keywords; None for every keyword of JSON Schema
+    :param plain_root: whether the outermost schema has to be an object without ``oneOf``, ``anyOf``, ``allOf`` and similar
+    :param property_names: the pattern of valid property names, or None for any name
+    :param max_description: the maximum characters of a tool's description, or None
+    :param form: makes the tool of a request from name, description and fitted parameters
     """
 
     name: str
@@ -41,7 +41,7 @@ def _chat(name: str, description: str, parameters: Mapping[str, Any]) -> dict[st
 
 
 def _responses(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    # Left out, `strict` is true there, and would refuse every schema with an optional property.
+    # Without it, `strict` is true there, and refuses every schema with an optional property.
     return {
         "type": "function",
         "name": name,
@@ -79,14 +79,14 @@ GEMINI = Dialect(
 )
 MCP = Dialect("mcp", _mcp, plain_root=False)
 TEXT = Dialect("text", _mcp, plain_root=False, property_names=re.compile(r'[^\s=<>"@]{1,128}\Z'))
-"""Of models that write their calls into their text; see :mod:`handrail.agent.text_calls`."""
+"""The dialect of models that write their calls into their text; see :mod:`handrail.agent.text_calls`."""
 
 DIALECTS: Mapping[str, Dialect] = {
     dialect.name: dialect for dialect in (OPENAI_CHAT, OPENAI_RESPONSES, ANTHROPIC, GEMINI, MCP)
 }
 
 
-# Provider tools: the form in which each provider takes one, or the reason why a model is not offered it.
+# Provider tools: their form in the requests to each provider, or the reason why a model does not get one.
 
 _API = {
     "openai-chat": "the chat completions API",
@@ -98,25 +98,26 @@ _API = {
 
 
 def in_own_form(spec: ToolSpec, dialect: Dialect, model: str) -> dict[str, Any] | str:
-    """What stands for it in a request: an entry of the list of tools, or for chat completions a further parameter. A text
-    where this model cannot have it: why.
+    """Return the form of a provider tool in a request, or a text that says why this model cannot have it.
 
-    :param model: its name, as the provider knows it
+    The form is an entry in the list of tools. For chat completions, it is a further parameter of the request.
+
+    :param model: the provider's name of the model
     """
     api = _API.get(dialect.name, dialect.name)
     support = NATIVE[native_name(spec)].support.get(dialect.name)
     if support is None:
         those = " and ".join(_API[name] for name in NATIVE[native_name(spec)].support if name in _API)
-        return f"{api} has no {native_name(spec)}, only {those}"
+        return f"The tool {native_name(spec)} is not available in {api}, only in {those}."
     if dialect.name not in spec.provider_support:
-        return f"the agent's manifest has it for {', '.join(spec.provider_support)} only"
+        return f"The agent's manifest enables it for {', '.join(spec.provider_support)} only."
     if support.models is not None and support.models not in model:
-        return f"in {api} only models with {support.models!r} in their name have it, and {model} is none"
+        return f"In {api}, only models with {support.models!r} in their name have it, but not {model}."
     return _FORMS.get(dialect.name, _listed)(support, spec.provider_support[dialect.name])
 
 
 def name_in_reply(spec: ToolSpec, dialect: Dialect) -> str:
-    """By what name a reply speaks of it."""
+    """Return the name of a provider tool in replies."""
     support = NATIVE[native_name(spec)].support[dialect.name]
     return support.name or support.type
 

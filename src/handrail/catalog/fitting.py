@@ -1,11 +1,12 @@
 """Adaptation of a tool's parameters to the schema language of one provider, without losing any of them.
 
-A constraint that the provider's language lacks becomes looser, and is added in words. A fitted schema accepts every call
-that the tool's own schema accepts, and the kernel checks each call against the tool's own. Properties keep their places and
-their nesting. A property whose name a provider refuses gets another name, and :meth:`Fitted.restored` restores the original.
+If the provider's language lacks a constraint, the schema becomes looser and the description states the constraint in words. An
+adapted schema accepts every call that the tool's own schema accepts, and the kernel checks each call against the tool's own.
+Properties keep their places and their nesting. If a provider refuses the name of a property, the property gets another name,
+and :meth:`Fitted.restored` restores the original.
 
-A reference remains if the provider follows it. Otherwise it is written out, and a form of a kilobyte can become one of
-hundreds, which every request would pay for. So references are followed only a proportionate number of levels deep.
+A reference remains if the provider follows it. Otherwise it is inlined. That can turn a schema of a kilobyte into one of
+hundreds, which every request would pay for. So references are inlined only to a proportionate number of levels.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from handrail.catalog.dialects import ANNOTATIONS, Dialect
 
 # Merging and splitting of schemas: the conjunction of two, the union of several.
 #
-# The result is never narrower than the input. If one schema cannot express it exactly, it is looser.
+# The result is never narrower than the input. If one schema cannot express it exactly, the result is looser.
 
 _MAX_SAID = 240
 _BUNDLES = (
@@ -34,9 +35,9 @@ _BUNDLES = (
     ("maximum", "exclusiveMaximum"),
     ("items", "prefixItems", "additionalItems"),
 )
-"""Keywords that change what each other mean, so that one schema's are never put beside another's."""
+"""Groups of keywords that change each other's meaning, so that those of two schemas are never mixed."""
 _APART = ("anyOf", "oneOf", "not", "if", "dependentSchemas")
-"""Of two schemas that both have one of these, the other's stays a schema of its own: they name properties."""
+"""Keywords that name properties. If two schemas both have one of them, the second one's stays a separate schema."""
 _ASKED_OF = {
     **dict.fromkeys(
         ("properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties"),
@@ -60,7 +61,10 @@ Node = Mapping[str, Any]
 
 
 def both_of(one: Node, other: Node) -> dict[str, Any]:
-    """What both ask, or less: of a keyword that both have, the first one's stays, which is never narrower than both."""
+    """Merge two schemas into one that requires what both require, or less.
+
+    If both have a keyword, the first one's stays, so the result is never narrower than both together.
+    """
     both = dict(one)
     for keyword, value in other.items():
         bundle = _bundle(keyword)
@@ -81,7 +85,7 @@ def both_of(one: Node, other: Node) -> dict[str, Any]:
 
 
 def _close(both: dict[str, Any], parts: Sequence[Node]) -> None:
-    """Let both together take further properties as far as each part does."""
+    """Let the merged schema allow further properties as far as each part does."""
     if any("patternProperties" in part for part in parts):
         for keyword in ("additionalProperties", "unevaluatedProperties"):
             both.pop(keyword, None)
@@ -104,13 +108,13 @@ def _bundle(keyword: str) -> tuple[str, ...]:
 
 
 def _kept_apart(one: Node, other: Node) -> dict[str, Any]:
-    """The alternatives and conditions of ``other`` that have no place beside those of ``one``."""
+    """Return the alternatives and conditions of ``other`` that clash with those of ``one``."""
     clashing = (of for of in _APART if of in one and of in other and one[of] != other[of])
     return {keyword: other[keyword] for of in clashing for keyword in _bundle(of) if keyword in other}
 
 
 def united(root: dict[str, Any], branches: Sequence[Node]) -> dict[str, Any]:
-    """The root taking what any of its alternatives takes."""
+    """Return a root that accepts what any of its alternatives accepts."""
     properties: dict[str, list[Any]] = {}
     for part in branches:
         for name, schema in part.get("properties", {}).items():
@@ -119,7 +123,7 @@ def united(root: dict[str, Any], branches: Sequence[Node]) -> dict[str, Any]:
                 forms.append(schema)
     if (
         root.get("additionalProperties", False) is not False
-    ):  # where an alternative does not name it, anything may stand there
+    ):  # an alternative that does not name the property allows any value
         for name, forms in properties.items():
             if {} not in forms and any(name not in part.get("properties", {}) for part in branches):
                 forms.append({})
@@ -141,7 +145,7 @@ def united(root: dict[str, Any], branches: Sequence[Node]) -> dict[str, Any]:
 
 
 def choice(keyword: str, branches: Sequence[Node]) -> str:
-    """Which properties go together, as a sentence."""
+    """Describe as a sentence which properties belong together."""
     groups = [
         " and ".join(map(str, part.get("required", ()))) or " or ".join(part.get("properties", ())) for part in branches
     ]
@@ -151,10 +155,10 @@ def choice(keyword: str, branches: Sequence[Node]) -> str:
 
 
 def by_type(node: dict[str, Any], types: Sequence[str]) -> dict[str, Any]:
-    """A list of types as alternatives, each with what is asked of that type."""
+    """Turn a list of types into alternatives, each with the constraints on its type."""
     rest = {key: value for key, value in node.items() if key != "type"}
     if "anyOf" in rest and len(types) > 1:
-        return rest  # two lists of alternatives cannot stand side by side
+        return rest  # a schema cannot have two lists of alternatives
     values = rest.pop("enum", None)
     shown = {key: rest.pop(key) for key in tuple(rest) if key in ANNOTATIONS and key != "format"}
     branches: list[dict[str, Any]] = []
@@ -166,7 +170,7 @@ def by_type(node: dict[str, Any], types: Sequence[str]) -> dict[str, Any]:
 
 
 def pushed_in(node: dict[str, Any]) -> dict[str, Any]:
-    """Alternatives that stand alone: what is asked beside them is asked in each."""
+    """Move the constraints beside a list of alternatives into each alternative."""
     shown = {key: value for key, value in node.items() if key in ANNOTATIONS and key != "format"}
     beside = {key: value for key, value in node.items() if key != "anyOf" and key not in shown}
     if beside:
@@ -176,7 +180,7 @@ def pushed_in(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_type(name: str, asked: Node, values: Sequence[Any] | None) -> dict[str, Any] | None:
-    """What of ``asked`` is asked of one type; None where none of the ``values`` is of it."""
+    """Return the part of ``asked`` that is about one type; None if none of the ``values`` has this type."""
     kinds = (name, _WIDER.get(name))
     branch = {"type": name, **{key: value for key, value in asked.items() if _ASKED_OF.get(key, name) in kinds}}
     if values is None:
@@ -188,7 +192,7 @@ def _of_type(name: str, asked: Node, values: Sequence[Any] | None) -> dict[str, 
 
 
 def _respell(node: dict[str, Any]) -> None:
-    """Say in fewer keywords what several can say."""
+    """Replace keywords by fewer ones with the same meaning."""
     if "const" in node:
         node["enum"] = [node.pop("const")]
     if isinstance(node.get("items"), list):  # as drafts before 2020-12 wrote it
@@ -200,7 +204,10 @@ def _respell(node: dict[str, Any]) -> None:
 
 
 def _type_by_enum(node: dict[str, Any], words: list[str]) -> None:
-    """Say the types of an enum's values where they are not all text and numbers; what types cannot say, in words."""
+    """Set the types of an enum with values other than text and numbers.
+
+    :param words: collects what types cannot express, in words
+    """
     if all(isinstance(value, str) or is_number(value) for value in node["enum"]):
         return
     kinds = list(dict.fromkeys(map(kind_of, node["enum"])))
@@ -212,7 +219,7 @@ def _type_by_enum(node: dict[str, Any], words: list[str]) -> None:
 
 
 def bare(value: object) -> Any:
-    """A schema without what tells of its properties, for where they stand elsewhere too."""
+    """Return a schema without descriptions of its properties, for use in a place that repeats them."""
     if isinstance(value, list):
         return [bare(one) for one in cast("list[object]", value)]
     if not isinstance(value, Mapping):
@@ -236,6 +243,7 @@ def is_number(value: object) -> bool:
 
 
 def said(keyword: str, value: object) -> str:
+    """Return a keyword and its value as text for a description."""
     text = json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
     return f"({keyword}: {text if len(text) <= _MAX_SAID else text[:_MAX_SAID] + '…'})"
 
@@ -257,7 +265,7 @@ SCHEMAS_IN = (
 LISTS_IN = ("prefixItems", "anyOf", "oneOf", "allOf")
 _MAPS_IN = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 LOCAL = re.compile(r"#/(?:\$defs|definitions)/[^/]+\Z")
-"""A reference to one of the definitions of the whole."""
+"""A reference to a definition of the whole schema."""
 
 
 def names_in(node: Node) -> Iterable[str]:
@@ -266,7 +274,7 @@ def names_in(node: Node) -> Iterable[str]:
 
 
 def made_of(node: Node) -> tuple[str, ...]:
-    """The references that ``node`` is made of, itself and by ``allOf``."""
+    """Return the references that ``node`` consists of, directly or by ``allOf``."""
     reference = node.get("$ref")
     own = (reference,) if isinstance(reference, str) else ()
     parts = cast("list[Node | bool]", node.get("allOf", ()))
@@ -281,7 +289,7 @@ def references_in(root: Node) -> Iterator[str]:
 
 
 def schemas_in(root: Node) -> Iterator[Node]:
-    """Every schema within one, itself first."""
+    """Yield every schema within a schema, itself first."""
     rest: list[object] = [root]
     while rest:
         one = rest.pop()
@@ -299,7 +307,7 @@ def schemas_in(root: Node) -> Iterator[Node]:
 
 
 def found_at(root: Node, reference: str) -> object:
-    """What a reference leads to, by its path or by an anchor; None where it leads nowhere here."""
+    """Return the target of a reference by path or anchor; None if it has no target here."""
     if not reference.startswith("#"):
         return None
     fragment = unquote(reference[1:])
@@ -319,13 +327,13 @@ def found_at(root: Node, reference: str) -> object:
 
 
 MAX_GROWTH = 4
-"""How many times as long as the tool's own a fitted schema may be."""
+"""The maximum length of an adapted schema, as a multiple of the tool's own."""
 ALWAYS_TAKEN = 4_000
-"""Characters that a fitted schema may have, however short the tool's own is."""
+"""The characters that an adapted schema may always have, however short the tool's own is."""
 MAX_UNROLLED = 2
-"""How often a definition that holds itself is written out inside itself."""
+"""The maximum number of times that a recursive definition is inlined in itself."""
 MAX_SCHEMAS = 5_000
-"""Schemas that may be written in one try, and in all that go before the last."""
+"""The maximum number of schemas to write in one attempt, and in all attempts before the last one."""
 _AT_ROOT = (
     "oneOf",
     "anyOf",
@@ -342,7 +350,7 @@ _AT_ROOT = (
 )
 _SAID_AT_ROOT = ("not", "if", "then", "else", "enum", "const", "dependentSchemas", "$dynamicRef")
 _UNEVALUATED = ("unevaluatedProperties", "unevaluatedItems")
-"""What refuses more where a schema beside it names less."""
+"""Keywords that refuse more if a schema next to them names less."""
 _UNSAID = frozenset({"$schema", "$id", "$anchor", "$dynamicAnchor", "$vocabulary", "$comment", "$defs", "definitions"})
 
 _FORMATS = frozenset({"date-time", "date", "time", "duration", "int32", "int64", "float", "double"})
@@ -359,7 +367,7 @@ _TURNED_ROUND = (
     "dependentSchemas",
     "dependencies",
     *_UNEVALUATED,
-    "$dynamicRef",  # it names no place by itself
+    "$dynamicRef",  # its target depends on the context
 )
 
 
@@ -367,8 +375,8 @@ _TURNED_ROUND = (
 class Fitted:
     """Parameters in a provider's dialect.
 
-    :param notes: what they cannot say, to be told in the tool's description
-    :param renamed: properties by the names that they travel under
+    :param notes: what the parameters cannot express, to be added to the tool's description
+    :param renamed: the original property names, by the names in requests
     """
 
     parameters: Node
@@ -376,7 +384,7 @@ class Fitted:
     renamed: Node = field(default_factory=dict[str, str])
 
     def restored(self, arguments: object) -> Any:
-        """A model's arguments with the tool's own property names."""
+        """Return a model's arguments with the tool's own property names."""
         if not self.renamed:
             return arguments
         if isinstance(arguments, Mapping):
@@ -388,13 +396,13 @@ class Fitted:
 
 
 def offered(view: Node, dialect: Dialect) -> tuple[dict[str, Any], Fitted]:
-    """A tool's LLM view in a provider's own form, and how its arguments come back."""
+    """Return a tool's LLM view in a provider's form, and how to restore its arguments."""
     fitted, description = _fit_view(view, dialect)
     return dialect.form(str(view["name"]), description, fitted.parameters), fitted
 
 
 def told(view: Node, dialect: Dialect) -> dict[str, Any]:
-    """A tool's LLM view with what a provider is told in the place of its own."""
+    """Return a tool's LLM view with the description and parameters that a provider gets."""
     fitted, description = _fit_view(view, dialect)
     return {**view, "description": description, "parameters": fitted.parameters}
 
@@ -405,7 +413,7 @@ def _fit_view(view: Node, dialect: Dialect) -> tuple[Fitted, str]:
 
 
 def forms_to_restore(views: Iterable[Node], dialect: Dialect) -> dict[str, Fitted]:
-    """By wire name, the tools whose arguments come back under other names than their own."""
+    """Return the tools with renamed properties, by wire name."""
     if dialect.property_names is None:
         return {}
     fitted = ((str(view["name"]), offered(view, dialect)[1]) for view in views)
@@ -413,11 +421,14 @@ def forms_to_restore(views: Iterable[Node], dialect: Dialect) -> dict[str, Fitte
 
 
 def described(description: str, notes: Sequence[str], most: int | None) -> str:
-    """A description with what the schema could not say, cut at the end of a sentence where a provider takes no more."""
+    """Return a description followed by ``notes``, cut at the end of a sentence if it is too long.
+
+    :param most: the maximum characters, or None
+    """
     whole = " ".join([description, *notes])
     if most is None or len(whole) <= most:
         return whole
-    tail = " … (info has the rest)"
+    tail = " … (use info for the rest)"
     head = whole[: most - len(tail)]
     ends = [match.end() for match in re.finditer(r"[.!?](?=\s)", head)]
     return (head[: ends[-1]] if ends and ends[-1] > most // 2 else head.rstrip()) + tail
@@ -429,7 +440,7 @@ def _fit_once(parameters: str, dialect: Dialect) -> Fitted:
 
 
 def fit(parameters: Node, dialect: Dialect) -> Fitted:
-    """``parameters``, a valid schema of one object, as ``dialect`` can say them."""
+    """Adapt ``parameters``, a valid schema of an object, to ``dialect``."""
     if dialect.keywords is None and dialect.property_names is None and not (dialect.plain_root and _bends(parameters)):
         return Fitted(parameters)
     most = max(MAX_GROWTH * length(parameters), ALWAYS_TAKEN)
@@ -448,7 +459,7 @@ def fit(parameters: Node, dialect: Dialect) -> Fitted:
         written += tried.nodes
         if not tried.goes_deeper or written > MAX_SCHEMAS:
             break
-    while found is None:  # large as it is without any reference: what comes last in it stays open
+    while found is None:  # too large even without inlined references: leave the end of it open
         fitted = _Fitting(parameters, dialect, 0, nodes, cut=True).done()
         if not nodes or length(fitted.parameters) <= most:
             found = fitted
@@ -457,12 +468,12 @@ def fit(parameters: Node, dialect: Dialect) -> Fitted:
 
 
 def length(schema: Node) -> int:
-    """Characters of a schema as it is sent."""
+    """Return the characters of a schema in a request."""
     return len(json.dumps(schema, ensure_ascii=False))
 
 
 class _TooLarge(Exception):
-    """More would be written than a fitted schema may hold."""
+    """The adapted schema would exceed its maximum size."""
 
 
 def _bends(root: Node) -> bool:
@@ -474,11 +485,11 @@ Trail = tuple[tuple[str, ...], ...]
 
 
 class _Fitting:
-    """One try at it.
+    """One attempt to adapt a schema.
 
-    :param levels: how many levels deep references are followed where they are written out
-    :param most: schemas that may be written
-    :param cut: what goes beyond ``most`` stays open, instead of raising :class:`_TooLarge`
+    :param levels: the number of levels to which references are inlined
+    :param most: the maximum number of schemas to write
+    :param cut: leave everything beyond ``most`` open instead of raising :class:`_TooLarge`
     """
 
     def __init__(self, root: Node, dialect: Dialect, levels: int, most: int, *, cut: bool = False) -> None:
@@ -487,11 +498,11 @@ class _Fitting:
         self.levels, self.most, self.cut = levels, most, cut
         self.nodes = 0
         self.goes_deeper = False
-        """Whether a reference was left because of ``levels``."""
+        """Whether a reference was not inlined because of ``levels``."""
         self.notes: list[str] = []
         self.names = _travel_names(root, dialect)
         references = list(references_in(root))
-        # A reference names a place in the schema as it was; only those to definitions still lead there.
+        # A reference names a place in the original schema. Only references to definitions stay valid.
         self.defines = dialect.keywords is None and any(map(LOCAL.match, references))
         self.loosens = (
             dialect.keywords is not None or bool(self.names) or any(not LOCAL.match(one) for one in references)
@@ -514,22 +525,26 @@ class _Fitting:
     # --- the outermost schema ---------------------------------------------------------------------------------
 
     def _plain(self, root: Node) -> Node:
-        """The root as one plain object: what alternatives and conditions name become optional properties, and notes say which
-        go together.
+        """Return the root as one plain object.
+
+        Properties of alternatives and conditions become optional. Notes say which of them belong together.
         """
         flat = self._joined(root, ())
         kept_apart = flat.pop("allOf", ())
         own = {keyword: flat.pop(keyword) for keyword in _AT_ROOT if keyword in flat}
         for part in (own, *kept_apart):
             flat = self._taken_up(flat, part)
-        if own or kept_apart:  # what these name would count as not evaluated
+        if own or kept_apart:  # the properties that these name would count as unevaluated
             for keyword in _UNEVALUATED:
                 if refused := flat.pop(keyword, False):
                     self.notes.append(said(keyword, refused))
         return flat
 
     def _taken_up(self, flat: dict[str, Any], part: Node) -> dict[str, Any]:
-        """``flat`` with the properties that the alternatives and conditions in ``part`` name, and these said in words."""
+        """Return ``flat`` with the properties of the alternatives and conditions in ``part``.
+
+        The notes get the alternatives and conditions in words.
+        """
         for keyword in ("anyOf", "oneOf"):
             if branches := self._branches(part, keyword, ()):
                 flat = united(flat, branches)
@@ -542,7 +557,7 @@ class _Fitting:
         return flat
 
     def _branches(self, node: Node, keyword: str, trail: Trail) -> list[dict[str, Any]]:
-        """The alternatives of ``node``, each with what its own alternatives name."""
+        """Return the alternatives of ``node``, each with the properties of its own alternatives."""
         found: list[dict[str, Any]] = []
         for one in cast("list[Node | bool]", node.get(keyword, ())):
             if not isinstance(one, bool):
@@ -556,7 +571,7 @@ class _Fitting:
         return found
 
     def _joined(self, node: Node, trail: Trail) -> dict[str, Any]:
-        """``node`` with its references followed and its ``allOf`` drawn into it."""
+        """Return ``node`` with its references and its ``allOf`` merged into it."""
         flat = dict(node)
         reference = flat.pop("$ref", None)
         if isinstance(reference, str):
@@ -571,17 +586,17 @@ class _Fitting:
         return flat
 
     def _unfollowed(self, reference: str, trail: Trail) -> str | None:
-        """Why a reference is not written out, in words that stand for it; None where it is."""
+        """Return the text in place of a reference that is not inlined; None if it is."""
         name = reference.rpartition("/")[2]
         if sum(reference in level for level in trail) >= MAX_UNROLLED:
-            return f"the same form as the {name} that it stands in"
+            return f"same schema as the enclosing {name}"
         if len(trail) >= self.levels:
             self.goes_deeper = True
-            return f"(a {name}: too large to be shown; info has it)"
+            return f"({name}: too large to show here; use info for the full schema)"
         return None
 
     def _written_out(self, node: Node) -> tuple[str, ...]:
-        """The references that ``node`` is made of and that the provider does not follow."""
+        """Return the references of ``node`` that the provider does not follow."""
         reference = node.get("$ref")
         if self.dialect.keywords is None:
             return (reference,) if isinstance(reference, str) and not LOCAL.match(reference) else ()
@@ -590,15 +605,18 @@ class _Fitting:
     # --- any schema -------------------------------------------------------------------------------------------
 
     def _node(self, schema: object, trail: Trail) -> dict[str, Any]:
-        """One schema within the dialect; ``trail`` are the references that led here."""
+        """Return one schema in the dialect.
+
+        :param trail: the references that led to the schema
+        """
         self.nodes += 1
         if not isinstance(schema, Mapping):
-            return {} if schema is not False else {"description": "must be left out"}
+            return {} if schema is not False else {"description": "must be omitted"}
         node: dict[str, Any] = dict(cast("Node", schema))
         if self.nodes > self.most:
             if not self.cut:
                 raise _TooLarge
-            return {"description": "(its form is too large to be shown; info has it)"}
+            return {"description": "(too large to show here; use info for the full schema)"}
         if references := self._written_out(node):
             node = self._joined(node, trail)
             trail = (*trail, references)
@@ -611,7 +629,10 @@ class _Fitting:
         return fitted
 
     def _narrowed(self, node: dict[str, Any], keywords: frozenset[str], words: list[str]) -> dict[str, Any]:
-        """``node`` in the keywords that there are; the others in ``words``."""
+        """Return ``node`` with supported keywords only.
+
+        :param words: collects the other keywords in words
+        """
         if "allOf" in node:
             node = self._joined(node, ())
         _respell(node)
@@ -621,7 +642,7 @@ class _Fitting:
         if isinstance(types, list):
             node = by_type(node, cast("list[str]", types))
         if "patternProperties" in node and "patternProperties" not in keywords:
-            node.pop("additionalProperties", None)  # it would judge what the patterns name
+            node.pop("additionalProperties", None)  # it would apply to the properties that the patterns name
         if isinstance(node.get("anyOf"), list):
             node = pushed_in(node)
         kept: dict[str, Any] = {}
@@ -651,7 +672,7 @@ class _Fitting:
         return fitted
 
     def _fit_properties(self, node: dict[str, Any], trail: Trail) -> None:
-        """Fit each property, under a name that the provider takes."""
+        """Adapt each property, under a name that the provider accepts."""
         if "properties" in node:
             node["properties"] = {
                 self._travels(name): self._named(name, self._node(one, trail))
@@ -661,7 +682,12 @@ class _Fitting:
             node["required"] = [self._travels(name) for name in node["required"]]
 
     def _without_what_loosening_turns_round(self, node: dict[str, Any], words: list[str]) -> None:
-        """What would refuse more when a schema within it takes more, or when a property travels under another name."""
+        """Remove keywords that would become stricter by the adaptation.
+
+        This happens if a schema within them is loosened, or a property is renamed.
+
+        :param words: collects the removed keywords in words
+        """
         if "oneOf" in node:
             any_of = {"anyOf": node.pop("oneOf")}
             node.update({"allOf": [*node.get("allOf", ()), any_of]} if "anyOf" in node else any_of)
@@ -682,7 +708,7 @@ class _Fitting:
 
 
 def _travel_names(root: Node, dialect: Dialect) -> dict[str, str]:
-    """Names of properties that the provider refuses, to those that they travel under: of no other property."""
+    """Return new names for the properties whose names the provider refuses. No other property has them."""
     if dialect.property_names is None:
         return {}
     allowed = dialect.property_names

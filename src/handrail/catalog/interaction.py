@@ -1,7 +1,7 @@
-"""The tools in the model's view during one interaction, and the service by which tools search and load others.
+"""The loaded tools of one interaction, and the service by which tools search and load others.
 
-A session has one interaction at a time. The view has no effect on permission: rules decide about a call in the same way
-whether or not its tool is in view.
+A session has one interaction at a time. Loading has no effect on permissions: rules decide about a call in the same way
+whether or not its tool is loaded.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ from handrail.contract.session import Values
 from handrail.contract.tool.names import nearest, wire_name
 from handrail.contract.tool.spec import ToolSpec
 
-# A tool's manual, and the manuals that a session has read.
+# The manual of a tool, and the manuals that a session has read.
 
 READER = "info"
-"""The tool that reads manuals, under whose name a session keeps which it has read."""
+"""The tool that reads manuals. A session stores under this name which ones it has read."""
 _KEY = "manuals"
 _MAX_DEPTH = 6
 
 
 class ManualsRead:
-    """Of one session; kept with it. What was read is a definition: a tool that has changed is read again."""
+    """The manuals that one session has read, stored with the session.
+
+    A manual belongs to a definition. If a tool changes, its manual has to be read again.
+    """
 
     def __init__(self, session_id: str, values: Values) -> None:
         self._session_id = session_id
@@ -39,13 +42,16 @@ class ManualsRead:
         self._known: dict[str, str] | None = None
 
     async def has(self, entry: Entry) -> bool:
-        """:raises LogUnavailable: when it cannot be told"""
+        """Return whether the session has read the manual of this definition.
+
+        :raises LogUnavailable: if the state cannot be read
+        """
         return (await self._read()).get(entry.id) == entry.definition_hash
 
     async def note(self, entry: Entry) -> None:
-        """It has been read.
+        """Mark the manual of this definition as read.
 
-        :raises LogUnavailable: when that cannot be kept
+        :raises LogUnavailable: if the mark cannot be stored
         """
         known = await self._read()
         if known.get(entry.id) != entry.definition_hash:
@@ -61,7 +67,10 @@ class ManualsRead:
 
 
 def manual_of(entry: Entry, view: View) -> Manual:
-    """The manual of ``entry``. It lists what goes in, so that no other field of the runtime view reaches a model."""
+    """Return the manual of ``entry``.
+
+    It lists its fields one by one, so that no other field of the runtime view reaches a model.
+    """
     spec = entry.spec
     return Manual(
         id=spec.id,
@@ -77,8 +86,11 @@ def manual_of(entry: Entry, view: View) -> Manual:
 
 
 def example_of(entry: Entry) -> dict[str, Any] | None:
-    """Arguments of the least kind that the tool takes: those that are required, each as its schema says first, and one more
-    where it does not take these alone."""
+    """Return minimal arguments that the tool accepts, or None.
+
+    They are the required ones, each with the first value of its schema. If the tool does not accept these alone, they are the
+    required ones and another one.
+    """
     schema = entry.spec.parameters
     made = _example(schema, schema, 0)
     if not isinstance(made, dict):
@@ -94,7 +106,10 @@ def example_of(entry: Entry) -> dict[str, Any] | None:
 
 
 def _example(schema: object, root: Mapping[str, Any], depth: int, name: str = "text") -> Any:
-    """A value for ``schema``, which belongs to ``name``, or None where none can be made up."""
+    """Return a value for ``schema``, or None.
+
+    :param name: the name of the argument
+    """
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return None
     node = cast("Mapping[str, Any]", schema)
@@ -123,7 +138,7 @@ def _kind(node: Mapping[str, Any]) -> str:
 
 
 def _stated(node: Mapping[str, Any]) -> list[Any]:
-    """The values that a schema itself gives, the best first."""
+    """Return the values that a schema itself states, the best first."""
     for key in ("examples", "enum"):
         if isinstance(node.get(key), list) and node[key]:
             return node[key]
@@ -131,7 +146,7 @@ def _stated(node: Mapping[str, Any]) -> list[Any]:
 
 
 def _parts(node: Mapping[str, Any]) -> list[Any]:
-    """The schemas that a schema is made of, where it has no properties of its own to go by."""
+    """Return the alternatives of a schema without properties."""
     for key in ("oneOf", "anyOf", "allOf"):
         if isinstance(node.get(key), list) and node[key] and "properties" not in node:
             return node[key]
@@ -154,7 +169,7 @@ _TEXTS = {
     "command": "git status",
     "date": "2026-01-31",
     "date-time": "2026-01-31T12:00:00Z",
-    "email": "somebody@example.org",
+    "email": "name@example.org",
 }
 
 
@@ -168,19 +183,19 @@ def _referred(reference: str, root: Mapping[str, Any]) -> object:
 
 
 _Kind = Literal["category", "tool"]
-"""What a name is of."""
+"""The kind of thing that a name is for."""
 
 _SEARCHING = ("find_tools", "tool_search")
 """The tools that search."""
 _KEPT = ("load_tools", "in_view")
-"""The tool and the key by which a session keeps what was brought into view."""
+"""The tool and the key under which a session stores its loaded tools."""
 _MOST_NEAR = 4
 _MOST_NAMED = 30
-"""How many categories an error names."""
+"""The maximum number of categories that an error names."""
 
 
 class Finder(Protocol):
-    """Searches the tools of a generation."""
+    """A search over the tools of a generation."""
 
     async def find(
         self,
@@ -193,36 +208,35 @@ class Finder(Protocol):
         patience_s: float | None = None,
         by_words: bool = False,
     ) -> Findings:
-        """The tools that fit ``query``, among those that can be called.
+        """Return the tools that match ``query``, among those that can be called.
 
-        :param source: whose text a tool's description is, where that is not the operator's
-        :param patience_s: how long to wait where a search by meaning is not possible yet; None for as long as loading
-            usually takes
-        :param by_words: load no model for it
+        :param source: returns the third-party source of a tool's description, or ``""``
+        :param patience_s: the maximum wait if semantic search is not ready yet; None for the usual time of loading
+        :param by_words: do not load a model for this search
         :raises ToolError: ``invalid_input`` for a query without any words
         """
         ...
 
     def load_ahead(self, generation: Generation) -> None:
-        """Begin soon to load what a search in ``generation`` needs."""
+        """Schedule the loading of what a search in ``generation`` needs."""
         ...
 
     def near(self, generation: Generation, name: str, count: int = 2) -> list[str]:
-        """Tools that share words with an unknown name, if they can be found without waiting."""
+        """Return tools that share words with an unknown name, if this needs no waiting."""
         ...
 
 
 InView = tuple[ActiveSet, int]
-"""An active set, and after how many of its steps."""
+"""An active set, and the number of its steps that count."""
 Changed = Callable[[tuple[str, ...], bool], None]
-"""Told of steps of the active set, and whether they change what is in view."""
+"""A callback for steps of the active set. The second argument: whether they change which tools are loaded."""
 
 
 class Interaction:
-    """The interactions of one session, one after the other.
+    """The tools that are loaded in the current interaction of one session.
 
-    :param values: where the session keeps which manuals were read
-    :param finder: None where nothing can be searched
+    :param values: the store for the session's state
+    :param finder: the search, or None if there is none
     """
 
     def __init__(
@@ -231,9 +245,9 @@ class Interaction:
         self.options = options
         self.active = ActiveSet()
         self.number = 0
-        """The interaction's number, counted from the session's opening."""
+        """The number of the interaction, counted since the session was opened."""
         self.shown: InView = (self.active, 0)
-        """What the last turn began with."""
+        """The active set at the start of the last turn."""
         self.manuals = None if values is None else ManualsRead(session_id, values)
         self._session_id = session_id
         self._values = values
@@ -244,10 +258,10 @@ class Interaction:
         self._view: View | None = None
 
     def begin(self, number: int | None = None, brought: Iterable[str] = ()) -> None:
-        """Another interaction: what was brought into view is gone.
+        """Start another interaction, without the tools that the last one has loaded.
 
-        :param number: as counted by whoever counts elsewhere
-        :param brought: what it starts with, where it goes on with another holder
+        :param number: the number of the interaction, if another process counts; default: the next one
+        :param brought: the steps of the active set to start with, if another process had the session
         """
         self.number = self.number + 1 if number is None else number
         self.active = ActiveSet(brought)
@@ -255,9 +269,11 @@ class Interaction:
         self._last = None
 
     async def restore(self) -> None:
-        """Go on with what was in view when the session was open last: a run that waited for a person is still one interaction.
+        """Load the tools that were loaded when the session was last open.
 
-        :raises LogUnavailable: when it cannot be read
+        A run that waited for an approval continues the same interaction.
+
+        :raises LogUnavailable: if the state cannot be read
         """
         kept: object = None if self._values is None else await self._values.get(self._session_id, *_KEPT)
         if isinstance(kept, list):
@@ -265,7 +281,7 @@ class Interaction:
             self.active.take(self._kept)
 
     async def keep(self) -> None:
-        """Keep what was brought into view with the session. It is no loss where that cannot be kept."""
+        """Store the loaded tools with the session. A failure is ignored."""
         steps = self.active.steps()
         if self._values is not None and steps != self._kept:
             with contextlib.suppress(HandrailError):
@@ -273,17 +289,17 @@ class Interaction:
                 self._kept = steps
 
     def arrange(self, options: CatalogOptions) -> None:
-        """From now on tools are arranged by these."""
+        """Use other options from now on."""
         self.options, self._last = options, None
 
     async def preload(self, generation: Generation, text: str) -> None:
-        """Bring into view what serves a user's ``text`` best, if that is wanted."""
+        """Load the tools that match the user's ``text`` best, if the options enable it."""
         options, view = self.options, self.look(generation)
         if options.preload <= 0 or view.whole or self._finder is None or not text.strip():
             return
         try:
             found = await self.find(generation, text, limit=options.preload)
-        except ToolError:  # a text that nothing can be looked for by
+        except ToolError:  # a text without any words
             return
         left = options.preload_tokens
         for hit in () if found.nothing_fits else found.hits:
@@ -295,55 +311,58 @@ class Interaction:
         await self.keep()
 
     def look(self, generation: Generation) -> View:
-        """How ``generation`` is arranged. What is in view from the start stays so, also when there come to be more tools."""
+        """Return the view of ``generation``.
+
+        A tool that is loaded from the start stays loaded if the generation grows.
+        """
         if self._view is None or self._last is None or self._last() is not generation:
             self._view, self._last = view_of(generation, self.options), weakref.ref(generation)
             self.active.take(tool_id for tool_id in self._view.ready if tool_id in self._view.first)
         return self._view
 
     def load_ahead(self, generation: Generation) -> None:
-        """A model is shown this: have what a search needs loaded soon, where there is more than is in view."""
+        """Schedule the loading of the search, unless all tools of this generation are loaded."""
         view = self.look(generation)
         if self._finder is not None and not view.whole and not view.ready.keys().isdisjoint(_SEARCHING):
             self._finder.load_ahead(generation)
 
     def turn(self, generation: Generation) -> InView:
-        """A turn begins: what it has in view, for :meth:`specs`."""
+        """Start a turn. Return its loaded tools, for :meth:`specs`."""
         self.load_ahead(generation)
         self.active = self.active.shortened()
         self.shown = self.active, len(self.active)
         return self.shown
 
     def specs(self, generation: Generation, in_view: InView | None = None) -> list[ToolSpec]:
-        """The tools in view, in order.
+        """Return the loaded tools, in order.
 
-        :param in_view: as a turn began with it; None for what is in view now
+        :param in_view: the result of :meth:`turn`; None for the tools that are loaded now
         """
         view = self.look(generation)
         active, count = in_view or (self.active, None)
         return view.shown(active.first(count))
 
     def native(self, generation: Generation) -> tuple[ToolSpec, ...]:
-        """What a model's provider may carry out itself."""
+        """Return the provider tools."""
         return self.look(generation).native
 
     def index(self, generation: Generation) -> str:
-        """What there is beside what is in view from the start, for the system text."""
+        """Return the list of the tools that are not loaded, for the system text."""
         return index_of(self.look(generation), self.options.index_tokens)
 
     def was_shown(self, generation: Generation, tool_id: str) -> bool:
-        """Whether the last turn's model has seen this tool's schema."""
+        """Return whether the model of the last turn has seen this tool's schema."""
         active, count = self.shown
         return tool_id in self.look(generation).core or tool_id in active.first(count)
 
     def bring(
         self, generation: Generation, ids: Iterable[str], *, found: bool = False, keep: Collection[str] = ()
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Bring tools into view, from the next turn on. Where more would be there than a provider takes, others make room.
+        """Load tools for the next turn. If a provider accepts no more, other tools are unloaded.
 
-        :param found: by a search: they make room in their turn, as long as nobody calls them
-        :param keep: what makes no room
-        :returns: those that were not in view, and those that made room
+        :param found: whether a search found them: they may be unloaded later if no call uses them
+        :param keep: the tools that may not be unloaded
+        :returns: the newly loaded tools, and the unloaded ones
         """
         view, active = self.look(generation), self.active
         wanted = [i for i in dict.fromkeys(ids) if i in view.ready and i not in view.core]
@@ -357,21 +376,22 @@ class Interaction:
         return added, left
 
     def leaving(self, generation: Generation, keep: Collection[str]) -> tuple[str, ...]:
-        """The tools in view that may make room: searches found them, and nobody has called them. What was found longest ago
-        comes first.
+        """Return the loaded tools that may be unloaded, the oldest first.
 
-        :param keep: those that may not
+        A search found them, and no call has used them.
+
+        :param keep: those that may not be unloaded
         """
         view = self.look(generation)
         return tuple(i for i in self.active.loose if i in view.ready and i not in view.core and i not in keep)
 
     def called(self, tool_id: str) -> None:
-        """A model has called this tool, which stays in view then: the call is in its history."""
+        """Keep a tool loaded because a model has called it: the call is in the history."""
         if self.active.in_view.get(tool_id) and (steps := self.active.take((tool_id,))) and self.changed is not None:
             self.changed(steps, False)
 
     def door(self, generation: Generation) -> InteractionCatalog:
-        """The catalog for a call on ``generation``."""
+        """Return the catalog for a call on ``generation``."""
         return InteractionCatalog(self, generation)
 
     async def find(
@@ -384,12 +404,15 @@ class Interaction:
         patience_s: float | None = None,
         by_words: bool = False,
     ) -> Findings:
-        """What fits ``query``. Nothing is brought into view.
+        """Return the tools that match ``query``, without loading any.
 
-        :raises ToolError: ``invalid_input`` for a query without any words; ``unavailable`` where nothing can be searched
+        :raises ToolError: ``invalid_input`` for a query without any words; ``unavailable`` if there is no search
         """
         if self._finder is None:
-            raise ToolError("nothing can be searched here; browse_tools lists the categories", kind="unavailable")
+            raise ToolError(
+                "Tool search is not available in this session. Use browse_tools to list the categories.",
+                kind="unavailable",
+            )
         view = self.look(generation)
 
         def source(entry: Entry) -> str:
@@ -410,7 +433,7 @@ class Interaction:
         return replace(found, hits=hits, nothing_fits=found.nothing_fits or all(hit.tail for hit in hits))
 
     def near(self, generation: Generation, name: str) -> list[str]:
-        """The few tools that an unknown name may mean: by its spelling, then by its words."""
+        """Return the few tools that an unknown name may mean: by its spelling, then by its words."""
         spoken = [] if self._finder is None else self._finder.near(generation, name)
         close, barred = dict.fromkeys([*generation.nearest(name), *spoken]), self.look(generation).barred
         return [tool_id for tool_id in close if tool_id not in barred][:_MOST_NEAR]
@@ -425,7 +448,7 @@ class InteractionCatalog:
         self._of = of
         self._generation = generation
         self._found: set[str] = set()
-        """What was found by it makes no room for what else is."""
+        """The tools that this call has found. It does not unload them for further ones."""
 
     async def active(self) -> Sequence[str]:
         return [spec.id for spec in self._of.specs(self._generation)]
@@ -461,10 +484,10 @@ class InteractionCatalog:
             new = [hit.tool_id for hit in hits if hit.tool_id not in there]
             self._found.update(hit.tool_id for hit in hits)
             room = MOST_GIVEN - len(there) + len(self._of.leaving(self._generation, self._found))
-            fit = there.union(new[: max(0, room)])  # the best of them, where not all do
+            fit = there.union(new[: max(0, room)])  # the best ones, if not all fit
             found = replace(found, hits=tuple(hit for hit in hits if hit.tool_id in fit))
             if not found.hits:
-                self._check_room("what was found", new)
+                self._check_room("The search result", new)
             _, left = await self._bring([hit.tool_id for hit in found.hits], found=True)
             found = replace(found, left=left)
         return found
@@ -473,9 +496,9 @@ class InteractionCatalog:
         entry = self._generation.resolve(tool)
         if entry is None:
             close = self._of.near(self._generation, tool)
-            hint = f"did you mean {' or '.join(close)}?" if close else "find_tools looks for one by what it does"
+            hint = f"Did you mean {' or '.join(close)}?" if close else "Use find_tools to search by capability."
             hint = self._generation.awaited(tool) or hint
-            raise ToolError(f"there is no tool {tool[:80]!r}; {hint}", kind="unknown_tool")
+            raise ToolError(f"Tool {tool[:80]!r} does not exist. {hint}", kind="unknown_tool")
         self._check_callable(entry, self._of.look(self._generation))
         if self._of.manuals is not None:
             await self._of.manuals.note(entry)
@@ -483,24 +506,34 @@ class InteractionCatalog:
 
     @staticmethod
     def _check_callable(entry: Entry, view: View) -> None:
-        """:raises ToolError: ``unavailable`` for a tool that is of no use here, with why"""
+        """Check that a tool can be called in this session.
+
+        :raises ToolError: ``unavailable``, with the reason
+        """
         if entry.withheld is not None:
-            raise ToolError(f"{entry.id} is withheld: {entry.withheld}", kind="unavailable")
+            raise ToolError(f"Tool {entry.id} is not available: {entry.withheld}", kind="unavailable")
         if entry.id in view.barred:
-            text = f"{entry.id} cannot be used here: the agents above may not hand work to it, or no further level is allowed"
+            text = (
+                f"Tool {entry.id} cannot be used here: a parent agent may not delegate to this agent, or the maximum depth of "
+                "sub-agents is reached. Use another agent, or do the work yourself."
+            )
             raise ToolError(text, kind="unavailable")
 
     def _check_room(self, what: str, ids: Collection[str]) -> None:
-        """:raises ToolError: ``conflict`` where more would be in view than a provider takes"""
+        """Check that a provider accepts the loaded tools together with these.
+
+        :param what: the subject of the error
+        :raises ToolError: ``conflict``
+        """
         there = {spec.id for spec in self._of.specs(self._generation)}
         new = [tool_id for tool_id in ids if tool_id not in there]
         stay = len(there) - len(self._of.leaving(self._generation, {*ids, *self._found}))
         if new and stay + len(new) > MOST_GIVEN:
             count = f"{len(new)} tools" if len(new) > 1 else "1 tool"
             raise ToolError(
-                f"{what} would load {count}, in addition to {stay} that stay loaded; a model is given at most {MOST_GIVEN}. "
-                "Nothing was loaded. Use find_tools for the few that you need, or load_tools with tool for one. Loaded tools are "
-                "unloaded when the user is answered",
+                f"{what} would load {count}, in addition to {stay} that stay loaded. The maximum is {MOST_GIVEN} loaded tools, so "
+                "nothing was loaded. Use find_tools for the few that you need, or load_tools with `tool` for one. Loaded tools are "
+                "unloaded when you have answered the user.",
                 kind="conflict",
             )
 
@@ -511,26 +544,26 @@ class InteractionCatalog:
 
     def _of_other_kind(self, name: str, view: View, kind: _Kind | None) -> str | None:
         if kind == "tool" and _is_category(name, view):
-            return f'there is a category of that name: {{"category": "{name}"}} loads all of it'
+            return f'A category has this name. Use {{"category": "{name}"}} to load all of its tools.'
         if kind == "category" and (entry := self._generation.resolve(name)) is not None:
-            return f'there is a tool of that name: {{"tool": "{entry.id}"}} loads it'
+            return f'A tool has this name. Use {{"tool": "{entry.id}"}} to load it.'
         return None
 
     def _unknown(self, name: str, view: View, kind: _Kind | None) -> str:
-        told = f"there is no {kind or 'category and no tool'} {name[:80]!r}"
+        told = f"No {kind or 'category or tool'} has the name {name[:80]!r}."
         if awaited := self._generation.awaited(name):
-            return f"{told}; {awaited}"
+            return f"{told} {awaited}"
         if other := self._of_other_kind(name, view, kind):
-            return f"{told}; {other}"
+            return f"{told} {other}"
         names = list(view.members)
         tools = [] if kind == "category" else [i for i in self._generation.nearest(name, 2) if i not in view.barred]
         close = tools if kind == "tool" else [*nearest(name, names, 1), *tools]
-        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        hint = f" Did you mean {' or '.join(close)}?" if close else ""
         if kind == "tool":
-            return told + (hint or "; find_tools looks for one by what it does")
+            return told + (hint or " Use find_tools to search by capability.")
         there = ", ".join(names[:_MOST_NAMED]) or "none"
         more = f" and {len(names) - _MOST_NAMED} more, which browse_tools lists" if len(names) > _MOST_NAMED else ""
-        return f"{told}{hint or '.'} The categories are: {there}{more}"
+        return f"{told}{hint} The categories are: {there}{more}."
 
 
 def _is_category(name: str, view: View) -> bool:

@@ -1,4 +1,4 @@
-"""The prompt's part on tools, in a fixed order: index, guidance, provider tools, skills, hints. Token estimates.
+"""The prompt's sections about tools, and token estimates. The order is index, guidance, provider tools, skills, hints.
 
 The same tools give the same bytes, whatever has been loaded meanwhile, so that providers can cache them.
 """
@@ -27,20 +27,20 @@ from handrail.contract.tool.spec import ToolSpec
 # within a tenth of the count of ``o200k_base``.
 
 _PIECE = re.compile(
-    r"[ ]?[A-Za-z]+"  # a word with the blank before it
+    r"[ ]?[A-Za-z]+"  # a word with its leading space
     r"|\d{1,3}"
     r"|[ ]?[^\sA-Za-z\d\x80-\U0010ffff]+[\r\n]*"  # punctuation, which merges well: '":"' is one
     r"|\s+"
     r"|[\x80-\U0010ffff]+"
 )
 _WORD = 10
-"""Letters of a word that are mostly one token."""
+"""The number of letters of a word that are mostly one token."""
 _MARKS = 4
-"""Marks in a row that are mostly one."""
+"""The number of punctuation marks in a row that are mostly one token."""
 
 
 def estimated(text: str) -> int:
-    """About how many tokens ``text`` takes."""
+    """Return an estimate of the tokens of ``text``."""
     count = 0
     for match in _PIECE.finditer(text):
         piece = match.group()
@@ -57,12 +57,12 @@ def estimated(text: str) -> int:
 
 
 def of_json(value: Any) -> int:
-    """About how many tokens ``value`` takes as compact JSON."""
+    """Return an estimate of the tokens of ``value`` as compact JSON."""
     return estimated(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str))
 
 
 def of_spec(spec: ToolSpec) -> int:
-    """About how many tokens a tool takes among those that a model is given: its LLM view, and no more."""
+    """Return an estimate of the tokens of a tool's LLM view."""
     return of_json(spec.llm_view())
 
 
@@ -80,9 +80,12 @@ _WAYS = {
 
 
 def _add_tools(shown: dict[str, str], view: View, left: int) -> int:
-    """Add the names of the tools to the lines of the categories, the smallest first, while they fit.
+    """Add the names of the tools to the lines of their categories, while they fit.
 
-    :param left: the tokens that are left for them
+    The smallest category comes first.
+
+    :param left: the remaining tokens
+    :returns: the tokens that remain afterwards
     """
     for name in sorted(shown, key=lambda name: (len(view.members[name]), name)):
         names = "\n  " + ", ".join(wire_name(tool_id) for tool_id in view.members[name])
@@ -95,11 +98,13 @@ def _add_tools(shown: dict[str, str], view: View, left: int) -> int:
 
 
 def index_of(view: View, budget: int) -> str:
-    """What there is beside the tools that are in view from the start, within about ``budget`` tokens.
+    """Return the list of the tools that are not loaded from the start, within about ``budget`` tokens.
 
-    The names of the tools in each category; where they do not all fit, those of the smallest categories, and of the others
-    how many there are; where that does not fit either, the first categories. Where all fit, the empty categories by name. ``""`` where everything is in view, or the
-    budget is 0.
+    It has the categories with the names of their tools. If not all names fit, the smallest categories have theirs, and the others
+    have the number of their tools. If that does not fit either, the list has the first categories. If everything fits, it also
+    names the empty categories.
+
+    :returns: ``""`` if all tools are loaded, or the budget is 0
     """
     if budget <= 0 or view.whole or not view.members:
         return ""
@@ -134,11 +139,11 @@ def tool_part(
     skills: Iterable[str] = (),
     hints: Iterable[str] = (),
 ) -> list[str]:
-    """The sections, in their fixed order; those without anything in them are left out.
+    """Return the sections of the prompt about tools, in their fixed order, without empty ones.
 
-    :param index: as :func:`index_of` makes it
-    :param native: what the model's provider carries out itself, and this model is offered
-    :param specs: the tools in view; only ``guidance`` is taken from beyond their LLM view
+    :param index: the result of :func:`index_of`
+    :param native: the provider tools that this model gets
+    :param specs: the loaded tools; besides their LLM view, only ``guidance`` is used
     """
     sections: list[str] = []
     if index:
@@ -155,7 +160,7 @@ def tool_part(
 
 
 def in_order_of_guidance(specs: Iterable[ToolSpec]) -> list[ToolSpec]:
-    """Return the tools that have guidance, in the order in which the prompt shows it."""
+    """Return the tools with guidance, in the order in which the prompt shows it."""
     guided = [spec for spec in specs if spec.guidance.strip()]
     guided.sort(key=lambda spec: (BUCKETS.index(spec.guidance_bucket), spec.id))
     return guided
@@ -174,9 +179,9 @@ def _ways(view: View) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolCost:
-    """One tool that can be called.
+    """The token cost of one tool that can be called.
 
-    :param tokens: what it takes where it is in view: its LLM view, and its guidance in the system text
+    :param tokens: the estimate if the tool is loaded: its LLM view, and its guidance in the system text
     :param category: ``core`` for a core tool
     """
 
@@ -189,10 +194,10 @@ class ToolCost:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Several tools together.
+    """The token cost of several tools together.
 
-    :param tokens: of all of them
-    :param in_view: of those that are in view at the start of a turn
+    :param tokens: of all these tools
+    :param in_view: of those that are loaded at the start of a turn
     """
 
     name: str
@@ -203,11 +208,11 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """A catalog's, at the start of an interaction.
+    """The token costs of a catalog at the start of an interaction.
 
-    :param tools: the dearest first
-    :param index: what the list of names in the system text takes
-    :param dialect: whose form of the tools is counted: of all providers, who is given the most
+    :param tools: the most expensive first
+    :param index: the tokens of the list of tools in the system text
+    :param dialect: the dialect whose form is counted: the most expensive one
     """
 
     tools: tuple[ToolCost, ...]
@@ -216,27 +221,27 @@ class Costs:
 
     @property
     def shown(self) -> tuple[ToolCost, ...]:
-        """Those in view."""
+        """The loaded tools."""
         return tuple(tool for tool in self.tools if tool.standing != "to be loaded")
 
     @property
     def in_view(self) -> int:
-        """What a turn begins with: the tools in view, and the index of the others."""
+        """The tokens at the start of a turn: the loaded tools, and the list of the others."""
         return self.index + sum(tool.tokens for tool in self.shown)
 
     @property
     def whole(self) -> int:
-        """What it would be with every tool in view."""
+        """The tokens if every tool were loaded."""
         return sum(tool.tokens for tool in self.tools)
 
     @property
     def categories(self) -> tuple[Share, ...]:
-        """The dearest first."""
+        """The costs by category, the most expensive first."""
         return self._shares(lambda tool: tool.category)
 
     @property
     def sources(self) -> tuple[Share, ...]:
-        """The dearest first."""
+        """The costs by source, the most expensive first."""
         return self._shares(lambda tool: tool.source)
 
     def _shares(self, of: Callable[[ToolCost], str]) -> tuple[Share, ...]:
@@ -250,7 +255,7 @@ class Costs:
         return tuple(sorted(found, key=lambda share: (-share.tokens, share.name)))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-able data."""
+        """Return the costs as JSON data."""
         return {
             "estimated": True,
             "dialect": self.dialect,
@@ -264,9 +269,9 @@ class Costs:
 
 
 def costs_of(view: View, index_tokens: int) -> Costs:
-    """What ``view`` costs. Withheld tools, which no model is told of, cost nothing.
+    """Return the token costs of ``view``. Unavailable tools cost nothing, because no model sees them.
 
-    :param index_tokens: about how many tokens the index may take
+    :param index_tokens: the budget of the index, in tokens
     """
     dialect = dearest([entry.spec for entry in view.ready.values()])
     tools = [
@@ -281,17 +286,17 @@ def costs_of(view: View, index_tokens: int) -> Costs:
 
 
 def tokens_of(spec: ToolSpec, dialect: Dialect) -> int:
-    """About how many tokens a tool takes where it is in view: what the provider is told of it, and its guidance."""
+    """Return an estimate of the tokens of a loaded tool: its form for the provider, and its guidance."""
     return of_json(told(spec.llm_view(), dialect)) + sum(map(estimated, tool_part("", (spec,))))
 
 
 def dearest(specs: Sequence[ToolSpec]) -> Dialect:
-    """The dialect in which ``specs`` take the most tokens together."""
+    """Return the dialect in which ``specs`` take the most tokens together."""
     return max(DIALECTS.values(), key=lambda dialect: sum(tokens_of(spec, dialect) for spec in specs))
 
 
 def source_of(entry: Entry) -> str:
-    """Where ``entry`` comes from, together with the others from there: a foreign source by its name, a folder, a module."""
+    """Return a name for the common source of tools: a third-party source, a folder, or a module."""
     if entry.foreign is not None:
         return entry.foreign.name
     if (place := PurePath(entry.source)).is_absolute():

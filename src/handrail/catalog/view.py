@@ -33,21 +33,24 @@ from handrail.contract.tool.spec import ToolSpec
 class Topic:
     """The subject of a shipped category.
 
-    :param about: what belongs in it
-    :param offers: what its tools do, each in a few words with the ids of the tools that do it. An id that ends in ``.*``
-        means every tool below
+    :param about: the subject in a few words
+    :param offers: what its tools do, each in a few words with the ids of the tools. An id that ends in ``.*`` means every tool
+        below it
     """
 
     about: str
     offers: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def text(self, ids: Collection[str]) -> str:
-        """The text that models read of the category if its tools are ``ids``: it promises nothing without a tool."""
+        """Return the text of the category for models if its tools are ``ids``.
+
+        It promises only what these tools do.
+        """
         offers = [words for words, doing in self.offers if any(_is_one_of(tool_id, doing) for tool_id in ids)]
         return f"{self.about}: {', '.join(offers)}." if offers else f"{self.about}."
 
     def has(self, tool_id: str) -> bool:
-        """Whether the tool is one of those that ship in this category."""
+        """Return whether the tool is one of those that ship in this category."""
         return any(_is_one_of(tool_id, doing) for _, doing in self.offers)
 
 
@@ -116,24 +119,24 @@ SHIPPED: Mapping[str, Topic] = MappingProxyType(
         ),
     }
 )
-"""By name, in the order in which they are shown."""
+"""The shipped categories by name, in the order of display."""
 
 CORE = "core"
-"""What a core tool has in place of a category."""
+"""The value of a core tool in place of a category."""
 OWN = "own"
-"""The category of operators' tools that say none, and whose ids have no first part to go by."""
+"""The category of operators' tools that name none and have an id without parts."""
 _OWN_TEXT = "Tools of this installation."
 MAX_NAME = 64
 MAX_TEXT = 200
-"""Characters of a text that an operator gave."""
+"""The maximum characters of a text from an operator."""
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 def category_of(entry: Entry) -> str:
-    """The name of the category that ``entry`` is in, unless it is core.
+    """Return the name of the category of ``entry``, for an entry that is not core.
 
-    A foreign tool's is its source's. An operator's tool may name one; else the first part of its id does
-    (``email`` of ``email.send``).
+    A third-party tool has the name of its source. An operator's tool may name a category. Otherwise it has the first part of
+    its id (``email`` of ``email.send``).
     """
     if entry.foreign is not None:
         name = _name(entry.foreign.name) or "foreign"
@@ -144,11 +147,11 @@ def category_of(entry: Entry) -> str:
 
 
 def about(name: str, ids: Collection[str], entry: Entry, texts: Mapping[str, str]) -> str:
-    """What models are told of the category ``name``.
+    """Return the text of the category ``name`` for models.
 
-    :param ids: of the tools in it
-    :param entry: any of them
-    :param texts: the operator's, by name; those of the categories that ship are fixed
+    :param ids: the tools in it
+    :param entry: any of these tools
+    :param texts: the operator's texts, by name; those of shipped categories are fixed
     """
     if (topic := SHIPPED.get(name)) is not None:
         return topic.text(ids)
@@ -157,25 +160,27 @@ def about(name: str, ids: Collection[str], entry: Entry, texts: Mapping[str, str
     if line:
         return line if len(line) <= MAX_TEXT else f"{line[: MAX_TEXT - 1]}…"
     if entry.foreign is not None:
-        return f"Tools of {name}, a source outside this installation."
+        return f"Tools of {name}, a third-party source."
     return _OWN_TEXT if name == OWN else f"Tools of this installation for {name}."
 
 
 def about_empty(name: str, withheld: Iterable[Entry], beyond: Iterable[str]) -> str:
-    """What models are told of a category that ships and has no tools here: what belongs in it, and how it gets tools.
+    """Return the text of a shipped category without tools, for models.
 
-    :param withheld: the tools of it that cannot be called
-    :param beyond: ids of the tools that only other agents have
+    It says what belongs in the category, and how it gets tools.
+
+    :param withheld: the unavailable tools of this category
+    :param beyond: the ids of tools that only other agents have
     """
     topic, without = SHIPPED[name], list(withheld)
     if without:
         line = " ".join(str(without[0].withheld).split())
         reason = line if len(line) <= MAX_TEXT else f"{line[: MAX_TEXT - 1]}…"
-        how = f"its {len(without)} tools are withheld" if len(without) > 1 else "its tool is withheld"
-        return f"{topic.about}. Empty here, because {how}: {reason}"
+        how = f"its {len(without)} tools are unavailable" if len(without) > 1 else "its tool is unavailable"
+        return f"{topic.about}. Empty, because {how}: {reason}"
     if any(topic.has(tool_id) for tool_id in beyond):
-        return f"{topic.about}. Empty here, because this agent has none of its tools. The user can name them in `tools` of its manifest."
-    return f'{topic.about}. Empty here. The user can add a tool to it: one whose definition says category "{name}".'
+        return f"{topic.about}. Empty, because this agent has none of its tools. The user can add them to `tools` of the agent's manifest."
+    return f'{topic.about}. Empty. The user can add a tool with the category "{name}".'
 
 
 def _is_one_of(tool_id: str, patterns: Iterable[str]) -> bool:
@@ -188,25 +193,25 @@ def _name(text: str) -> str:
 
 
 MOST_GIVEN = 128
-"""Tools that are in view at most, however many are brought: OpenAI refuses a request that has more."""
+"""The maximum number of loaded tools. OpenAI refuses a request with more."""
 
 MOST_IN_VIEW = 20
-"""An agent with at most this many tools has all of them in view from the start."""
+"""The maximum number of tools of an agent for which all are loaded from the start."""
 FINDERS = ("browse_tools", "load_tools", "find_tools", "tool_search")
-"""The ways to a tool that is not in view."""
+"""The tools by which a model reaches a tool that is not loaded."""
 Standing = Literal["core", "in view", "to be loaded", "withheld"]
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogOptions:
-    """What an operator and an agent say of a catalog.
+    """The options of an operator and an agent for a catalog.
 
-    :param core: the ids that the agent's manifest names, beside those that are core anyway
-    :param texts: what models are told of categories that do not ship, as ``(name, text)``
-    :param index_tokens: about how many tokens the list of names in the system text may take
-    :param preload: how many tools are brought into view by a user's text, at the beginning of each interaction
-    :param preload_tokens: about how many tokens these may take together
-    :param above: of each agent above a sub-agent, the nearest first, patterns of those that it may hand work to
+    :param core: the core tools that the agent's manifest names, in addition to the default ones
+    :param texts: the texts of categories that do not ship, as ``(name, text)``
+    :param index_tokens: the approximate budget, in tokens, of the list of tools in the system text
+    :param preload: the number of tools to load for a user's text at the start of each interaction
+    :param preload_tokens: the approximate maximum tokens of these tools
+    :param above: for each agent above a sub-agent, the nearest first: patterns of the agents that it may delegate to
     """
 
     core: tuple[str, ...] = ()
@@ -218,17 +223,17 @@ class CatalogOptions:
 
 
 class View:
-    """See the module. Withheld tools are nowhere in it.
+    """One generation of tools as the models of one agent see it. It has no unavailable tools.
 
-    :ivar core: the core tools, built-in ones first, then in the order in which the agent names them
+    :ivar core: the core tools, built-in ones first, then in the order of the agent's manifest
     :ivar ready: every tool that can be called, by id
-    :ivar members: by category, in the order in which they are shown, the ids of its tools; no core tool among them
-    :ivar texts: by category, what models are told of it
-    :ivar empty: by category that ships and has no member, what models are told of it
-    :ivar native: those that a model's provider carries out itself, which are none of these
-    :ivar whole: everything is in view from the start
-    :ivar first: the ids that are in view from the start beside the core: all, or the operator's own few
-    :ivar barred: the ids of agents as tools that may not be handed work here: the model is told of none, as if they were not there
+    :ivar members: by category, in the order of display, the ids of its tools without core tools
+    :ivar texts: by category, its text for models
+    :ivar empty: by shipped category without tools, its text for models
+    :ivar native: the provider tools, which are in none of the others
+    :ivar whole: whether all tools are loaded from the start
+    :ivar first: the ids that are loaded from the start besides the core: all, or the operator's own few
+    :ivar barred: the ids of agent tools that may not be used here. They are hidden from the model
     """
 
     __slots__ = (
@@ -259,11 +264,11 @@ class View:
         core = [tool_id for tool_id, entry in ready.items() if _is_core(entry)]
         core += [tool_id for tool_id in options.core if tool_id in ready]
         self.core: Mapping[str, Entry] = MappingProxyType({tool_id: ready[tool_id] for tool_id in dict.fromkeys(core)})
-        # An agent that has no way to what is not in view sees all that it has.
+        # An agent without a tool to load others gets all of its tools.
         self.whole = len(ready) <= MOST_IN_VIEW or not any(finder in ready for finder in FINDERS)
         others = [tool_id for tool_id in ready if tool_id not in self.core]
         own = [tool_id for tool_id in others if is_extension(ready[tool_id]) and ready[tool_id].foreign is None]
-        # Who gives a model a few tools of their own wants it to have them, however many ship.
+        # An operator who adds a few tools wants the model to have them, however many tools ship.
         few = own if len(self.core) + len(own) <= MOST_IN_VIEW else []
         self.first = frozenset(others if self.whole else few)
         members: dict[str, list[str]] = {}
@@ -293,29 +298,32 @@ class View:
         self._category = {tool_id: name for name, ids in members.items() for tool_id in ids}
 
     def category(self, tool_id: str) -> str:
-        """The one category of a tool that can be called; :data:`~handrail.catalog.view.CORE` for a core tool."""
+        """Return the category of a tool that can be called.
+
+        :returns: :data:`~handrail.catalog.view.CORE` for a core tool
+        """
         return self._category.get(tool_id, CORE)
 
     def category_of(self, entry: Entry) -> str:
-        """The category of any tool of the generation, withheld or not."""
+        """Return the category of any tool of the generation, even if it is unavailable."""
         if entry.id in self.ready:
             return self.category(entry.id)
         return CORE if _is_core(entry) else category_of(entry)
 
     def categories(self) -> list[Category]:
-        """The categories that have tools, in order, and behind them those that ship and have none."""
+        """Return the categories with tools, in order, followed by the empty shipped ones."""
         filled = [Category(name, self.texts[name], len(ids)) for name, ids in self.members.items()]
         return [*filled, *(Category(name, text, 0) for name, text in self.empty.items())]
 
     def shown(self, brought: Iterable[str]) -> list[ToolSpec]:
-        """The tools in view: the core tools, then those of ``brought``, in their order."""
+        """Return the loaded tools: the core tools, then those of ``brought``, in their order."""
         core, ready = self.core, self.ready
         shown = [entry.spec for entry in core.values()]
         shown += [ready[tool_id].spec for tool_id in brought if tool_id in ready and tool_id not in core]
         return shown
 
     def standing(self, entry: Entry) -> Standing:
-        """How a tool stands at the start of an interaction."""
+        """Return the status of a tool at the start of an interaction."""
         if entry.withheld is not None:
             return "withheld"
         if entry.id in self.core:
@@ -327,12 +335,15 @@ _views: weakref.WeakKeyDictionary[Generation, dict[CatalogOptions, View]] = weak
 
 
 def idle_in(generation: Generation) -> Collection[str]:
-    """Tools that are of no use, and no model is told of: those for offerings, where no source has anything beside tools."""
+    """Return the ids of tools that are useless here and hidden from models.
+
+    They are the tools for resources and prompts, if no source has any.
+    """
     return () if generation.offerings else OFFER_IDS
 
 
 def _barred(generation: Generation, above: Sequence[Sequence[str]]) -> Iterable[str]:
-    """Agents as tools that an agent with these above it may not hand work to, or that would be a level too many."""
+    """Yield agent tools that a parent agent may not delegate to, or that would exceed the maximum depth."""
     if not above:
         return
     for tool_id, entry in generation.entries.items():
@@ -344,7 +355,7 @@ def _barred(generation: Generation, above: Sequence[Sequence[str]]) -> Iterable[
 
 
 def view_of(generation: Generation, options: CatalogOptions) -> View:
-    """The view of ``generation``, made when it is first asked for."""
+    """Return the view of ``generation``. The first call makes it."""
     views = _views.setdefault(generation, {})
     view = views.get(options)
     if view is None:
@@ -353,13 +364,15 @@ def view_of(generation: Generation, options: CatalogOptions) -> View:
 
 
 def _is_core(entry: Entry) -> bool:
-    """A foreign source does not say so of its tools."""
+    """Return whether a tool is core. A third-party source cannot make its tools core."""
     return entry.spec.tier == CORE and entry.foreign is None
 
 
 def _apart(name: str, entry: Entry, members: Mapping[str, list[str]], ready: Mapping[str, Entry]) -> str:
-    """``name``, or another for a foreign tool where the operator's own tools have that one already, or the other way
-    round: whose text a category has is never in doubt."""
+    """Return ``name``, or a variant of it that no other source uses.
+
+    This keeps a third-party source and the operator's tools in separate categories, each with its own text.
+    """
     mine = None if entry.foreign is None else entry.foreign.name
     candidate, number = name, 2
     while (ids := members.get(candidate)) is not None:
@@ -371,55 +384,55 @@ def _apart(name: str, entry: Entry, members: Mapping[str, list[str]], ready: Map
 
 
 def is_extension(entry: Entry) -> bool:
-    """Whether a tool came from anywhere but Handrail itself."""
+    """Return whether a tool is not one of Handrail's own."""
     return entry.source != BUILT_IN
 
 
-# The active set of one interaction: the tools loaded into a model's view, in loading order.
+# The active set of one interaction: the loaded tools, in loading order.
 #
-# It is kept as steps that are only appended, so a length identifies a state, and the holder of a copy needs only the new
-# steps. A step is one text:
+# It is stored as a list of steps that only grows. So a length identifies a state, and a process with a copy needs only the new
+# steps. A step is a text:
 #
-# - ``ID``: in view, and stays there; also for a tool that was there already, and might have had to make room
-# - ``?ID``: found by a search; it makes room for others until a call uses it
-# - ``-ID``: removed to make room
+# - ``ID``: loaded, and stays loaded; also for a loaded tool that might have been unloaded before
+# - ``?ID``: found by a search; may be unloaded for others until a call uses it
+# - ``-ID``: unloaded to make room
 
 FOUND, LEFT = "?", "-"
 _MANY = 1_000
-"""Steps of which most may be without a trace."""
+"""The number of steps from which an active set is shortened."""
 
 
 class ActiveSet:
-    """Ids, each once."""
+    """The set of loaded tools, as ids in loading order."""
 
     __slots__ = ("_steps", "in_view")
 
     def __init__(self, steps: Iterable[str] = ()) -> None:
         self._steps: list[str] = []
         self.in_view: dict[str, bool] = {}
-        """What is there now, and whether it makes room for others."""
+        """The loaded tools, each with whether it may be unloaded for others."""
         self.take(steps)
 
     def __len__(self) -> int:
-        """How many steps led here."""
+        """Return the number of steps that led to this set."""
         return len(self._steps)
 
     def __contains__(self, tool_id: object) -> bool:
         return tool_id in self.in_view
 
     def take(self, steps: Iterable[str]) -> tuple[str, ...]:
-        """Go on by ``steps``. Gives those that changed anything."""
+        """Apply ``steps``. Return those that changed something."""
         taken = tuple(step for step in steps if _go(self.in_view, step))
         self._steps += taken
         return taken
 
     @property
     def loose(self) -> tuple[str, ...]:
-        """What makes room for others, what was found longest ago first."""
+        """The tools that may be unloaded, the one that was found longest ago first."""
         return tuple(tool_id for tool_id, loose in self.in_view.items() if loose)
 
     def first(self, count: int | None = None) -> tuple[str, ...]:
-        """What was in view after ``count`` steps, in order; now by default."""
+        """Return the tools that were loaded after ``count`` steps, in order; default: now."""
         if count is None or count >= len(self._steps):
             return tuple(self.in_view)
         found: dict[str, bool] = {}
@@ -428,16 +441,19 @@ class ActiveSet:
         return tuple(found)
 
     def steps(self) -> tuple[str, ...]:
-        """The fewest that lead to what is in view now."""
+        """Return the fewest steps that lead to the current set."""
         return tuple(f"{FOUND}{tool_id}" if loose else tool_id for tool_id, loose in self.in_view.items())
 
     def shortened(self) -> ActiveSet:
-        """Another one with the same in view where this one has very many steps, else itself. Lengths are of this one."""
+        """Return an equal set with few steps if this one has very many, else this one.
+
+        A length counts the steps of the returned set.
+        """
         return ActiveSet(self.steps()) if len(self._steps) > _MANY + 2 * len(self.in_view) else self
 
 
 def _go(in_view: dict[str, bool], step: str) -> bool:
-    """Change what is in view by one step. Gives whether that changed anything."""
+    """Apply one step. Return whether it changed something."""
     if step.startswith(LEFT):
         return in_view.pop(step[1:], None) is not None
     if step.startswith(FOUND):

@@ -62,7 +62,9 @@ def _steps(verdict: Verdict) -> Iterator[Step]:
             yield Step("target", "deny", finding.note)
             continue
         for words in finding.wrapped:
-            yield Step("shell", "unwrapped", f"{shown_argv(words)} runs the command after it, which is evaluated instead")
+            yield Step(
+                "shell", "unwrapped", f"{shown_argv(words)} runs the command after it, which is evaluated instead"
+            )
         yield from _rules(verdict, finding)
         if finding.cause == "unclear":
             yield Step("shell", "ask", f"cannot be evaluated: {finding.note}")

@@ -168,7 +168,7 @@ class Prepared:
         self._watched: runners.Watched | None = None
         self._reader = TargetReader(spec)
         self._reading: Prepared | None = None
-        """The policy of the same tool as a read-only one, for calls that provably change nothing. None without rules about effects."""
+        """For calls that provably change nothing: the policy of the tool as a read-only one. None without rules about effects."""
         if spec.only_its_command and spec.side_effect != "read" and any(rule.effect for rule in rules.chain):
             self._reading = Prepared(replace(spec, side_effect="read"), rules, capabilities, origin)
         self._constant: Verdict | None = None

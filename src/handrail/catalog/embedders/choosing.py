@@ -1,4 +1,4 @@
-"""The choice of the embedder for semantic search: the local model, an endpoint, fastembed, a package's own, or none."""
+"""The choice of the embedder for semantic search: the local model, an endpoint, fastembed, one of a package, or none."""
 
 from __future__ import annotations
 
@@ -22,44 +22,44 @@ if TYPE_CHECKING:
 
 
 GROUP = "handrail.embedders"
-"""Entry points: each an :class:`~handrail.catalog.embedders.embedder.Embedder`, or a function without arguments that makes one."""
+"""The group of entry points. Each is an :class:`~handrail.catalog.embedders.embedder.Embedder`, or makes one without arguments."""
 LOCAL, NONE, ENDPOINT, FASTEMBED = "local", "none", "endpoint", "fastembed"
 SHIPPED = (LOCAL, NONE, ENDPOINT, FASTEMBED)
 
 _ELSEWHERE_S = 5.0
-"""How long the end waits for an answer from an endpoint."""
+"""The maximum wait for an answer from an endpoint at shutdown, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What an operator has chosen.
+    """The operator's choice of an embedder.
 
     :param name: one of :data:`SHIPPED`, or an entry point of :data:`GROUP`
-    :param url: of the endpoint
-    :param model: of the endpoint or of fastembed
-    :param key: of the endpoint
-    :param why_none: what is told where the name is :data:`NONE`
+    :param url: the URL of the endpoint
+    :param model: the model of the endpoint or of fastembed
+    :param key: the API key of the endpoint
+    :param why_none: the reason to report if the name is :data:`NONE`
     """
 
     name: str = LOCAL
     url: str = ""
     model: str = ""
     key: str | None = None
-    why_none: str = "turned off: embedder = 'none' under [search]"
+    why_none: str = "semantic search is turned off by embedder = 'none' in [search]"
 
     def __repr__(self) -> str:
         return f"<embedder {self.name}>"
 
 
 def installed() -> Iterable[metadata.EntryPoint]:
-    """The entry points of the packages in this environment."""
+    """Return the entry points of the packages in this environment."""
     return of_group(GROUP)
 
 
 def encoder_of(
     chosen: Chosen, entry_points: Callable[[], Iterable[metadata.EntryPoint]] = installed
 ) -> Callable[[Cache | None], tuple[Encoder | None, str]]:
-    """Makes the encoder for the first index, or says why there is none."""
+    """Return a function that makes the encoder for the first index, or returns why there is none."""
 
     def made(cache: Cache | None) -> tuple[Encoder | None, str]:
         try:
@@ -95,13 +95,13 @@ def _of_a_package(name: str, entry_points: Callable[[], Iterable[metadata.EntryP
     points = {point.name: point for point in sorted(entry_points(), key=lambda one: one.value, reverse=True)}
     if name not in points:
         there = ", ".join((*SHIPPED, *sorted(points)))
-        return None, f"there is no embedder {name!r}; embedder under [search] is one of {there}"
+        return None, f"unknown embedder {name!r}; the value of embedder in [search] is one of {there}"
     try:
         found: Any = points[name].load()
         if isinstance(found, type) or not hasattr(found, "encode"):
             found = found()
     except Exception as error:
-        return None, f"the embedder {name!r} cannot be made: {type(error).__name__}: {error}"
+        return None, f"the embedder {name!r} failed to load: {type(error).__name__}: {error}"
     if not (callable(getattr(found, "encode", None)) and isinstance(getattr(found, "fingerprint", None), str)):
         return None, f"the embedder {name!r} is a {type(found).__name__}; expected fingerprint, load() and encode()"
     return found, ""
@@ -114,31 +114,31 @@ def _of_a_package(name: str, entry_points: Callable[[], Iterable[metadata.EntryP
 _AT_ONCE = 64
 _LARGEST = 64 << 20
 _LONGEST = 8_000
-"""Characters of one text that are sent."""
+"""The maximum characters of one text in a request."""
 _REFUSALS = (400, 413, 422, 500)
-"""What servers answer to a text beyond their model's length, or to more texts than they take at once; llama.cpp's says 500."""
+"""The status codes for a text beyond the model's length, or for too many texts at once; 500 is from llama.cpp."""
 _BEGINNING = 400
-"""Characters by which texts differ for it to be certain that a model read them as different."""
+"""Texts that differ within this many characters certainly look different to a model."""
 
 
 class Endpoint:
     """An :class:`~handrail.catalog.embedders.embedder.Embedder` over HTTP.
 
-    :param url: up to and without ``/embeddings``: ``http://localhost:11434/v1``
-    :param model: as the endpoint names it
+    :param url: the URL without ``/embeddings``: ``http://localhost:11434/v1``
+    :param model: the endpoint's name of the model
     :param key: sent as a bearer token; never part of a message
-    :param timeout_s: for one answer, whole; a search waits less (``patience_s``) and goes by words then
-    :raises EmbedderError: the address is none, or ``httpx2`` is not installed
+    :param timeout_s: the maximum time for a whole answer. A search waits less (``patience_s``), and then uses words only
+    :raises EmbedderError: if the URL is invalid, or ``httpx2`` is not installed
     """
 
     def __init__(self, url: str, model: str, *, key: str | None = None, timeout_s: float = 20.0) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise EmbedderError(f"{url!r} is no address of an endpoint: http://host[:port]/path is expected")
+            raise EmbedderError(f"{url!r} is not a valid endpoint URL; write http://host[:port]/path")
         if parts.username is not None or parts.password is not None:
-            raise EmbedderError("an endpoint's key is given as such, not inside its address")
+            raise EmbedderError("the endpoint URL contains credentials; set the key separately")
         if not is_installed("httpx2"):
-            raise EmbedderError("an endpoint for embeddings needs httpx2: pip install httpx2")
+            raise EmbedderError("an embedding endpoint needs httpx2: pip install httpx2")
         self._url, self._model, self._key, self._timeout_s = url.rstrip("/"), model, key, timeout_s
         self._client: Any = None
 
@@ -162,20 +162,20 @@ class Endpoint:
             rows.append(self._some([text[:_LONGEST] or " " for text in texts[begin : begin + _AT_ONCE]]))
         widths = {each.shape[1] for each in rows}
         if len(widths) > 1:
-            raise EmbedderError(f"{self._url} gave vectors of different lengths: {sorted(widths)}")
+            raise EmbedderError(f"{self._url} returned vectors of different lengths: {sorted(widths)}")
         out = numpy.concatenate(rows)
         largest = abs(out).max(axis=1, keepdims=True)
         if not largest.all():
             raise EmbedderError(
-                f"{self._url} gave a vector of zeros, which points nowhere; is {self._model!r} a model for embeddings?"
+                f"{self._url} returned a vector of zeros; check that {self._model!r} is an embedding model"
             )
-        out /= largest  # so that no square is beyond a float
+        out /= largest  # so that no square overflows
         out = (out / numpy.linalg.norm(out, axis=1, keepdims=True)).astype(numpy.float32)
         different = {" ".join(text[:_BEGINNING].casefold().split()) for text in texts}
         if len(different) > 1 and numpy.allclose(out, out[0], atol=1e-6):
             raise EmbedderError(
-                f"{self._url} gave one and the same vector for {len(different)} different texts; is {self._model!r} a model "
-                "for embeddings?"
+                f"{self._url} returned the same vector for {len(different)} different texts; check that {self._model!r} is an "
+                "embedding model"
             )
         return out
 
@@ -188,13 +188,13 @@ class Endpoint:
             data = sorted(answer["data"], key=lambda each: each["index"])
             out = numpy.array([each["embedding"] for each in data], numpy.float64)
         except (ValueError, TypeError, KeyError) as error:
-            raise EmbedderError(f"{self._url} gave no embeddings: {type(error).__name__}") from None
+            raise EmbedderError(f"{self._url} returned no embeddings: {type(error).__name__}") from None
         if out.ndim != 2 or len(out) != len(texts) or not out.shape[1] or not math.isfinite(float(abs(out).sum())):
-            raise EmbedderError(f"{self._url} gave {len(out)} embeddings for {len(texts)} texts, or some that are none")
+            raise EmbedderError(f"{self._url} returned {len(out)} embeddings for {len(texts)} texts, or invalid ones")
         return out
 
     def _post(self, body: dict[str, Any]) -> bytes:
-        """The answer's bytes; its whole time is bounded, not only the time between two pieces of it."""
+        """Return the bytes of the answer. The time-out covers the whole answer, not only the pauses in it."""
         import httpx2
 
         until = time.monotonic() + self._timeout_s
@@ -203,21 +203,21 @@ class Endpoint:
             with self._client.stream("POST", f"{self._url}/embeddings", json=body) as response:
                 if response.status_code != 200:
                     kind = TextsRefused if response.status_code in _REFUSALS else EmbedderError
-                    raise kind(f"{self._url} answered {response.status_code}")
+                    raise kind(f"{self._url} answered with status {response.status_code}")
                 for piece in response.iter_bytes():
                     content += piece
                     if len(content) > _LARGEST:
                         raise EmbedderError(f"{self._url} answered with more than {_LARGEST >> 20} MiB")
                     if time.monotonic() > until:
-                        raise EmbedderError(f"{self._url} gave no whole answer within {self._timeout_s:g} s")
+                        raise EmbedderError(f"{self._url} did not complete its answer within {self._timeout_s:g} s")
         except cast(Any, httpx2).TimeoutException:
-            raise EmbedderError(f"{self._url} gave no answer within {self._timeout_s:g} s") from None
+            raise EmbedderError(f"{self._url} did not answer within {self._timeout_s:g} s") from None
         except cast(Any, httpx2).HTTPError as error:
             raise EmbedderError(f"{self._url} cannot be reached: {type(error).__name__}") from None
         return bytes(content)
 
 
-# Any model of the library ``fastembed``, which brings its own run time and downloads the model at first use.
+# Any model of the library ``fastembed``, which has its own runtime and downloads the model at first use.
 
 _BATCH = 8
 
@@ -225,9 +225,9 @@ _BATCH = 8
 class FastEmbed:
     """An :class:`~handrail.catalog.embedders.embedder.Embedder` over ``fastembed.TextEmbedding``.
 
-    :param model: as fastembed names it
-    :param threads: of its run time
-    :raises EmbedderError: fastembed is not installed
+    :param model: fastembed's name of the model
+    :param threads: the threads of its runtime
+    :raises EmbedderError: if fastembed is not installed
     """
 
     def __init__(self, model: str = "BAAI/bge-small-en-v1.5", *, threads: int = 1) -> None:

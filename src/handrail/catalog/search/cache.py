@@ -1,4 +1,4 @@
-"""The disk cache of the search: vectors by the text that they encode, and the words of whole catalogues."""
+"""The disk cache of the search: vectors by the text that they encode, and word indexes of whole catalogues."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from handrail.catalog.search.lexical import WEIGHTS, Lexical
 
 # Cache files, each either whole or absent.
 #
-# A file is a magic line, a JSON head (kind, version, length of each block), the blocks, and a digest of all before it. It is
-# replaced atomically and readable by its owner alone. A file that is truncated, altered, of another version or of another
-# kind is not used; it is made again, and the reason is reported.
+# A file has a magic line, a JSON head (kind, version, length of each block), the blocks, and a digest of everything before it.
+# It is replaced atomically, and only its owner can read it. A file that is truncated, altered, of another version or of another
+# kind is not used. It is made again, and the reason is reported.
 
 _MAGIC = b"handrail search 1\n"
 _DIGEST = 32
@@ -28,13 +28,13 @@ _LARGEST = 2 << 30
 
 
 class Unusable(Exception):
-    """The file cannot be used; the text says why."""
+    """The cache file cannot be used. The text says why."""
 
 
 def write(path: Path, head: Mapping[str, Any], blocks: Sequence[bytes | memoryview]) -> None:
     """Replace ``path`` by a file of ``head`` and ``blocks``.
 
-    :raises OSError: it cannot be written; what was there stays
+    :raises OSError: if the file cannot be written; the old one stays
     """
     sizes = [len(block) for block in blocks]
     line = json.dumps({**head, "sizes": sizes}).encode() + b"\n"
@@ -55,10 +55,10 @@ def write(path: Path, head: Mapping[str, Any], blocks: Sequence[bytes | memoryvi
 
 
 def read(path: Path, head: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[memoryview]] | None:
-    """The head and the blocks of ``path``, or None where there is no such file.
+    """Return the head and the blocks of ``path``, or None if the file does not exist.
 
-    :param head: what the file's head must say, at least
-    :raises Unusable: it is not such a file, or no longer whole
+    :param head: values that the file's head must have
+    :raises Unusable: if it is another kind of file, or incomplete
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
@@ -69,19 +69,19 @@ def read(path: Path, head: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[m
     about = os.fstat(descriptor)
     if not stat.S_ISREG(about.st_mode) or about.st_size > _LARGEST:
         os.close(descriptor)
-        raise Unusable("is no file of this kind")
+        raise Unusable("is not a cache file of the search")
     if os.name != "nt" and (about.st_uid != os.geteuid() or about.st_mode & 0o022):
         os.close(descriptor)
-        raise Unusable("could have been written by somebody else")
+        raise Unusable("can be written by another user")
     with os.fdopen(descriptor, "rb") as file:
         try:
             content = memoryview(file.read())
         except OSError as error:
             raise Unusable(f"cannot be read: {error.strerror}") from None
     if bytes(content[: len(_MAGIC)]) != _MAGIC:
-        raise Unusable("is no file of this kind")
+        raise Unusable("is not a cache file of the search")
     if hashlib.blake2b(content[:-_DIGEST], digest_size=_DIGEST).digest() != bytes(content[-_DIGEST:]):
-        raise Unusable("is not whole")
+        raise Unusable("is incomplete or altered")
     return _taken_apart(content[len(_MAGIC) : -_DIGEST], head)
 
 
@@ -96,14 +96,14 @@ def _taken_apart(content: memoryview, head: Mapping[str, Any]) -> tuple[Mapping[
     held = cast(dict[str, Any], found)
     for name, value in head.items():
         if held.get(name) != value:
-            raise Unusable(f"is of another {name}")
+            raise Unusable(f"has another {name}")
     sizes = held.get("sizes")
     rest = content[end + 1 :]
     if not isinstance(sizes, list) or not all(isinstance(n, int) and n >= 0 for n in cast(list[object], sizes)):
         raise Unusable("has no head")
     lengths = cast(list[int], sizes)
     if sum(lengths) != len(rest):
-        raise Unusable("is not as long as it says")
+        raise Unusable("has another length than its head says")
     blocks: list[memoryview] = []
     for length in lengths:
         blocks.append(rest[:length])
@@ -112,33 +112,33 @@ def _taken_apart(content: memoryview, head: Mapping[str, Any]) -> tuple[Mapping[
 
 
 KEY = 16
-"""Bytes of a text's key."""
+"""The length of a text's key in bytes."""
 
 _MOST_VECTORS = 200_000
 _MOST_FILES = 8
-"""Files of vectors of one embedder; of more, one is made."""
+"""The maximum number of vector files of one embedder. More are merged into one."""
 _MOST_CATALOGUES = 6
-"""Files of words."""
+"""The maximum number of files with word indexes."""
 _FORM = 3
-"""Counted up when what is kept is made in another way."""
+"""The version of the cached data. Increase it if the data is made in another way."""
 _WORDS = f"words{_FORM}-"
 
 Tell = Callable[[str], None]
-"""Told what was wrong with a file that is made again."""
+"""A callback for the problem with a file that is made again."""
 
 
 def key_of(text: str) -> bytes:
-    """The key of one text."""
+    """Return the key of a text."""
     return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=KEY).digest()
 
 
 class Cache:
-    """One folder of the state, for every workspace of this user: what is kept in it is found by what it was made of.
+    """A folder with cached vectors and word indexes, shared by all workspaces of the user.
 
-    Nothing in it is missed: what is gone or no good is made again. Vectors stand in a few files, each written once, so that
-    processes which encode at the same time do not write over one another's.
+    Entries are found by what they were made from, and a lost one is made again. Vectors are in a few files, each written once, so
+    that processes that encode at the same time do not overwrite each other's.
 
-    :param tell: told in one sentence when a file was thrown away
+    :param tell: called with a sentence when a file is discarded
     """
 
     def __init__(self, folder: Path, tell: Tell | None = None) -> None:
@@ -146,9 +146,9 @@ class Cache:
         self._tell: Tell = tell or _silent
 
     def vectors(self, fingerprint: str, wanted: Collection[bytes] | None = None) -> dict[bytes, Any]:
-        """The vectors that were kept of this embedder, by the key of their text (rows of 16-bit floats).
+        """Return the stored vectors of an embedder, by the key of their text (rows of 16-bit floats).
 
-        :param wanted: the keys that are asked for; None for all
+        :param wanted: the keys to return; None for all
         """
         out: dict[bytes, Any] = {}
         width: int | None = None
@@ -158,7 +158,7 @@ class Cache:
                 break
             for keys, rows in self._segment(path, fingerprint):
                 width = width or rows.shape[1]
-                if rows.shape[1] != width:  # of a server that has another model under the same name by now
+                if rows.shape[1] != width:  # a server now has another model under the same name
                     continue
                 places = {key: at for at, key in enumerate(keys) if missing is None or key in missing}
                 taken = rows[list(places.values())]  # a copy, so that the rest of the file does not stay in memory
@@ -168,7 +168,7 @@ class Cache:
         return out
 
     def keep_vectors(self, fingerprint: str, vectors: Mapping[bytes, Any]) -> bool:
-        """Keep ``vectors`` for the next start, beside those that were kept before; whether they could be."""
+        """Store ``vectors`` in addition to the stored ones. Return whether that succeeded."""
         if not vectors:
             return True
         start = f"{self._vectors(fingerprint)}-"
@@ -187,12 +187,15 @@ class Cache:
         return True
 
     def forget_vectors(self, fingerprint: str) -> None:
-        """Keep none of this embedder's any more."""
+        """Delete the stored vectors of an embedder."""
         for path in self._files(f"{self._vectors(fingerprint)}-"):
             self._discard(path)
 
     def lexical(self, documents: Sequence[str]) -> Lexical | None:
-        """The words of exactly these documents (their keys, in order), where they were kept."""
+        """Return the stored word index of exactly these documents, or None.
+
+        :param documents: the keys of the documents, in order
+        """
         head = self._words_head(documents)
         path = self._words(head)
         found = self._read(path, head)
@@ -202,7 +205,7 @@ class Cache:
         if len(blocks) != 5:
             return None
         with suppress(OSError):
-            os.utime(path)  # those that are used stay longest
+            os.utime(path)  # the most recently used files stay longest
         names = cast(list[str], json.loads(bytes(blocks[0])))
         starts, numbers, weights, lengths = array("i"), array("i"), array("f"), array("f")
         for each, block in zip((starts, numbers, weights, lengths), blocks[1:], strict=True):
@@ -210,7 +213,7 @@ class Cache:
         return Lexical({name: place for place, name in enumerate(names)}, starts, numbers, weights, lengths)
 
     def keep_lexical(self, documents: Sequence[str], found: Lexical) -> None:
-        """Keep the words of these documents for the next start."""
+        """Store the word index of these documents."""
         names = json.dumps(list(found.terms), ensure_ascii=False).encode("utf-8", "surrogatepass")
         blocks = [names, *(each.tobytes() for each in (found.starts, found.documents, found.weights, found.lengths))]
         head = self._words_head(documents)
@@ -230,7 +233,7 @@ class Cache:
         return f"vectors{_FORM}-{key_of(fingerprint).hex()[:12]}"
 
     def _files(self, start: str) -> list[Path]:
-        """Those whose names begin so, the newest first."""
+        """Return the files whose names begin with ``start``, the newest first."""
         found: list[tuple[int, Path]] = []
         try:
             with os.scandir(self._folder) as entries:
@@ -238,11 +241,11 @@ class Cache:
                     if entry.name.startswith(start):
                         found.append((entry.stat(follow_symlinks=False).st_mtime_ns, Path(entry.path)))
         except OSError:
-            pass  # what cannot be listed is not there
+            pass  # a folder that cannot be listed counts as empty
         return [path for _, path in sorted(found, key=lambda one: (-one[0], one[1].name))]
 
     def _segment(self, path: Path, fingerprint: str) -> Iterator[tuple[list[bytes], Any]]:
-        """The keys and rows of one file of vectors; nothing where it is no good."""
+        """Yield the keys and rows of one file of vectors; nothing if it is unusable."""
         import numpy
 
         found = self._read(path, {"kind": "vectors", "form": _FORM, "embedder": fingerprint})
@@ -271,7 +274,7 @@ class Cache:
         try:
             return read(path, head)
         except Unusable as reason:
-            self._tell(f"{path} {reason}: it is made again")
+            self._tell(f"The cache file {path} {reason}. It is made again.")
             self._discard(path)
             return None
 
@@ -280,15 +283,15 @@ class Cache:
             write(path, head, blocks)
         except OSError as error:
             self._tell(
-                f"{path} cannot be written ({error.strerror}): what it would hold is made again at the next start"
+                f"The cache file {path} cannot be written ({error.strerror}). Its content is made again at the next start."
             )
             return False
         return True
 
     def _discard(self, path: Path) -> None:
-        with suppress(OSError):  # a folder, or gone already
+        with suppress(OSError):  # a folder, or already deleted
             path.unlink()
 
 
 def _silent(text: str) -> None:
-    """Nobody wants to be told."""
+    """Ignore a report."""

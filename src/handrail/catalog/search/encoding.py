@@ -1,10 +1,10 @@
 """The encoder thread: it encodes requests first, then tools without a vector.
 
-A search waits for its request's vectors for a bounded time, and not at all while an earlier call blocks the embedder; it
-then searches by words. So a model that is still loading, or an endpoint that hangs, delays no search.
+A search waits for the vectors of its request for a bounded time. It does not wait at all while an earlier call blocks the
+embedder, and then searches by words. So a model that is still loading, or an endpoint that hangs, delays no search.
 
 If an embedder refuses texts (:class:`~handrail.catalog.embedders.embedder.TextsRefused`), it gets them one by one and
-shortened. Texts that it still refuses are set aside, and found by words. Only a complete failure turns semantic search off.
+shortened. Texts that it still refuses are excluded, and found by words. Only a complete failure turns semantic search off.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ if TYPE_CHECKING:
     from handrail.catalog.embedders.embedder import Vectors
 
 _AT_ONCE = 16
-"""Texts encoded between two looks for a request."""
+"""The number of texts to encode between two checks for a request."""
 
 BACKGROUND = {"requests": REQUESTS, "told": tuple(map(telling, REQUESTS)), "tools": TOOLS}
-"""What is encoded before anything else."""
+"""The texts to encode before all others."""
 
 _TOLD = 0.25
-"""What a request's telling words count beside the request as it is said: chatter around a need points nowhere."""
+"""The weight of a request's telling words against its full text, because chatter around a need has no direction."""
 
 _REMEMBERED = 512
-"""Texts of requests whose vectors are kept in memory."""
+"""The number of request texts whose vectors stay in memory."""
 
 _PAUSE_S = 30.0
-"""After a failure, how long the embedder is left alone."""
+"""The pause after a failure of the embedder, in seconds."""
 
 _SHORTEST = 300
-"""Characters down to which a text that is refused is shortened."""
+"""The minimum characters of a refused text that is shortened."""
 
 _SAVE_EVERY_S = 60.0
 
 HANGS_S = 25.0
-"""A batch that takes longer is not waited for at the end: no model on this machine takes as long, however busy it is."""
+"""The time after which the shutdown does not wait for a batch. A model on this machine is faster even under load."""
 
 Progress = Callable[[int, int], None]
-"""Told how many of how many texts are encoded."""
+"""A callback with the number of encoded texts and of all texts."""
 
 
 @dataclass
@@ -61,19 +61,19 @@ class _Asked:
 
 
 class Wishing(Protocol):
-    """Somebody who wants vectors of texts. All of it is called in the encoder's thread."""
+    """A consumer of vectors of texts. All methods are called in the encoder's thread."""
 
     def passages(self) -> Mapping[bytes, str]:
-        """The texts, by key; asked for once."""
+        """Return the texts by key. Called once."""
         ...
 
     def joined(self, known: Mapping[bytes, Any]) -> None:
-        """Here are vectors: once what is known at the start, where that is much, and once all."""
+        """Accept vectors: those that are known at the start if they are many, and all at the end."""
         ...
 
 
 class _Wish:
-    """What is left to do for one who wishes, as long as there is anybody to whom it matters."""
+    """The remaining work for one consumer, while the consumer exists."""
 
     def __init__(self, wishing: Wishing) -> None:
         self._of = weakref.ref(wishing)
@@ -87,12 +87,12 @@ class _Wish:
 
 
 class Encoder:
-    """Runs one embedder in a thread of its own. Starts with the first wish or request.
+    """Runs one embedder in its own thread, which starts with the first work.
 
-    :param cache: where vectors are kept between two starts
-    :param progress: told how far the encoding is
-    :param hangs_s: after how long at one batch it is not waited for at the end. What computes in this process takes it down
-        where it is left at work; what waits for an answer from elsewhere can be left
+    :param cache: stores vectors between two starts
+    :param progress: called with the progress of the encoding
+    :param hangs_s: the time after which :meth:`close` does not wait for a batch. A thread that computes in this process can crash
+        it at exit. A thread that waits for a remote answer can be left alone
     """
 
     def __init__(
@@ -108,33 +108,36 @@ class Encoder:
         self._asked: deque[_Asked] = deque()
         self._wishes: list[_Wish] = []
         self._known: dict[bytes, Any] = {}
-        """The vectors that wishes need now; without a cache all there are."""
+        """The vectors that are needed now; without a cache, all vectors."""
         self._new: dict[bytes, Any] = {}
-        """Those of them that are not kept yet."""
+        """The known vectors that are not stored yet."""
         self._saved_at = time.monotonic()
         self._recent: OrderedDict[str, Any] = OrderedDict()
         self._aside: set[bytes] = set()
         """Keys of texts that the embedder refuses at any length."""
         self._alone = 0
-        """How many texts of tools are next encoded one by one, because they were refused together."""
+        """The number of tools to encode one by one next, because their texts were refused together."""
         self._thread: threading.Thread | None = None
         self._busy_since: float | None = None
         self._rest_until = 0.0
         self._closed = False
         self._usual: dict[str, Any] = {}
-        """Of each kind of text what such texts commonly say, as vectors: ``BACKGROUND``'s."""
+        """The vectors of typical texts, by the kinds of ``BACKGROUND``."""
         self.state = "not started"
-        """Why there is no meaning yet or now, or not of all tools, for people; empty where there is."""
+        """Why semantic search is not ready, or not for all tools, as text for people; empty if it is ready."""
 
     def wish(self, wishing: Wishing) -> None:
-        """Have these texts encoded. Nobody is kept waiting for a bigger wish, and nobody who is gone is worked for."""
+        """Encode the texts of ``wishing`` in the background. The smallest set comes first.
+
+        The work is dropped when nothing refers to ``wishing`` any more.
+        """
         with self._change:
             self._wishes.append(_Wish(wishing))
             self._start()
             self._change.notify_all()
 
     def request(self, texts: Sequence[str], patience_s: float) -> list[Vectors] | None:
-        """The directions of the texts of a request, or None where they cannot be had in time."""
+        """Return the directions of the texts of a request, or None if they are not ready in time."""
         with self._change:
             known = {text: self._recent[text] for text in texts if text in self._recent}
             if len(known) == len(set(texts)):
@@ -156,34 +159,43 @@ class Encoder:
 
     @property
     def reads(self) -> str:
-        """The one language that the embedder reads; empty where it does not say."""
+        """The only language that the embedder reads; empty if unknown."""
         return self._embedder.reads if isinstance(self._embedder, Reading) else ""
 
     @property
     def left_out(self) -> str:
-        """How many tools are without meaning because their texts are refused, for people; empty where there are none."""
+        """A text about the tools that are only found by words, because the embedder refuses their texts.
+
+        It is empty if there are none.
+        """
         number = len(self._aside)
         several = "1 tool is" if number == 1 else f"{number} tools are"
-        return f"{several} searched by words only: the embedder refuses what they say of themselves" if number else ""
+        return f"{several} searched by words only, because the embedder refuses their texts" if number else ""
 
     def is_aside(self, key: bytes) -> bool:
-        """Whether the text of this key is refused at any length; only in ``joined``."""
+        """Return whether the embedder refuses the text of this key at any length; only for use in ``joined``."""
         return key in self._aside
 
     def usual_tools(self) -> Vectors:
-        """The vectors of what tools commonly say; only in ``joined``."""
+        """Return the vectors of typical texts of tools; only for use in ``joined``."""
         return self._usual["tools"]
 
     def elsewhere(self) -> Vectors:
-        """The vectors of tools as there are everywhere: many for the local model, the usual ones for others; only in ``joined``."""
+        """Return the vectors of common tools; only for use in ``joined``.
+
+        There are many for the local model. For others, they are the vectors of :meth:`usual_tools`.
+        """
         return self._embedder.elsewhere() if isinstance(self._embedder, Turning) else self._usual["tools"]
 
     def drawn(self, tools: Vectors) -> Vectors:
-        """Directions of tools, as the local model draws them to what is asked of such; only in ``joined``."""
+        """Return directions of tools, moved by the local model towards their requests.
+
+        Only for use in ``joined``.
+        """
         return self._embedder.drawn(tools) if isinstance(self._embedder, Turning) else tools
 
     def wait(self, done: threading.Event, timeout_s: float | None = None) -> bool:
-        """Wait for the ``done`` of who wishes, not beyond a failure; whether it came."""
+        """Wait until ``done`` is set or the embedder fails. Return whether it is set."""
         with self._change:
             self._change.wait_for(
                 lambda: done.is_set() or self._closed or time.monotonic() < self._rest_until, timeout_s
@@ -191,10 +203,10 @@ class Encoder:
         return done.is_set()
 
     def close(self, wait_s: float = 0.0) -> None:
-        """End the thread after what it is at, and keep what was encoded.
+        """End the thread after its current batch, and store what was encoded.
 
-        :param wait_s: how long to wait for that: a thread that is at work in a library when the process ends takes the process
-            down with it. One that hangs is not waited for
+        :param wait_s: the maximum wait. A thread that works in a library when the process ends crashes the process. A thread that
+            hangs is not waited for
         """
         with self._change:
             self._closed = True
@@ -213,7 +225,7 @@ class Encoder:
     def _run(self) -> None:
         try:
             while True:
-                asked, wishes = None, ()  # texts of what is done are not held while nothing is to be done
+                asked, wishes = None, ()  # do not keep the texts of finished work alive while idle
                 with self._change:
                     self._wishes = [wish for wish in self._wishes if wish.wishing is not None]
                     while not (self._closed or self._asked or self._due()):
@@ -256,25 +268,25 @@ class Encoder:
             if self._cache is not None:
                 self._cache.forget_vectors(self._embedder.fingerprint)
             raise EmbedderError(
-                f"the embedder gives vectors of {rows.shape[1]} numbers and gave some of {before}, so another model has its "
-                "name by now; what was kept of it is made again at the next start"
+                f"the embedder now returns vectors of {rows.shape[1]} numbers instead of {before}, so its name belongs to another "
+                "model; the stored vectors are made again at the next start"
             )
         return rows
 
     def _prepare(self) -> None:
-        """The background, once."""
+        """Encode the background texts, once."""
         if self._usual:
             return
         self.state = "the model is loading"
         self._embedder.load()
         import numpy
 
-        self.state = "the model is at its first texts"
+        self.state = "the model is encoding its first texts"
         texts = {key_of(text): text for several in BACKGROUND.values() for text in several}
         missing = self._without(texts)
         try:
             self._learn(missing, [texts[key] for key in missing])
-        except TextsRefused:  # so many at once; each is short, so that who refuses one can do nothing
+        except TextsRefused:  # too many at once. Each is short, so an embedder that refuses one is useless
             for key in missing:
                 self._learn([key], [texts[key]])
         self._usual = {
@@ -287,7 +299,7 @@ class Encoder:
             return
         try:
             seen = self._directions(asked.texts)
-        except TextsRefused:  # of this request, which is no reason to leave others without meaning
+        except TextsRefused:  # only this request falls back to words
             asked.answered.set()
             return
         with self._change:
@@ -298,7 +310,10 @@ class Encoder:
         asked.answered.set()
 
     def _directions(self, texts: Sequence[str]) -> Vectors:
-        """Where requests point: as they are said, and for the local model a little as their telling words alone do."""
+        """Return where requests point.
+
+        The direction comes from their text and, for the local model, a little from their telling words.
+        """
         from handrail.catalog.search.vectors import directions
 
         usual = self._usual["requests"].mean(axis=0)
@@ -310,7 +325,7 @@ class Encoder:
         return self._embedder.turned((1 - _TOLD) * said + _TOLD * told)
 
     def _work(self, asked: _Asked | None, wishes: Sequence[_Wish]) -> None:
-        """One step: a request, or else one batch for a wish."""
+        """Do one step: a request, or else one batch of background work."""
         try:
             self._prepare()
             if asked is not None:
@@ -323,7 +338,7 @@ class Encoder:
             self._fail(f"the embedder failed: {type(error).__name__}: {error}", asked)
 
     def _further(self, wishes: Sequence[_Wish]) -> None:
-        """One batch for the smallest of ``wishes``, or their end."""
+        """Encode one batch for the smallest of ``wishes``, or finish it."""
         for wish in wishes:
             if wish.texts is None:
                 self._begin(wish)
@@ -335,10 +350,13 @@ class Encoder:
                 self._save()
 
     def _learn_next(self, wish: _Wish) -> bool:
-        """Encode the next of what a wish misses. Returns whether that is done, and need not be tried again one by one."""
+        """Encode the next missing texts of a consumer.
+
+        :returns: whether that is done; otherwise they have to be tried again one by one
+        """
         texts: Mapping[bytes, str] = wish.texts or {}
         left = wish.missing[-1 if self._alone else -_AT_ONCE :]
-        # another may have had it encoded
+        # another consumer may have had it encoded
         some = [key for key in left if key not in self._known and key not in self._aside]
         self.state = f"{len(texts) - len(wish.missing)} of {len(texts)} tools are encoded"
         try:
@@ -347,7 +365,7 @@ class Encoder:
             self._try_any()
             if len(some) > 1:
                 self._alone = len(left)
-                return False  # the same ones again, with a look for a request between any two
+                return False  # the same texts again, with a check for a request between any two
             self._learn_beginning(some[0], texts[some[0]])
         self._alone = max(0, self._alone - len(left))
         del wish.missing[-len(left) :]
@@ -378,7 +396,7 @@ class Encoder:
             wishing.joined(self._known)
 
     def _without(self, texts: Mapping[bytes, str]) -> list[bytes]:
-        """The keys of those that have no vector; what the cache has is known from then on."""
+        """Return the keys of texts without a vector, after a look into the cache."""
         missing = [key for key in texts if key not in self._known]
         if missing and self._cache is not None:
             self._known.update(self._cache.vectors(self._embedder.fingerprint, missing))
@@ -396,16 +414,16 @@ class Encoder:
             self._known[key] = self._new[key] = row
 
     def _learn_beginning(self, key: bytes, text: str) -> None:
-        """The vector of as much of a refused text as is taken; where nothing is, it is set aside."""
+        """Encode as much of a refused text as the embedder accepts. If it accepts nothing, exclude the text."""
         try:
             self._keep((key,), self._beginning(_half(text)))
         except TextsRefused:
             self._aside.add(key)
 
     def _each(self, texts: Sequence[str]) -> Vectors:
-        """The vectors of a request's texts; of those that are refused, as much as is taken.
+        """Return the vectors of a request's texts, shortened where the embedder refuses them.
 
-        :raises TextsRefused: nothing of one of them is
+        :raises TextsRefused: if it accepts nothing of one of them
         """
         try:
             return self._encode(texts)
@@ -416,9 +434,9 @@ class Encoder:
         return numpy.concatenate([self._beginning(text) for text in texts])
 
     def _beginning(self, text: str) -> Vectors:
-        """The vector of a text, or of as much of its beginning as is taken.
+        """Return the vector of a text, or of as much of its beginning as the embedder accepts.
 
-        :raises TextsRefused: nothing is
+        :raises TextsRefused: if it accepts nothing
         """
         while True:
             try:
@@ -429,17 +447,17 @@ class Encoder:
                 text = _half(text)
 
     def _try_any(self) -> None:
-        """After a refusal: whether it is of those texts.
+        """Test after a refusal whether the embedder accepts any text.
 
-        :raises EmbedderError: any text is refused
+        :raises EmbedderError: if it refuses even a short text
         """
         try:
             self._encode(TOOLS[:1])
         except TextsRefused as error:
-            raise EmbedderError(f"{error}, to any text") from None
+            raise EmbedderError(f"{error}, for every text") from None
 
     def _save(self) -> bool:
-        """Keep what is new; whether all that is known is kept."""
+        """Store new vectors. Return whether all known ones are stored."""
         self._saved_at = time.monotonic()
         if self._cache is None:
             return False
@@ -450,5 +468,5 @@ class Encoder:
 
 
 def _half(text: str) -> str:
-    """The first half of a text, or as much of it as is not shortened further."""
+    """Return the first half of a text, but not less than the minimum."""
     return text[: max(len(text) // 2, _SHORTEST)]

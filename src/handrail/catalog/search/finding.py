@@ -1,8 +1,8 @@
 """The search indexes: one for each generation, made on its first search and kept as long as the generation.
 
-Threads build and search the indexes. A new index reads only the changes since the last generation. The first index, and with
-it the model for semantic search, is made shortly after a model was shown a catalog with tools outside its view. An earlier
-search waits for it.
+Threads build and search the indexes. A new index reads only the changes since the last generation. The first index and the
+model for semantic search are made shortly after a model gets a catalog with tools that are not loaded. An earlier search waits
+for them.
 """
 
 from __future__ import annotations
@@ -31,32 +31,38 @@ if TYPE_CHECKING:
     from handrail.catalog.search.lexical import Document
 
     Made = tuple[dict[str, str], searching.Index]
-    """The definitions that an index has, by id, and the index."""
+    """The versions of an index's documents by id, and the index."""
 
 logger = logging.getLogger("handrail")
 
 _WAYS = frozenset({"browse_tools", "load_tools", "find_tools", "tool_search", "info"})
-"""Whoever searches has these already."""
+"""The discovery tools, which a model that searches has already."""
 MAX_QUERY = 8_000
-"""Characters of a query that count; the rest is ignored."""
+"""The maximum characters of a query; the rest is ignored."""
 FIRST_WAIT_S = 20.0
-"""Seconds after an index was begun until which a search waits for meaning. The local model is loaded in one second, and the
-tools that ship are encoded in two more, once on a machine; a machine with other work takes a few times as long."""
+"""The seconds after the start of an index for which a search waits for semantic search.
+
+The local model loads in one second. The shipped tools are encoded in two more, once on a machine. A busy machine takes a few
+times as long.
+"""
 AHEAD_S = 1.0
-"""Seconds after which loading begins without a search. A program that ends sooner, and the first answers of one that stays, do
-not share the processor with it."""
+"""The delay in seconds before loading begins without a search.
+
+So loading does not slow down a program that ends sooner, or the first answers of one that stays.
+"""
 _PATIENCE_S = 30.0
-"""How long the end waits for a model that is being loaded or asked; none takes as long."""
+"""The maximum wait at shutdown for a model that is busy. No model takes as long."""
 
 
 class Searches:
-    """Implements :class:`~handrail.catalog.interaction.Finder` for one kernel. Bound to its event loop.
+    """The search indexes of one kernel, bound to its event loop.
 
-    :param folder: where what is slow to make is kept between two starts; None: nowhere
-    :param encoder: makes what encodes texts for a search by meaning, or says why there is none; called once, when something
-        is first searched for or loaded ahead
-    :param ahead_s: see :meth:`load_ahead`; None where nothing is loaded before a search
-    :param first_wait_s: until how long after an index was begun a search waits for meaning
+    Implements :class:`~handrail.catalog.interaction.Finder`.
+
+    :param folder: the folder of the cache; None for no cache
+    :param encoder: makes the encoder for semantic search, or returns why there is none; called once, at the first search or load
+    :param ahead_s: see :meth:`load_ahead`; None to load nothing before a search
+    :param first_wait_s: how long after the start of an index a search waits for semantic search
     """
 
     def __init__(
@@ -73,12 +79,12 @@ class Searches:
         self._ahead: asyncio.TimerHandle | None = None
         self._threads = ThreadPoolExecutor(2, "handrail-search")
         self._waiting = ThreadPoolExecutor(4, "handrail-search-wait")
-        """Searches that wait for the encoder. Others continue meanwhile."""
+        """The threads of searches that wait for the encoder. Other searches continue meanwhile."""
         self._indexes: weakref.WeakKeyDictionary[Generation, asyncio.Task[searching.Index]] = (
             weakref.WeakKeyDictionary()
         )
         self._latest: Made | None = None
-        """The index that was made last, with the definitions that it has by id."""
+        """The latest index, with the versions of its documents."""
         self._encoder: Encoder | None = None
         self._cache: Cache | None = None
         self._without: str | None = None
@@ -95,11 +101,12 @@ class Searches:
         patience_s: float | None = None,
         by_words: bool = False,
     ) -> Findings:
-        """See :meth:`handrail.catalog.interaction.Finder.find`."""
+        """Implement :meth:`handrail.catalog.interaction.Finder.find`."""
         asked = query.strip()[:MAX_QUERY]
         if not any(char.isalnum() for char in asked):
             raise ToolError(
-                "the query has no words; say what the tool should do, as in 'send an e-mail'", kind="invalid_input"
+                "The `query` contains no words. Describe the capability that you need, as in 'send an e-mail'.",
+                kind="invalid_input",
             )
         index = await self._index(generation, by_words=by_words)
         if not (by_words or index.complete):
@@ -109,7 +116,7 @@ class Searches:
         found, ships = await asyncio.get_running_loop().run_in_executor(self._threads, searched)
         top = max((hit.score for hit in found.hits), default=0.0) or 1.0
         hits = [_hit(hit, top, generation.entries[hit.id], source) for hit in found.hits]
-        nothing = found.nothing_fits or all(hit.tail for hit in hits) or ships  # what fits ships with Handrail
+        nothing = found.nothing_fits or all(hit.tail for hit in hits) or ships  # the best match ships with Handrail
         means = "words and meaning" if found.means != "lexical" else "words only"
         return Findings(tuple(hits), nothing, f"{means}: {found.note}" if found.note else means, found.unread)
 
@@ -119,8 +126,10 @@ class Searches:
             await asyncio.get_running_loop().run_in_executor(self._waiting, index.wait, wait_s)
 
     def load_ahead(self, generation: Generation) -> None:
-        """Somebody may search soon: load what a search needs shortly, unless it has begun. Once for all generations; what a later
-        one needs beside it is little."""
+        """Load what a search needs after a short delay, unless that has begun.
+
+        This happens once for all generations, because a later one needs little more.
+        """
         if self._ahead is None and self._ahead_s is not None:
             known = weakref.ref(generation)
             self._ahead = asyncio.get_running_loop().call_later(self._ahead_s, self._begin_ahead, known)
@@ -131,7 +140,10 @@ class Searches:
             self._task(generation).add_done_callback(_seen)
 
     def near(self, generation: Generation, name: str, count: int = 2) -> list[str]:
-        """Tools that share words with an unknown name. Empty unless an index exists already, because a caller waits."""
+        """Return tools that share words with an unknown name.
+
+        The caller waits, so the result is empty if no index exists yet.
+        """
         task = self._indexes.get(generation)
         if task is None or not task.done() or task.cancelled() or task.exception() is not None:
             return []
@@ -148,15 +160,18 @@ class Searches:
             await asyncio.to_thread(self._encoder.close, _PATIENCE_S)
 
     async def _index(self, generation: Generation, *, by_words: bool) -> searching.Index:
-        """:param by_words: an index without a model is enough"""
+        """Return the index of ``generation``.
+
+        :param by_words: an index without a model is enough
+        """
         task = self._indexes.get(generation)
         if task is None and by_words:
             work = partial(self._of_words, generation)
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        return await asyncio.shield(self._task(generation))  # others may wait for the same
+        return await asyncio.shield(self._task(generation))  # other searches may wait for it, too
 
     def _task(self, generation: Generation) -> asyncio.Task[searching.Index]:
-        """The task that makes the index of ``generation``, or has made it."""
+        """Return the task that makes the index of ``generation``, or has made it."""
         task = self._indexes.get(generation)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = asyncio.get_running_loop().create_task(self._made(generation))
@@ -188,7 +203,7 @@ class Searches:
     def _of_words(self, generation: Generation) -> searching.Index:
         from handrail.catalog.search.index import Index
 
-        return Index(_documents(generation).values(), cache=self._kept(), without="as was asked for")
+        return Index(_documents(generation).values(), cache=self._kept(), without="as requested")
 
     def _begin(self) -> None:
         self._encoder, self._without = self._make_encoder(self._kept())
@@ -196,13 +211,16 @@ class Searches:
     def _kept(self) -> Cache | None:
         from handrail.catalog.search.cache import Cache
 
-        if self._cache is None and self._folder is not None:  # made by what is first kept in it, where it can be
+        if self._cache is None and self._folder is not None:  # the first write creates the folder
             self._cache = Cache(self._folder, lambda text: logger.info("search: %s", text))
         return self._cache
 
 
 def _hit(hit: searching.Hit, top: float, entry: Entry, source: Callable[[Entry], str]) -> Hit:
-    """:param top: the score of the best hit"""
+    """Return a hit for the caller.
+
+    :param top: the score of the best hit
+    """
     return Hit(
         tool_id=hit.id,
         description=entry.spec.description,
@@ -218,9 +236,10 @@ def _hit(hit: searching.Hit, top: float, entry: Entry, source: Callable[[Entry],
 def _searched(
     index: searching.Index, query: str, limit: int, *, extensions_of: Generation | None
 ) -> tuple[Found, bool]:
-    """What an index finds, and whether that is only extensions while what fits ships with Handrail.
+    """Search an index.
 
-    :param extensions_of: where only extensions are to be found
+    :param extensions_of: the generation of which only extensions are to be found, or None
+    :returns: the result, and whether it has only weak extensions while the best match ships with Handrail
     """
     if extensions_of is None:
         return index.search(query, limit), False
@@ -232,13 +251,13 @@ def _searched(
 
 
 def _seen(task: asyncio.Task[searching.Index]) -> None:
-    """The search that needs it gets its failure, and tries again."""
+    """Consume the failure of a task. The search that needs its result gets the failure, and tries again."""
     if not task.cancelled():
         task.exception()
 
 
 def _documents(generation: Generation) -> dict[str, Document]:
-    """The documents that are searched: the tools that can be called."""
+    """Return the searched documents: the tools that can be called."""
     from handrail.catalog.search.lexical import Document
 
     idle = idle_in(generation)

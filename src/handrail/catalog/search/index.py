@@ -1,7 +1,7 @@
-"""The search over a catalogue: a need in plain words, the tools that serve it, or "nothing fits".
+"""The search over a catalogue: for a need in plain words, the tools that serve it, or "nothing fits".
 
-An :class:`Index` is an immutable value over one list of documents. Words are searched from the first moment. Meaning is added
-when the embedder's thread has the vectors; :attr:`Found.means` names the methods behind an answer.
+An :class:`Index` is an immutable value over one list of documents. Search by words works at once. Search by meaning is added
+when the embedder's thread has the vectors. :attr:`Found.means` names the methods behind an answer.
 """
 
 from __future__ import annotations
@@ -35,26 +35,29 @@ if TYPE_CHECKING:
 # a little similar to several. A part that no tool is close to ("could you help me with two things?") counts less.
 
 MEANING, WORDS = 0.75, 0.12
-"""What a standard deviation of meaning counts, and what a point of BM25 does: the best mean over corpora, each left out once."""
+"""The weights of a standard deviation of meaning and of a point of BM25, fitted by leave-one-corpus-out."""
 
 NAMED = 8.0
-"""Standard deviations that a tool stands out further whose very name a text has, written as names are (``get_time``)."""
+"""The standard deviations to add for a tool whose name is in the text, spelled as names are (``get_time``)."""
 
 _COVERED, _OWN, _WEIGHED = 0.9, 3.0, 0.5
-"""What a tool counts for that serves a part as its best one before it did; what it counts to be a part's best, beside the
-standard deviations that it adds; the power by which a part counts of how near its nearest tool is, beside other parts'."""
+"""Weights of a tool for the parts of a request.
+
+The first is the discount for a part that an earlier hit serves. The second is the bonus for the best tool of a part. The third
+is the exponent of the similarity of a part's nearest tool, relative to other parts.
+"""
 
 POOL = 40
-"""The best documents by words, and by meaning, that are looked at for each text."""
+"""The number of best documents by words, and by meaning, to consider for each text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One text (the request, or a part of it), scored both ways.
+    """The scores of one text: the request, or a part of it.
 
-    :param meaning: None where only words are at hand
-    :param named: the documents that the text calls by name
-    :param unknown: those without a vector, which stand by their words alone
+    :param meaning: None if only words are available
+    :param named: the documents that the text names
+    :param unknown: the documents without a vector, which count by their words alone
     """
 
     words: Scores
@@ -63,7 +66,7 @@ class Row:
     unknown: Collection[int] = ()
 
     def standing(self, number: int) -> float:
-        """How far the document stands out for this text."""
+        """Return how far the document stands out for this text."""
         out = NAMED if number in self.named else 0.0
         if self.meaning is None or number in self.unknown:
             return out + self.words.standing(number)
@@ -71,7 +74,7 @@ class Row:
 
     @property
     def nearest(self) -> float:
-        """How near the nearest document is to this text; 0 where that cannot be said."""
+        """The similarity of the nearest document to this text; 0 if unknown."""
         if self.meaning is None or not self.meaning.best:
             return 0.0
         return max(0.0, self.meaning.score(self.meaning.best[0]))
@@ -79,7 +82,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """One document in the order of hits; ``row`` is the text it serves best."""
+    """A document in the order of hits. ``row`` is the text that it serves best."""
 
     number: int
     score: float
@@ -87,10 +90,10 @@ class Ranked:
 
 
 def ranked(rows: Sequence[Row], limit: int, permitted: Callable[[int], bool] | None = None) -> list[Ranked]:
-    """The best documents, best first.
+    """Return the best documents, best first.
 
-    :param rows: of the request as a whole, then of its parts where it has several
-    :param permitted: which documents may be among them; all where it is not given
+    :param rows: the scores of the request as a whole, then of its parts if it has several
+    :param permitted: a test for documents that may be returned; default: all
     """
     whole, parts = rows[0], rows[1:]
     candidates = _candidates(rows, permitted)
@@ -117,21 +120,21 @@ def ranked(rows: Sequence[Row], limit: int, permitted: Callable[[int], bool] | N
 
 
 def _weights(parts: Sequence[Row]) -> list[float]:
-    """What each part counts."""
+    """Return the weight of each part."""
     near = [row.nearest for row in parts]
     most = max(near)
     return [(each / most) ** _WEIGHED if most > 0 else 1.0 for each in near]
 
 
 def _candidates(rows: Sequence[Row], permitted: Callable[[int], bool] | None) -> list[int]:
-    """The documents that stand out for any of the texts, by any of what speaks for one."""
+    """Return the documents that stand out for any of the texts, by words, meaning or name."""
     pools = [scores.best for row in rows for scores in (row.words, row.meaning) if scores is not None]
     pools += [sorted(row.named) for row in rows if row.named]
     return sorted({number for best in pools for number in _first(best, permitted)})
 
 
 def _shares(serves: Mapping[int, Sequence[float]], heavy: Sequence[float]) -> dict[int, float]:
-    """How well each document serves the part that it serves best, beside the document that serves that part best."""
+    """Return how well each document serves its best part, relative to the best document for that part."""
     tops = [max((held[at] for held in serves.values()), default=0.0) for at in range(len(heavy))]
     return {
         number: max(w * s / top if top > 0 else 0.0 for w, s, top in zip(heavy, held, tops, strict=True))
@@ -144,7 +147,7 @@ def _first(best: Sequence[int], permitted: Callable[[int], bool] | None) -> list
 
 
 def _added(serves: Sequence[float], covered: Sequence[float], heavy: Sequence[float]) -> float:
-    """How much better the parts are served with one more hit."""
+    """Return how much better the parts are served with one more hit."""
     return sum(w * max(0.0, s - _COVERED * c) for s, c, w in zip(serves, covered, heavy, strict=True))
 
 
@@ -157,39 +160,46 @@ def _added(serves: Sequence[float], covered: Sequence[float], heavy: Sequence[fl
 # rest.
 
 _CONSIDERED = 5
-"""Hits by which a request is judged."""
+"""The number of hits by which a request is evaluated."""
 
 FEWEST, MOST = 5, 10_000
-"""Sizes of a catalogue between which more tools mean better chance hits. Larger ones than were measured count as the largest
-that was; continued beyond, the line tells too often that nothing fits."""
+"""The sizes of a catalogue between which more tools mean better chance hits.
+
+Larger catalogues count as the largest that was measured. Extrapolated beyond it, "nothing fits" would come too often.
+"""
 
 LEAST, LEAST_BY_WORDS = 0.08, 0.1
-"""The likelihood that something fits, of two equally likely cases, below which the answer is that nothing does: on the
-three corpora, each searched with what was learned without it, 0 to 4 % of the tools that were found get lost by it (of
-requests as people chat 2 to 11 %, 14 % among 10,000 tools) and of the requests without one two to six in ten are told.
-By words alone it is up to 3 % (of chat up to 16 %) and one in ten in small catalogues to four in ten in large ones: words tell
-less about what is not there."""
+"""The probability that something fits below which the answer is "nothing fits".
+
+Measured on three corpora, each with a fit on the others. With meaning, it loses 0 to 4 % of the found tools (2 to 11 % for chat,
+14 % among 10,000 tools), and detects 20 to 60 % of the requests without a tool. By words alone, it loses up to 3 % (16 % for
+chat), and detects 10 % in small catalogues and 40 % in large ones.
+"""
 
 NAMED_SURE = 0.02
-"""The confidence from which a hit is worth being named, and so a place in view; where no hit comes to it, nothing fits. That
-loses 0.2 % at most of the tools that were found on the three corpora and tells 1 to 3 % more of the requests without one; 0.03
-would lose 0.8 % of requests as people chat, and tell 3 to 6 %."""
+"""The minimum confidence of a hit worth loading. Without such a hit, nothing fits.
+
+On the three corpora it loses at most 0.2 % of the found tools, and detects 1 to 3 % more of the requests without a tool. With
+0.03 it would lose 0.8 % for chat, and detect 3 to 6 % more.
+"""
 
 _BESIDE = 0.1
-"""What a hit's confidence must come to beside that of the best hit for the same need, too, to be worth a place in view:
-one or two of five hits are then, and 2 % of the tools that were found are not."""
+"""The minimum confidence of a hit worth loading, relative to the best hit for the same need.
+
+It leaves one or two of five hits, and loses 2 % of the found tools.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of one hit, each by the part of the request that it serves best.
+    """The evidence for one hit, each value for the part of the request that it serves best.
 
-    :param near: similarity of meaning, -1 to 1, or None where only words were searched
-    :param shared: the part of what words could score at most, 0 to 1
-    :param standing: how far it stands out among all tools, as :mod:`~handrail.catalog.search.index` weighs words and meaning
+    :param near: similarity of meaning, -1 to 1, or None if only words were searched
+    :param shared: the share of the maximum score by words, 0 to 1
+    :param standing: how far the hit stands out among all tools, with the weights of :mod:`~handrail.catalog.search.index`
     :param part: the number of that part
-    :param named: that part says every word of the tool's name, which has two or more
-    :param elsewhere: how near tools that others have lie to the part to which this one is nearest
+    :param named: whether that part contains every word of the tool's name, which has two or more
+    :param elsewhere: the similarity of common tools to the part that this tool is nearest to
     """
 
     near: float | None
@@ -201,9 +211,11 @@ class Evidence:
 
 
 def confidences(hits: Sequence[Evidence], tools: int) -> list[float]:
-    """For each hit the share of hits with such evidence that serve their request, where half of all requests have a tool.
+    """Return the confidence of each hit: the share of hits with such evidence that serve their request.
 
-    :param tools: in the catalogue
+    The fit assumes that half of all requests have a tool.
+
+    :param tools: the number of tools in the catalogue
     """
     out: list[float] = []
     for at, each in enumerate(hits):
@@ -219,12 +231,11 @@ def confidences(hits: Sequence[Evidence], tools: int) -> list[float]:
 
 
 def together(sure: Sequence[float], alike: Sequence[Sequence[bool]]) -> list[float]:
-    """The confidence of each hit where those that do the same share theirs: any of them serves.
+    """Return the confidence of each hit, shared among hits that do the same, because any of them serves.
 
-    What was measured on requests with one known tool each says of a tool among its near copies how likely it is the one
-    that was known.
+    The fit used requests with one known tool each. For a tool among near copies, it tells how likely it is the known one.
 
-    :param alike: for each hit, which hits do the same as it, itself among them
+    :param alike: for each hit, which hits do the same, itself included
     """
     return [
         max(own, 1 - math.prod(1 - one for one, same in zip(sure, row, strict=True) if same))
@@ -233,9 +244,9 @@ def together(sure: Sequence[float], alike: Sequence[Sequence[bool]]) -> list[flo
 
 
 def tail(hits: Sequence[Evidence], sure: Sequence[float]) -> list[bool]:
-    """For each hit whether so little speaks for it, at all or beside the others, that it is not worth a place in view.
+    """Return for each hit whether its evidence is too weak, absolutely or relative to others, to load it.
 
-    :param sure: their confidences
+    :param sure: the confidences of the hits
     """
     best: dict[int, float] = {}
     for each, value in zip(hits, sure, strict=True):
@@ -244,10 +255,12 @@ def tail(hits: Sequence[Evidence], sure: Sequence[float]) -> list[bool]:
 
 
 def fitting(hits: Sequence[Evidence], tools: int) -> float:
-    """How likely any tool serves the request, where as many requests have one as have none.
+    """Return the probability that any tool serves the request.
+
+    The fit assumes that as many requests have a tool as have none.
 
     :param hits: the best ones, best first
-    :param tools: in the catalogue: the more there are, the better is the best of those that do not fit
+    :param tools: the number of tools in the catalogue; with more tools, the best false hit is better
     """
     best = hits[:_CONSIDERED]
     if not best:
@@ -255,10 +268,10 @@ def fitting(hits: Sequence[Evidence], tools: int) -> float:
     stands, extent = best[0].standing, _extent(tools)
     nears = [each.near for each in best if each.near is not None]
     named = any(each.named for each in best)
-    if not nears:  # how far the best is ahead of the others says no more: several may do the same
+    if not nears:  # the lead of the best hit tells nothing more, because several may do the same
         words = math.sqrt(max(0.0, best[0].shared))
         return _logistic(-2.21 + 9.61 * words + 0.08 * stands - 0.51 * extent + 2.22 * named)
-    # words are in what the best stands out by already; beside it they say more on some corpora and less on others
+    # The relevance of the best hit includes words already. As an extra term they help on some corpora and harm on others.
     elsewhere = max(best, key=lambda each: -1.0 if each.near is None else each.near).elsewhere
     return _logistic(-2.76 + 11.75 * max(nears) + 0.53 * stands - 12.55 * elsewhere - 0.70 * extent + 1.10 * named)
 
@@ -271,33 +284,33 @@ def _logistic(value: float) -> float:
     return 1 / (1 + math.exp(-max(-30.0, min(30.0, value))))
 
 
-# The language of a request without hits: the search may not read it.
+# The language of a request without hits, which the search may not understand.
 
 STEMS = "English"
-"""What a search by words reads: its stems and its filler are of that."""
+"""The language of a search by words, which has English stems and filler words."""
 
 _HARDLY = 1 / 4
-"""The part of a request's telling words up to which hardly any of them is known."""
+"""The maximum share of known words in a request that counts as not understood."""
 
 _LAST_LATIN = "\u024f"
 
 
 def unread(request: str, reads: str, known: Callable[[str], bool]) -> str:
-    """Why ``request`` may not have been understood, and what to do, as half a sentence; empty where it was.
+    """Return why the search may not understand ``request``, and what to do; empty if it does.
 
-    :param reads: the one language that the search reads; empty where it reads several, or it is not known which
-    :param known: whether any tool has a term
+    :param reads: the only language that the search reads; empty if it reads several, or it is unknown
+    :param known: returns whether any tool has a term
     """
     if not reads:
         return ""
     if _mostly_foreign(request):
-        return f"most of the request is not in Latin letters, and this search reads {reads}: ask again in {reads}"
+        return f"most of the request is not in Latin letters, but this search reads {reads}. Search again in {reads}"
     empty = hollow(request)
     said = {term_of(word) for word in words(request) if not filler(word) and word not in empty}
     if said and sum(map(known, said)) <= _HARDLY * len(said):
         return (
-            f"hardly a word of the request is known here, and this search reads {reads}: if it is in another language, "
-            f"ask again in {reads}"
+            f"hardly a word of the request is known, and this search reads {reads}. If it is in another language, search "
+            f"again in {reads}"
         )
     return ""
 
@@ -310,30 +323,30 @@ def _mostly_foreign(text: str) -> bool:
 Means = Literal["lexical", "lexical and meaning"]
 
 PATIENCE_S = 2.0
-"""How long one search waits for the vectors of its request."""
+"""The maximum wait of one search for the vectors of its request, in seconds."""
 
 _PLACES = 2_048
-"""Found documents whose terms are kept for giving reasons."""
+"""The number of found documents whose terms are cached for the reasons."""
 
 _JUDGED = 5
-"""Hits at least by which it is judged whether anything fits."""
+"""The minimum number of hits for the decision whether anything fits."""
 
 _COPIES = 0.85
-"""Likeness of two tools from which they do the same: an area and a circumference of circles come to less."""
+"""The similarity from which two tools do the same. Tools for the area and the circumference of circles have less."""
 
 _WEAK = 0.5
-"""Confidence below which a hit says that it is weak."""
+"""The confidence below which a hit is weak."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One tool that was found.
+    """One tool in a search result.
 
-    :param score: how far it stands out among all tools, as :mod:`~handrail.catalog.search.index` weighs words and meaning
-    :param confidence: how likely it is that it serves the request, 0 to 1, as measured on requests with known answers
-    :param reasons: what speaks for it, each in a few words
-    :param weak: whether it is more likely than not that it does not serve the request
-    :param tail: whether so little speaks for it, at all or beside the others, that it is not worth a place in view
+    :param score: how far it stands out among all tools, with the weights of :mod:`~handrail.catalog.search.index`
+    :param confidence: the probability that it serves the request, 0 to 1, measured on requests with known answers
+    :param reasons: the reasons for the hit, each in a few words
+    :param weak: whether it probably does not serve the request
+    :param tail: whether its evidence is too weak, absolutely or relative to others, to load it
     """
 
     id: str
@@ -346,14 +359,14 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search came to.
+    """The result of a search.
 
-    :param hits: best first; with ``nothing_fits`` they are the nearest there are
-    :param nothing_fits: no tool is likely to serve the request, or none of the hits is worth a place in view
-    :param fitting: how likely it is that one does, of two equally likely cases
-    :param means: what the search went by
-    :param note: why it went by words alone where it did, for all tools or some; else empty
-    :param unread: where nothing fits, why the request may not have been understood: see :func:`~handrail.catalog.search.index.unread`
+    :param hits: best first; with ``nothing_fits`` they are the nearest ones
+    :param nothing_fits: whether no tool is likely to serve the request, or no hit is worth loading
+    :param fitting: the probability that a tool serves the request, if as many requests have a tool as have none
+    :param means: the methods behind the result
+    :param note: why the search used words only, for all tools or some; else empty
+    :param unread: with ``nothing_fits``, the result of :func:`~handrail.catalog.search.index.unread`
     """
 
     hits: tuple[Hit, ...]
@@ -365,11 +378,11 @@ class Found:
 
 
 class Index:
-    """Searches one list of documents. Safe to use from any thread.
+    """A search index over one list of documents. Safe to use from any thread.
 
-    :param documents: each id counts once, the last one wins
-    :param encoder: what makes vectors; without it the search goes by words
-    :param cache: where the words of the whole list are kept between two starts
+    :param documents: of several with one id, the last one counts
+    :param encoder: makes vectors; without it, the search uses words only
+    :param cache: stores the word index between two starts
     :param without: why there is no encoder, for :attr:`Found.note`
     """
 
@@ -392,9 +405,9 @@ class Index:
         self._begin()
 
     def with_changes(self, added: Iterable[Document], removed: Iterable[str] = ()) -> Index:
-        """The index after a change; only what is new is read and encoded. This one stays what it is.
+        """Return the index after a change. It reads and encodes only what is new. This index stays unchanged.
 
-        :param added: new documents, and changed ones in place of those of the same id
+        :param added: new documents, and changed ones that replace those with the same id
         """
         gone = set(removed)
         coming = {each.id: each for each in added}
@@ -422,16 +435,16 @@ class Index:
 
     @property
     def complete(self) -> bool:
-        """Whether every tool has its vector that can have one, so that there is nothing to wait for."""
+        """Whether every tool has a vector that can have one, so that there is nothing to wait for."""
         return self._ready.is_set()
 
     @property
     def age_s(self) -> float:
-        """Seconds since it was begun."""
+        """The seconds since the index was started."""
         return time.monotonic() - self._begun
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until every tool has its vector that can have one, not beyond a failure of the embedder; whether that is so."""
+        """Wait until the index is complete or the embedder fails. Return whether it is complete."""
         return self._encoder is not None and self._encoder.wait(self._ready, timeout_s)
 
     def search(
@@ -442,11 +455,11 @@ class Index:
         among: Callable[[str], bool] | None = None,
         patience_s: float = PATIENCE_S,
     ) -> Found:
-        """The tools that serve ``query``, best first, at most ``limit``.
+        """Return the tools that serve ``query``, best first, at most ``limit``.
 
-        Any text is a request, to be taken literally: patterns and instructions in it mean nothing here.
+        Any text is taken literally. Patterns and instructions in it have no meaning here.
 
-        :param among: which ids may be found; all of them where it is not given
+        :param among: a test for ids that may be found; default: all
         """
         return self.search_all([query], limit, among=among, patience_s=patience_s)
 
@@ -458,10 +471,10 @@ class Index:
         among: Callable[[str], bool] | None = None,
         patience_s: float = PATIENCE_S,
     ) -> Found:
-        """The tools that between them serve all of ``queries``: each is a need, and may hold several."""
+        """Return the tools that together serve all of ``queries``. Each may contain several needs."""
         texts = texts_of(queries)
         if not texts or not self._documents or limit < 1:
-            return Found((), True, 0.0, "lexical", "" if texts else "the request says nothing")
+            return Found((), True, 0.0, "lexical", "" if texts else "the request is empty")
         wanted = [self._lexical.understood(text) for text in texts]
         vicinity, vectors, note = self._vectors(texts, patience_s)
         pool = POOL if among is None else max(POOL, len(self._documents))
@@ -478,13 +491,13 @@ class Index:
         return Found(hits, nothing, fit, "lexical" if vicinity is None else "lexical and meaning", note, strange)
 
     def _called(self, text: str) -> frozenset[int]:
-        """The documents whose very names ``text`` has, written as no ordinary words are."""
+        """Return the documents that ``text`` names in a spelling that only names have."""
         called = [each.casefold() for each in names_in(text)]
         return frozenset(self._names[each] for each in called if each in self._names) if called else frozenset()
 
     @cached_property
     def _names(self) -> Mapping[str, int]:
-        """Which document each name is of."""
+        """The document of each name."""
         documents = enumerate(self._documents)
         return {name.casefold(): number for number, each in documents for name in (*each.aliases, each.id)}
 
@@ -496,7 +509,7 @@ class Index:
         vectors: Any,
         pool: int,
     ) -> list[Row]:
-        """How far the documents stand out for each text.
+        """Return how far the documents stand out for each text.
 
         :param wanted: the terms of each text
         """
@@ -515,7 +528,7 @@ class Index:
         vicinity: Vicinity | None,
         vectors: Any,
     ) -> tuple[list[Evidence], list[list[float]] | None]:
-        """What speaks for each of the ranked documents, and how near each lies to each; None where that cannot be said."""
+        """Return the evidence for each ranked document, and their similarity to each other, or None."""
         near, alike, elsewhere = None, None, None
         if vicinity is not None and order:
             compared = vicinity.beside([each.number for each in order], vectors)
@@ -557,7 +570,7 @@ class Index:
         left_out = encoder.left_out
         if vectors is None:
             why = encoder.state if encoder.state != left_out else ""
-            return None, None, why or f"no vector of the request within {patience_s:g} s"
+            return None, None, why or f"the embedder returned no vector of the request within {patience_s:g} s"
         import numpy
 
         return vicinity, numpy.stack(vectors), left_out if self.complete else encoder.state
@@ -571,11 +584,11 @@ class Index:
         near: Sequence[float] | None,
         elsewhere: Sequence[float] | None,
     ) -> Evidence:
-        """What speaks for one document, each by the text it serves best.
+        """Return the evidence for one document, each value for the text that it serves best.
 
         :param wanted: the terms of the text for which it was found
-        :param attainable: what words could score at most, for each text
-        :param near: how near it lies to each text, and ``elsewhere`` how near tools that others have
+        :param attainable: the maximum score by words, for each text
+        :param near: its similarity to each text, with the similarity of common tools in ``elsewhere``
         """
         shared = max(
             row.words.score(found.number) / most if most > 0 else 0.0
@@ -607,7 +620,7 @@ class Index:
         return Hit(document.id, round(found.score, 4), round(sure, 3), tuple(reasons), sure < _WEAK, last)
 
     def _shared(self, document: Document, text: str, understood: Sequence[str]) -> list[str]:
-        """Where the document has the request's words, as the request says them; compounds as the documents do."""
+        """Return where the document has the request's words, in the request's spelling."""
         said: dict[str, str] = {}
         for word in words(text):
             if not filler(word):
@@ -625,7 +638,7 @@ class Index:
         return out
 
     def _places_of(self, document: Document) -> Sequence[tuple[str, frozenset[str]]]:
-        """The terms of each place of ``document``, kept for those that are found again and again."""
+        """Return the terms of each field of ``document``, cached for documents that are found often."""
         known = self._places.get(document.id)
         if known is None:
             held = fields(document)
@@ -653,19 +666,22 @@ class Index:
         return made
 
     def _begin(self) -> None:
-        """Have vectors made of what has none. Reading the documents for it is the encoder's thread's work."""
+        """Request vectors for the documents. The encoder's thread reads the documents."""
         self._begun = time.monotonic()
         if self._encoder is not None and self._documents:
             self._encoder.wish(self)
 
     def passages(self) -> Mapping[bytes, str]:
-        """See :class:`~handrail.catalog.search.encoding.Wishing`."""
+        """Implement :class:`~handrail.catalog.search.encoding.Wishing`."""
         texts = [passage(each) for each in self._documents]
         self._keys = [key_of(text) for text in texts]
         return dict(zip(self._keys, texts, strict=True))
 
     def joined(self, known: Mapping[bytes, Any]) -> None:
-        """See :class:`~handrail.catalog.search.encoding.Wishing`: some vectors at first, then all."""
+        """Implement :class:`~handrail.catalog.search.encoding.Wishing`.
+
+        The first call may have only some of the vectors.
+        """
         import numpy
 
         from handrail.catalog.search.vectors import Vicinity
@@ -687,7 +703,7 @@ class Index:
 
 
 def texts_of(queries: Sequence[str]) -> list[str]:
-    """The request as a whole, then its parts where it has several."""
+    """Return the request as a whole, then its parts if it has several."""
     needs = [query.strip() for query in queries if query.strip()]
     if not needs:
         return []

@@ -1,9 +1,9 @@
 """BM25 over the fields of tools, which finds tools that share telling words with a request. Standard library only.
 
-The weight of a term in a tool is its count in each field times that field's weight; BM25 divides by the sum of all of them.
-Only the first few repetitions of a term in a field count for it, but all count as length: a description stuffed with keywords
-pays for each one. Postings are flat arrays, written to and read from disk unchanged. If numpy is already loaded, it scores
-big catalogues, with the same results.
+The weight of a term in a tool is its count in each field times that field's weight. BM25 divides by the sum of all weights.
+Only the first few repetitions of a term in a field count for it, but all count as length, so a description stuffed with
+keywords pays for each one. Postings are flat arrays, written to and read from disk unchanged. If numpy is already loaded, it
+scores big catalogues, with the same results.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from handrail.catalog.search.words import MOST_LETTERS, compounds, spelled, term
 
 # The searched fields of a tool, each cut to a length that no honest tool needs.
 #
-# Definitions come from anywhere, so the code assumes nothing about them: a description may be a number, parameters a list,
-# a name a megabyte long, a schema recursive a thousand levels deep.
+# Definitions come from anywhere, so the code assumes nothing about them. A description may be a number, parameters a list,
+# a name a megabyte long, and a schema a thousand levels deep.
 
 _NAME, _DESCRIPTION, _PARAMETER, _PARAMETERS = 200, 2_000, 300, 40
-"""Characters of a name, of a description, of one parameter's text; parameters of one tool."""
+"""The maximum characters of a name, a description and a parameter's text, and the maximum parameters of a tool."""
 
 _TAKEN = 20
-"""Parameters of one tool whose names a model reads."""
+"""The maximum number of parameters of one tool whose names a model reads."""
 
 _DEPTH, _VALUES = 3, 12
-"""Levels of nested parameters; values of one enum."""
+"""The maximum levels of nested parameters, and the maximum values of one enum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One tool as the search sees it.
+    """A tool as the search sees it.
 
-    :param parameters: its JSON schema, as it stands
+    :param parameters: its JSON schema
     :param keywords: further words by which it should be found
-    :param version: names this very definition (its hash); made from the content where empty
+    :param version: the hash of this definition; if empty, it is computed from the content
     """
 
     id: str
@@ -56,7 +56,7 @@ class Document:
 
     @property
     def key(self) -> str:
-        """The same for two documents exactly when everything that is searched is the same."""
+        """A key that two documents share exactly if everything that is searched is the same."""
         version = self.version
         if not version:
             found = fields(self)
@@ -67,7 +67,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The searchable texts of one tool. ``also`` is aliases and keywords."""
+    """The searchable texts of one tool. ``also`` has aliases and keywords."""
 
     name: str
     description: str
@@ -78,7 +78,7 @@ class Fields:
 
 
 def fields(document: Document) -> Fields:
-    """The fields of ``document``, cut to their lengths."""
+    """Return the fields of ``document``, cut to their maximum lengths."""
     names: list[str] = []
     texts: list[str] = []
     for name, text in _parameters(document.parameters, _DEPTH):
@@ -98,7 +98,7 @@ def fields(document: Document) -> Fields:
 
 
 def passage(document: Document) -> str:
-    """What a model reads of a tool: its name as words, what it says of itself, the names of what it takes."""
+    """Return the text of a tool for a model: its name as words, its description, and its parameters' names."""
     name = " ".join(words(document.id[:_NAME]))
     description = _text(document.description)[:_DESCRIPTION]
     told = f"{name}: {description}" if description else name
@@ -108,7 +108,7 @@ def passage(document: Document) -> str:
 
 
 def _parameters(schema: object, depth: int) -> Iterator[tuple[str, str]]:
-    """Name and text of each parameter, outer ones first."""
+    """Yield name and text of each parameter, outer ones first."""
     if not isinstance(schema, Mapping) or depth == 0:
         return
     held = cast(Mapping[str, object], schema)
@@ -136,7 +136,7 @@ def _text(value: object) -> str:
 
 
 K1, B = 1.5, 0.75
-"""BM25's saturation of repetitions and its weight of length: the values of the literature."""
+"""BM25's saturation of repetitions and its weight of length, with the usual values."""
 
 WEIGHTS: Mapping[str, float] = {
     "name": 3.0,
@@ -145,46 +145,46 @@ WEIGHTS: Mapping[str, float] = {
     "parameter_names": 1.0,
     "parameter_texts": 0.5,
 }
-"""What one occurrence counts in each field."""
+"""The weight of one occurrence in each field."""
 
 _MOST_TERMS = 64
-"""Different terms of one request that are looked up: the first ones."""
+"""The maximum number of different terms of one request; further ones are ignored."""
 
 _BY_NUMPY = 1_000
-"""Postings of one request from which numpy is worth its start."""
+"""The number of postings from which numpy is faster."""
 
 _LETTERS = frozenset("ex")
 """Letters that begin a compound: e-mail, x-ray."""
 
 _PART = 3
-"""Letters of each part of a compound, at least."""
+"""The minimum letters of each part of a compound."""
 
 _BEFORE_LAST = re.compile(r"^.*(?:[.:/]|__)")
-"""What separates a server or a namespace from the name of its tool."""
+"""The server or namespace before the name of a tool, with its separator."""
 
 _LONGEST_NAME = 200
-"""Characters of a name, or of a category, that is read here."""
+"""The maximum characters of a name or category that is compared."""
 
 _TELLING = 2
-"""Different words that a name must have for it to tell something that a request says them all."""
+"""The minimum number of different words in a name for which a request that has them all is evidence."""
 
 _SLIGHT = 0.01
-"""The part of its score that a document keeps which has nothing of a request but what is hollow: enough to be the nearest."""
+"""The share of its score that a document with only hollow terms keeps, which is enough to be the nearest."""
 
 _REPEATED = 3
-"""Repetitions of a term in one field that count for it."""
+"""The number of repetitions of a term in one field that count for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bag:
-    """The terms of one tool with their weights, and its length in weights."""
+    """The terms of one tool with their weights, and the sum of all weights as its length."""
 
     weights: Mapping[str, float]
     length: float
 
 
 def bag(found: Fields) -> Bag:
-    """The terms of one tool."""
+    """Return the terms of one tool."""
     weights: dict[str, float] = {}
     length = 0.0
     for name, weight in WEIGHTS.items():
@@ -197,11 +197,11 @@ def bag(found: Fields) -> Bag:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What one text scored against all documents.
+    """The scores of one text against all documents.
 
     :param best: the numbers of the best documents, best first
-    :param mean: of the scores of all documents; ``deviation`` is their standard deviation
-    :param score: the score of any document
+    :param mean: the mean score of all documents; ``deviation`` is their standard deviation
+    :param score: returns the score of a document
     """
 
     best: Sequence[int]
@@ -210,19 +210,19 @@ class Scores:
     score: Callable[[int], float]
 
     def standing(self, number: int) -> float:
-        """How many standard deviations the document stands above the mean."""
+        """Return how many standard deviations the document is above the mean."""
         return (self.score(number) - self.mean) / self.deviation if self.deviation > 1e-9 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Lexical:
-    """An immutable BM25 index over documents, which are numbers from 0 on.
+    """An immutable BM25 index. Documents are numbers from 0 on.
 
-    :param terms: each term's place in ``starts``
-    :param starts: where the postings of each term begin; one more at the end
-    :param documents: of each posting; ``weights`` beside it
-    :param lengths: of each document: the sum of its weights
-    :param average: of the lengths
+    :param terms: each term's position in ``starts``
+    :param starts: where the postings of each term begin, and the end of the last ones
+    :param documents: the document of each posting; ``weights`` has its weight
+    :param lengths: the length of each document: the sum of its weights
+    :param average: the mean length
     """
 
     terms: Mapping[str, int]
@@ -239,7 +239,7 @@ class Lexical:
 
     @classmethod
     def of(cls, bags: Sequence[Bag]) -> Lexical:
-        """The index of ``bags``, in their order."""
+        """Return the index of ``bags``, in their order."""
         postings: dict[str, list[tuple[int, float]]] = {}
         for number, each in enumerate(bags):
             for term, weight in each.weights.items():
@@ -247,10 +247,10 @@ class Lexical:
         return cls._laid(postings, array("f", (each.length for each in bags)))
 
     def changed(self, kept: Mapping[int, int], added: Mapping[int, Bag]) -> Lexical:
-        """The index after a change.
+        """Return the index after a change.
 
-        :param kept: old number to new number, of the documents that stay
-        :param added: new number to terms, of those that come
+        :param kept: old number to new number, for the documents that stay
+        :param added: new number to terms, for new documents
         """
         numbers = [-1] * len(self)
         lengths = array("f", bytes(4 * (len(kept) + len(added))))
@@ -299,14 +299,16 @@ class Lexical:
         return len(self.lengths)
 
     def tells(self, term: str) -> float:
-        """How much ``term`` tells: its inverse document frequency; most where no document has it."""
+        """Return the inverse document frequency of ``term``, which is highest if no document has it."""
         place = self.terms.get(term)
         count = 0 if place is None else self.starts[place + 1] - self.starts[place]
         return math.log(1 + (len(self) - count + 0.5) / (count + 0.5))
 
     def understood(self, text: str) -> list[str]:
-        """The terms of a request, compounds as the documents write them: "e mail" is "email" where one says so, and
-        "website" is "web" and "site" where no document has the one word and one has both.
+        """Return the terms of a request, with compounds spelled as in the documents.
+
+        "e mail" becomes "email" if a document has that. "website" becomes "web" and "site" if no document has the one word and
+        one has both.
         """
         found = words(text)
         out: dict[str, None] = {}
@@ -326,7 +328,7 @@ class Lexical:
         return list(dict.fromkeys((*out, *whole)))
 
     def _parts(self, word: str) -> list[str]:
-        """Two terms that ``word`` is made of, where one document has both."""
+        """Return the two terms that ``word`` consists of, if one document has both."""
         if len(word) > MOST_LETTERS or not word.isalpha():
             return []
         for cut in range(_PART, len(word) - _PART + 1):
@@ -337,20 +339,21 @@ class Lexical:
         return []
 
     def _holding(self, places: Iterable[int]) -> set[int]:
-        """The documents that have a term of any of these places."""
+        """Return the documents that have a term at any of these positions."""
         return set[int]().union(*(self.documents[self.starts[at] : self.starts[at + 1]] for at in places))
 
     def attainable(self, wanted: Sequence[str]) -> float:
-        """What a document could score at most that had all of ``wanted`` without end. What no document has is asked for
-        all the same.
+        """Return the limit of the score of a document with all of ``wanted``.
+
+        It includes terms that no document has.
         """
         return (K1 + 1) * math.fsum(self.tells(term) for term in dict.fromkeys(wanted))
 
     def scores(self, wanted: Sequence[str], pool: int, hollow: Collection[str] = ()) -> Scores:
-        """BM25 of every document for the terms ``wanted``, with the ``pool`` best ones.
+        """Return the BM25 scores of all documents for the terms ``wanted``, with the ``pool`` best ones.
 
-        :param hollow: those of the terms that count only beside others: "3" tells one tool for models from another, and by
-            itself, however rare it is, says nothing of what is wanted
+        :param hollow: terms that count only together with others. "3" distinguishes one tool for models from another. By itself
+            it tells nothing about the need, however rare it is
         """
         places: list[tuple[int, float]] = []
         telling: list[int] = []
@@ -376,7 +379,7 @@ class Lexical:
         mean = math.fsum(found.values()) / count
         square = math.fsum(score * score for score in found.values()) / count
         deviation = math.sqrt(max(0.0, square - mean * mean))
-        if damped:  # now: what many have by chance is part of what a document has to stand out from
+        if damped:  # after the mean and the deviation, which include matches by chance
             for number in found.keys() - self._holding(telling):
                 found[number] *= _SLIGHT
         best = heapq.nsmallest(pool, found.items(), key=lambda item: (-item[1], item[0]))
@@ -385,7 +388,10 @@ class Lexical:
     def _by_numpy(
         self, numpy: Any, places: Sequence[tuple[int, float]], telling: Sequence[int] | None, pool: int
     ) -> Scores:
-        """:param telling: places of which a document has one, or keeps little of its score; None: any will do"""
+        """Return the scores, computed with numpy.
+
+        :param telling: positions of terms; a document without any of them loses most of its score. None: every document counts
+        """
         documents = numpy.frombuffer(self.documents, numpy.int32)
         weights = numpy.frombuffer(self.weights, numpy.float32)
         lengths = numpy.frombuffer(self.lengths, numpy.float32)
@@ -411,12 +417,12 @@ def _extend(documents: array[int], weights: array[float], held: Sequence[tuple[i
 
 
 def says_whole_name(said: Collection[str], name: str, category: str = "") -> bool:
-    """Whether a request says every word of a tool's name, two different ones at least.
+    """Return whether a request contains every word of a tool's name, at least two different ones.
 
-    What stands before the last separator of the name (a server, a namespace) need not be said, nor the category with
-    which it begins, where two words or more are left.
+    The part before the last separator of the name (a server, a namespace) may be missing. So may the category at its beginning,
+    if two words or more remain.
 
-    :param said: the request as :meth:`Lexical.understood` gives it
+    :param said: the request's terms, from :meth:`Lexical.understood`
     """
     if len(name) > _LONGEST_NAME:
         return False
@@ -427,7 +433,7 @@ def says_whole_name(said: Collection[str], name: str, category: str = "") -> boo
 
 
 def _says_all(said: Collection[str], found: Sequence[str]) -> bool:
-    """Two words that the request writes together are one."""
+    """Return whether a request contains all words. Two words that the request joins count as one."""
     told: set[str] = set()
     at = 0
     while at < len(found):
@@ -444,13 +450,16 @@ def _says_all(said: Collection[str], found: Sequence[str]) -> bool:
 
 
 def _loaded_numpy() -> Any:
-    """numpy where it is loaded; None while another thread is still at importing it, which nobody waits for here."""
+    """Return numpy if it is loaded; None while another thread still imports it."""
     numpy = sys.modules.get("numpy")
     return None if getattr(getattr(numpy, "__spec__", None), "_initializing", False) else numpy
 
 
 def highest(numpy: Any, total: Any, count: int) -> list[int]:
-    """The numbers of the ``count`` highest values, highest first; of equal ones the lower number comes first."""
+    """Return the numbers of the ``count`` highest values, highest first.
+
+    Of equal values, the lower number comes first.
+    """
     several = min(count, len(total))
     if several == 0:
         return []

@@ -1,8 +1,8 @@
 """Semantic search: the tools whose vectors point in the direction of a request's.
 
-Up to a few thousand tools are compared one by one, which a CPU does in half a millisecond. Above that each vector
-is first compared by the signs of its components (one bit each, 48 bytes a tool), and the best few hundred exactly. On
-10,000 real definitions that found the same tools for 750 real requests as an exact comparison, in a fourth of the time.
+Up to a few thousand tools are compared one by one, which a CPU does in half a millisecond. With more tools, each vector is first
+compared by the signs of its components (one bit each, 48 bytes a tool), and the best few hundred exactly. On 10,000 real
+definitions, that found the same tools for 750 real requests as an exact comparison, in a fourth of the time.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 
 EXACT_UP_TO = 5_000
-"""Documents that are compared one by one."""
+"""The maximum number of documents that are all compared exactly."""
 
 _RESCORED = 400
-"""Documents whose signs agree best, which are compared exactly."""
+"""The number of documents with the best signs to compare exactly."""
 
 _SAMPLE = 2_000
-"""Documents by which it is judged how much similarities to a request differ, where not all are compared."""
+"""The number of documents from which the deviation of the similarities is estimated, if not all are compared."""
 
 _CHUNK = 8_192
 
 _SHARP = 11.0
-"""By how much of a cosine (one part in so many) a tool elsewhere lies further for it to count e times less."""
+"""The sharpness of the soft maximum over common tools: a cosine that is lower by 1/11 counts e times less."""
 
 
 def directions(rows: Vectors, center: Vectors) -> Vectors:
-    """``rows`` as seen from ``center``, each of length 1; a row of zeros (no vector yet) stays zeros."""
+    """Return ``rows`` relative to ``center``, each of length 1. A row of zeros (no vector) stays zeros."""
     out = rows - center
     out[~rows.any(axis=1)] = 0
     norms = numpy.linalg.norm(out, axis=1, keepdims=True)
@@ -46,7 +46,7 @@ def directions(rows: Vectors, center: Vectors) -> Vectors:
 
 
 def center_of(rows: Vectors, usual: Vectors) -> Vectors:
-    """Where texts of this kind lie: the mean of ``rows`` and of ``usual`` ones, which steady it while rows are few."""
+    """Return the mean of ``rows`` and of ``usual`` ones, which stabilize it while there are few rows."""
     known = rows[rows.any(axis=1)].sum(axis=0, dtype=numpy.float64)
     count = int(rows.any(axis=1).sum())
     return ((known + usual.sum(axis=0)) / (count + len(usual))).astype(numpy.float32)
@@ -55,11 +55,11 @@ def center_of(rows: Vectors, usual: Vectors) -> Vectors:
 class Vicinity:
     """The vectors of all documents, ready to be compared with a request's.
 
-    :param rows: one a document, of length 1; zeros where a document has no vector yet
-    :param usual: vectors of texts as tools commonly have them; what all tools have in common tells none from another
-    :param elsewhere: vectors of tools as others have them; the usual ones where it is not given
-    :param drawn: turns directions of tools to where requests for them lie
-    :param exact_up_to: documents up to which each is compared
+    :param rows: one for each document, of length 1; zeros for a document without a vector yet
+    :param usual: vectors of typical texts of tools, to remove what all tools have in common
+    :param elsewhere: vectors of common tools; default: the usual ones
+    :param drawn: moves directions of tools towards requests for them
+    :param exact_up_to: the maximum number of documents for an exact comparison
     """
 
     def __init__(
@@ -78,7 +78,10 @@ class Vicinity:
         self._held = (_OneByOne if len(rows) <= exact_up_to else _BySigns)(rows.shape, seen)
 
     def _seen(self, rows: Vectors, begin: int, center: Vectors, drawn: Callable[[Vectors], Vectors] | None) -> Vectors:
-        """Some documents' directions to search in; as they are they are kept beside, a byte a component."""
+        """Return the search directions of some documents.
+
+        The plain ones are stored with one byte for each component.
+        """
         plain = directions(rows[begin : begin + _CHUNK], center)
         if drawn is None:
             return plain
@@ -87,31 +90,36 @@ class Vicinity:
         return drawn(plain)
 
     def scores(self, request: Vectors, pool: int, asked: Sequence[int] = ()) -> Scores:
-        """The similarity of every document to ``request`` (a direction), with the ``pool`` best ones.
+        """Return the similarity of every document to ``request`` (a direction), with the ``pool`` best ones.
 
-        :param asked: documents whose score will be asked for, besides the best ones
+        :param asked: documents whose scores the caller needs besides the best ones
         """
         return self._held.scores(request, pool, asked)
 
     def beside(self, numbers: Sequence[int], requests: Vectors) -> tuple[Vectors, Vectors]:
-        """How near each of these documents is by itself, drawn nowhere, to each request, and to each of the documents."""
+        """Return the similarity of each of these documents to each request, and to each of the documents.
+
+        The documents have their plain directions here.
+        """
         several = list(numbers)
         rows: Any = self._held.rows(several) if self._plain is None else self._plain[several].astype(numpy.float32)
         rows /= numpy.maximum(numpy.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
         return numpy.einsum("ij,kj->ik", rows, requests), numpy.einsum("ij,kj->ik", rows, rows)
 
     def elsewhere(self, requests: Vectors) -> Vectors:
-        """How near the nearest of the tools that others have lie to each request, whether or not such are here: a soft maximum,
-        in which their number plays no part."""
+        """Return the similarity of each request to the nearest common tools.
+
+        It is a soft maximum that does not depend on their number.
+        """
         near: Any = numpy.einsum("ij,kj->ik", requests, self._elsewhere)
         most = near.max(axis=1, keepdims=True)
         return most[:, 0] + numpy.log(numpy.exp((near - most) * _SHARP).mean(axis=1)) / _SHARP
 
 
 class _OneByOne:
-    """Directions that are all compared with a request.
+    """Directions that are all compared exactly.
 
-    :param shape: how many there are, and of how many components
+    :param shape: the number of directions, and of their components
     :param chunks: the directions, some at a time
     """
 
@@ -123,29 +131,30 @@ class _OneByOne:
             begin += len(rows)
 
     def rows(self, numbers: Any) -> Any:
-        """The directions of some documents."""
+        """Return the directions of some documents."""
         return self._rows[numbers]
 
     def scores(self, request: Vectors, pool: int, _asked: Sequence[int]) -> Scores:
-        """See :meth:`Vicinity.scores`."""
-        # by numpy itself, not by BLAS: its threads wait for each other on a busy machine
+        """Implement :meth:`Vicinity.scores`."""
+        # numpy's own loop, because the threads of BLAS wait for each other on a busy machine
         total = numpy.einsum("ij,j->i", self._rows, request)
         best = highest(numpy, total, pool)
         return Scores(best, float(total.mean()), float(total.std()), lambda number: float(total[number]))
 
 
 class _BySigns:
-    """Directions of which only those are compared with a request whose components have most signs in common with its own.
+    """Directions that are first compared by the signs of their components.
 
-    Of each component the upper half of a 32-bit float is kept: as much room as a 16-bit one takes, and read ten times as fast.
+    Only the best ones are then compared exactly. Each component is stored as the upper half of a 32-bit float. That needs as
+    much memory as a 16-bit float, and reads ten times as fast.
     """
 
     def __init__(self, shape: tuple[int, ...], chunks: Iterable[Vectors]) -> None:
-        """See :class:`_OneByOne`."""
+        """Store the directions; see :class:`_OneByOne`."""
         count, width = shape
         self._halves: Any = numpy.empty(shape, numpy.uint16)
         self._codes: Any = numpy.empty((-(-width // 64), count), numpy.uint64)
-        """A word of signs of every document, then the next word of each."""
+        """The first word of signs of every document, then the next word of each, and so on."""
         total: Any = numpy.zeros(width)
         begin = 0
         for rows in chunks:
@@ -158,16 +167,16 @@ class _BySigns:
         sample = self.rows(numpy.arange(0, count, max(1, count // _SAMPLE)))
         about: Any = (sample - sample.mean(axis=0)) / math.sqrt(len(sample))
         self._spread: Any = numpy.linalg.qr(about, mode="r")
-        """The triangular matrix that gives a request's direction the length by which similarities to it differ."""
+        """A triangular matrix. The length of its product with a request's direction is the deviation of the similarities."""
 
     def rows(self, numbers: Any) -> Any:
-        """The directions of some documents."""
+        """Return the directions of some documents."""
         whole = self._halves.take(numbers, axis=0).astype(numpy.uint32)
         whole <<= 16
         return whole.view(numpy.float32)
 
     def scores(self, request: Vectors, pool: int, asked: Sequence[int]) -> Scores:
-        """See :meth:`Vicinity.scores`; how much the scores differ is judged by a sample."""
+        """Implement :meth:`Vicinity.scores`. The deviation of the scores comes from a sample."""
         count = self._halves.shape[0]
         mean, deviation = float(self._mean @ request), float(numpy.linalg.norm(self._spread @ request))
         if pool >= count:
@@ -176,7 +185,7 @@ class _BySigns:
             return Scores(highest(numpy, total, pool), mean, deviation, lambda number: float(total[number]))
         numbers = numpy.concatenate((self._likely(request), numpy.array(asked, numpy.intp)))
         near = self._near(numbers, request)
-        order = numpy.lexsort((numbers, -near))[: pool + len(asked)]  # what is asked for may be among the likely, too
+        order = numpy.lexsort((numbers, -near))[: pool + len(asked)]  # an asked document may also be a likely one
         known: dict[int, float] = dict(zip(numbers[order].tolist(), near[order].tolist(), strict=True))
         best = list(known)[:pool]
         known.update(zip(asked, near[len(near) - len(asked) :].tolist(), strict=True))
@@ -198,26 +207,26 @@ class _BySigns:
         return numpy.argpartition(apart, several - 1)[:several]
 
     def _signs(self, rows: Vectors) -> Any:
-        """One bit for each component, in words of 64, of which the last one is filled up."""
+        """Return one bit for each component, in words of 64 bits."""
         packed = numpy.zeros((len(rows), 8 * len(self._codes)), numpy.uint8)
         bits = numpy.packbits(rows > 0, axis=1)
         packed[:, : bits.shape[1]] = bits
         return packed.view(numpy.uint64)
 
 
-# Background vectors: the words that requests and tools commonly use, against which a particular word is telling.
+# Background vectors: typical requests and tools, against which a particular text stands out.
 #
 # A model's vectors of requests all share the direction "a user asks for something", those of tools "this does something".
-# Without it, the rest distinguishes them, and a tool that resembles every request (one that praises itself as good for
-# everything) loses that advantage. Every embedder's background is computed from these texts.
+# Without this direction, the rest distinguishes them, and a tool that resembles every request (one that praises itself as good
+# for everything) loses that advantage. Every embedder's background is computed from these texts.
 #
-# Tools of other catalogues show when nothing here fits: a request that is closer to a tool outside this catalogue than to any
-# inside asks for that one. For the local model a thousand such tools are stored as vectors, made by
+# Common tools show when nothing in the catalogue fits: a request that is closer to a tool outside the catalogue than to any
+# inside asks for that one. For the local model, a thousand such tools are stored as vectors, made by
 # ``bench/finding/elsewhere.py``.
 
 
 def elsewhere() -> Vectors:
-    """The local model's vectors of tools as there are everywhere, one a row, each of length 1."""
+    """Return the local model's vectors of common tools, one in each row, each of length 1."""
     import numpy
 
     with Path(__file__).with_name("elsewhere.npy").open("rb") as file:
@@ -306,23 +315,23 @@ TOOLS = (
 
 # The learned map from a request's vector to the vectors of tools that serve it, fitted on requests with known tools.
 #
-# Two parts are learned. The adapter turns every request in the same way: a scale and a few directions. Then the most similar
-# earlier requests show where the right tools are: "do I need an umbrella" has nothing in common with "forecast for a place",
-# but much with other requests that this tool served. Conversely, tools move a little towards the requests for the tools
-# most similar to them. ``bench/finding/adapter.py`` made all of it, and all of it helps on tools and requests outside its
-# training data.
+# Two parts are learned. The adapter changes every request in the same way: by a scale and a few directions. Then the most
+# similar known requests show where the right tools are: "do I need an umbrella" has nothing in common with "forecast for a
+# place", but much with other requests that this tool served. Conversely, tools move a little towards the requests for the tools
+# most similar to them. ``bench/finding/adapter.py`` made both parts, and both help on tools and requests outside its training
+# data.
 
 ALIKE = 32
-"""Served requests by which one is judged: those most like it."""
+"""The number of known requests to compare a request with: the most similar ones."""
 
 _NARROW = 0.05
-"""Cosines by how much of which the likeness of two requests differs for one to count e times the other."""
+"""The difference in cosine by which one of two known requests counts e times as much as the other."""
 
 _PART = 0.6
-"""What the tools of like requests count, beside the request itself, where a like one is the same."""
+"""The weight of the tools of an identical known request, relative to the request itself."""
 
 _DRAWN, _KNOWN = 0.3, 8
-"""What the requests for like tools count beside the tool itself, where a like one is the same; tools by which one is judged."""
+"""The weight of the requests for an identical known tool, relative to the tool itself, and the number of known tools to use."""
 
 _TURNED_CHUNK = 512
 
@@ -331,9 +340,9 @@ _TURNED_CHUNK = 512
 class Served:
     """Requests with known tools.
 
-    :param requests: their directions, turned by the adapter, one a row
+    :param requests: their directions, moved by the adapter, one in each row
     :param tools: directions of tools
-    :param whose: of each request, its tool
+    :param whose: the tool of each request
     """
 
     requests: Vectors
@@ -341,19 +350,19 @@ class Served:
     whose: Any
 
     def tools_for(self, requests: Vectors) -> Vectors:
-        """Where the tools of the requests most like each of ``requests`` lie, as long as the likeness is great."""
+        """Return the direction of the tools of the most similar known requests, for each of ``requests``."""
         near: Any = numpy.einsum("ij,kj->ik", requests, self.requests)
         best, counts = _most_alike(near, ALIKE)
         return numpy.einsum("ik,ikj->ij", counts, self.tools[self.whose[best]])
 
     def requests_for(self, tools: Vectors) -> Vectors:
-        """Where the requests for the tools most like each of ``tools`` lie, as long as the likeness is great."""
+        """Return the direction of the requests for the most similar known tools, for each of ``tools``."""
         best, counts = _most_alike(tools @ self.tools.T, _KNOWN)
         return numpy.einsum("ik,ikj->ij", counts, self._asked[best])
 
     @cached_property
     def _asked(self) -> Any:
-        """Of each tool where its requests lie."""
+        """The direction of the requests of each tool."""
         out = numpy.zeros_like(self.tools)
         numpy.add.at(out, self.whose, self.requests)
         return _unit(out)
@@ -361,10 +370,10 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What turns the directions of requests.
+    """The learned adapter of requests.
 
-    :param rows: the adapter: a row that begins with the scale, then each direction's two sides
-    :param served: groups of served requests; each counts the same, however many it has
+    :param rows: a row that begins with the scale, then both sides of each direction
+    :param served: groups of served requests; each group counts the same, whatever its size
     """
 
     rows: Vectors
@@ -372,12 +381,12 @@ class Turn:
 
     @classmethod
     def shipped(cls) -> Turn:
-        """The one beside this file, for the local model."""
+        """Return the shipped adapter for the local model."""
         return cls.read(Path(__file__).with_name("turn.npz"))
 
     @classmethod
     def read(cls, path: Path) -> Turn:
-        """One that was kept."""
+        """Return the adapter stored at ``path``."""
         with path.open("rb") as file:
             held: Any = numpy.load(file, allow_pickle=False)
             groups = len([name for name in held.files if name.startswith("whose")])
@@ -388,7 +397,7 @@ class Turn:
             return cls(held["rows"].astype(numpy.float32), served)
 
     def keep(self, path: Path) -> None:
-        """Write it as :meth:`read` reads it: a component of a direction is one byte."""
+        """Store the adapter, with one byte for each component of a direction."""
         out: dict[str, Any] = {"rows": self.rows.astype(numpy.float16)}
         for at, group in enumerate(self.served):
             out |= {f"requests{at}": _bytes(group.requests), f"tools{at}": _bytes(group.tools)}
@@ -397,13 +406,13 @@ class Turn:
             numpy.savez_compressed(file, **out)
 
     def adapted(self, requests: Vectors) -> Vectors:
-        """``requests`` by the adapter alone."""
+        """Return ``requests`` after the linear part of the adapter."""
         rank = len(self.rows) // 2
         first = numpy.einsum("ij,rj->ir", requests, self.rows[1 : rank + 1])
         return _unit(self.rows[0, 0] * requests + numpy.einsum("ir,rj->ij", first, self.rows[rank + 1 :]))
 
     def __call__(self, requests: Vectors) -> Vectors:
-        """Directions of requests, each turned to where the tools for it are more likely to be."""
+        """Return directions of requests, each moved to where its tools are more likely to be."""
         adapted = self.adapted(requests)
         out = adapted
         for group in self.served:
@@ -411,7 +420,7 @@ class Turn:
         return _unit(out)
 
     def drawn(self, tools: Vectors) -> Vectors:
-        """Directions of tools, each drawn to what is asked of tools like it; a row of zeros (no vector yet) stays zeros."""
+        """Return directions of tools, each moved towards requests for similar tools. Rows of zeros stay zeros."""
         if not self.served:
             return tools
         out = numpy.empty_like(tools)
@@ -424,7 +433,7 @@ class Turn:
 
 
 def _most_alike(near: Any, several: int) -> tuple[Any, Any]:
-    """The ``several`` nearest of each row, and what each of them counts."""
+    """Return the ``several`` nearest of each row, and their weights."""
     several = min(several, near.shape[1])
     best = numpy.argpartition(-near, several - 1, axis=1)[:, :several]
     likeness: Any = numpy.take_along_axis(near, best, axis=1)

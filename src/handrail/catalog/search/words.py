@@ -1,7 +1,7 @@
 """The words of a search: identifiers are split, inflections merged, filler removed, requests cut into their parts.
 
 Compounds are written in three ways ("e-mail", "email", "e mail"). A searched text has the parts and the whole of each
-hyphenated compound, and of separate words that are commonly joined. A request is then understood by the terms of the searched
+hyphenated compound, and of separate words that are commonly joined. A request is then mapped to the terms of the searched
 texts (:meth:`~handrail.catalog.search.lexical.Lexical.understood`).
 """
 
@@ -21,9 +21,9 @@ _UNSPACED = re.compile(
 _NAME = re.compile(r"[A-Za-z](?:[\w.:/-]{0,126}\w)?")
 _JOINED = re.compile(r"[a-z][A-Z]|[_.:/]")
 _NAMES = 500
-"""Runs of one text that are looked at as names."""
+"""The maximum number of runs of one text that are checked as names."""
 _LONGEST = 40
-"""A longer run is no word (a key, base64, a hostile name): only its beginning counts."""
+"""The maximum length of a word. A longer run is a key, base64 or a hostile name, and only its beginning counts."""
 
 _HYPHENATED = re.compile(
     r"(?<![^\W_])(?<![-\u2010\u2011])([^\W\d_]+)[-\u2010\u2011]([^\W\d_]+)(?![^\W_]|[-\u2010\u2011])"
@@ -62,11 +62,11 @@ _APART: dict[str, frozenset[str]] = {
         "you": "tube",
     }.items()
 }
-"""Words that are written together as often as apart; "to do" counts before what is done with one."""
+"""Words that are written together as often as apart. "to do" counts only before a word of ``_TO_DO``."""
 _PARTICLES = frozenset(["down", "in", "off", "on", "out", "over", "under", "up"])
-"""Filler that is part of many a compound."""
+"""Filler words that are part of many compounds."""
 MOST_LETTERS = 14
-"""Letters of a compound at most."""
+"""The maximum letters of a compound."""
 _TO_DO = frozenset("app entry item items list lists note notes task tasks".split())  # noqa: SIM905 - as a text it can be read
 
 _RUN = re.compile(r"[^\W_]+")
@@ -84,9 +84,10 @@ _FILLER = frozenset(
 
 
 def words(text: str) -> list[str]:
-    """The words of ``text`` in order, lower-case and without accents; ``getHTTPStatus_v2`` is ``get http status v 2``.
+    """Return the words of ``text`` in order, lower-case and without accents.
 
-    Writing without blanks (Chinese, Japanese, Thai and their like) gives every two neighbouring characters.
+    ``getHTTPStatus_v2`` becomes ``get http status v 2``. Writing without spaces (Chinese, Japanese, Thai and similar) becomes
+    overlapping pairs of characters.
     """
     if not text.isascii():
         text = _plain(text)
@@ -105,15 +106,17 @@ def words(text: str) -> list[str]:
 
 
 def terms(text: str) -> list[str]:
-    """The stems of the words of ``text`` that tell one text from another, in order; after them those of compounds."""
+    """Return the stems of the telling words of ``text``, in order, followed by those of compounds."""
     found = words(text)
     return [term for word in (*found, *compounds(text, found)) if (term := term_of(word))]
 
 
 def compounds(text: str, found: Sequence[str]) -> list[str]:
-    """What ``text`` writes with a hyphen, or apart where others write it together, as one word each.
+    """Return the compounds of ``text``, each as one word.
 
-    :param found: its words
+    They are written with a hyphen, or as separate words that others join.
+
+    :param found: the words of ``text``
     """
     out: list[str] = []
     if "-" in text or not text.isascii():
@@ -128,21 +131,21 @@ def compounds(text: str, found: Sequence[str]) -> list[str]:
 
 
 def spelled(text: str) -> str:
-    """``text`` with "e-mail" and its like in one word, which models know better."""
+    """Return ``text`` with "e-mail" and similar words as one word, which models know better."""
     return _E_WORD.sub(r"\1", text)
 
 
 def together(word: str, after: str) -> bool:
-    """Whether two neighbouring words of a request may be one that others write together."""
+    """Return whether two adjacent words of a request may be a compound."""
     if not (len(word) > 1 and len(after) > 1 and 4 < len(word) + len(after) <= MOST_LETTERS):
         return False
     return (word not in _FILLER or word in _PARTICLES) and (after not in _FILLER or after in _PARTICLES)
 
 
 def names_in(text: str) -> list[str]:
-    """What ``text`` has, of its first runs, that is written as only names are: ``get_time``, ``getTime``, ``clock.get``.
+    """Return the parts of ``text`` that are spelled as only names are: ``get_time``, ``clock.get``.
 
-    It has two words, of which one tells something: no text calls a tool "e.g." or "and/or" by saying so.
+    A name has two words, one of them telling, so that "e.g." or "and/or" are not names. Only the first runs of a long text count.
     """
     out: list[str] = []
     for found in islice(_NAME.finditer(text), _NAMES):
@@ -154,13 +157,14 @@ def names_in(text: str) -> list[str]:
 
 
 def filler(word: str) -> bool:
-    """Whether ``word`` says nothing about what is wanted."""
+    """Return whether ``word`` tells nothing about the need."""
     return word in _FILLER
 
 
 def hollow(text: str) -> frozenset[str]:
-    """The terms that ``text`` has only as a character, a number or a literal of JSON that stands alone: values, and what
-    is left of a pattern. That a tool has one of them too is chance; "s3" and "x509" are names.
+    """Return the terms of ``text`` that occur only as a single character, a number or a JSON literal.
+
+    They are values, and remains of a pattern. A tool has one of them by chance. But "s3" and "x509" are names.
     """
     found = _RUN.findall((text if text.isascii() else _plain(text)).lower())
     alone = {
@@ -173,7 +177,10 @@ def hollow(text: str) -> frozenset[str]:
 
 
 def telling(text: str) -> str:
-    """``text`` without its filler; the text itself where nothing is left, or where it is not written in ASCII alone."""
+    """Return ``text`` without its filler words.
+
+    The text stays unchanged if nothing would be left, or if it is not ASCII.
+    """
     if not text.isascii():
         return text
     return " ".join(word for word in words(text) if not filler(word)) or text
@@ -181,7 +188,7 @@ def telling(text: str) -> str:
 
 @lru_cache(maxsize=65_536)
 def stem(word: str) -> str:
-    """Return the stem of a lower-case English word, by Snowball's ``english``; any other word as it is.
+    """Return the stem of a lower-case English word, by Snowball's ``english``; any other word unchanged.
 
     ``schedules``, ``scheduled`` and ``scheduling`` are one term.
     """
@@ -195,12 +202,12 @@ def stem(word: str) -> str:
 
 @lru_cache(maxsize=65_536)
 def term_of(word: str) -> str:
-    """The stem of ``word``; empty for filler."""
+    """Return the stem of ``word``; empty for filler."""
     return "" if word in _FILLER else stem(word)
 
 
 def _plain(text: str) -> str:
-    """Compatibility forms as usual ones (full width, ligatures), letters without accents."""
+    """Replace compatibility forms (full width, ligatures) by usual ones, and remove accents."""
     decomposed = unicodedata.normalize("NFKD", text)
     bare = "".join(c for c in decomposed if not unicodedata.combining(c) or ord(c) > 0x36F)
     return unicodedata.normalize("NFC", bare)
@@ -235,17 +242,17 @@ _HELD = re.compile("\x02([0-9]+)\x03")
 _NO_END = re.compile(r"(?:\b(?:Mr|Mrs|Ms|Dr|Inc|St|vs|e\.g|i\.e|etc|No|U\.S|approx)|^\d+)\.$")
 
 MOST_PARTS = 12
-"""Parts of one request that are looked for; what comes later is one more with the last."""
+"""The maximum number of parts of one request. The last part includes the rest."""
 
 _LONGEST_REQUEST = 8_000
-"""Characters of a request that are read."""
+"""The maximum characters of a request; the rest is ignored."""
 
 _SHORTEST = 3
-"""Words of a part; a shorter one belongs to the one before."""
+"""The minimum words of a part. A shorter one belongs to the previous part."""
 
 
 def parts(request: str) -> list[str]:
-    """The parts of ``request`` in order; the request itself where it is one need."""
+    """Return the parts of ``request`` in order; the request itself if it has one need."""
     lines = request[:_LONGEST_REQUEST].replace("\x02", " ").replace("\x03", " ").splitlines()
     text = _bare("\n".join(line for each in lines if (line := " ".join(each.split()))))
     held: list[str] = []
@@ -268,7 +275,7 @@ def parts(request: str) -> list[str]:
 
 
 def _bare(text: str) -> str:
-    """``text`` without quotation marks around all of it."""
+    """Return ``text`` without quotation marks around all of it."""
     while len(text) > 2 and text[0] in _MARKS and text[-1] == _MARKS[text[0]] and text[0] not in text[1:-1]:
         text = text[1:-1].strip()
     return text

@@ -31,7 +31,7 @@ FINAL_SCOPES: frozenset[Scope] = frozenset({"manifest", "mode"})
 
 EFFECT = "effect:"
 READ_ONLY = "{read-only}"
-"""The only variable of command patterns. It matches commands that :mod:`handrail.policy.shell.read_only` proves to change nothing."""
+"""The only variable of command patterns. It matches commands that are proved to change nothing (see ``read_only``)."""
 
 WORKSPACE_VARIABLE = "{workspace}"
 _VARIABLE = re.compile(r"(?<!\[)\{([^{}/\s]*)\}")
@@ -124,9 +124,7 @@ def is_capability_glob(permission: str) -> bool:
 
 def _fault_in_permission(permission: str, known: Iterable[str] | None) -> str | None:
     if not _PERMISSION_CHARACTERS.fullmatch(permission):
-        return (
-            f"{permission!r} is not a permission. Use a tool's id, a glob over ids, mcp:SERVER:TOOL, a capability or '*'."
-        )
+        return f"{permission!r} is not a permission. Use a tool's id, a glob over ids, mcp:SERVER:TOOL, a capability or '*'."
     if problem := fault_in_pattern(permission):
         return problem
     if permission.startswith("mcp:"):
@@ -411,7 +409,9 @@ def default_rules(readable: Iterable[str] = ()) -> tuple[Rule, ...]:
     """
     texts = [f"allow {permission}" for permission in (*SESSION_INTERNAL, *OFFER_IDS)]
     names: list[str] = []
-    texts += [f"ask {tool} channel=shared/*" for tool in ("send_message", "wait_channel")]  # also other sessions use these
+    texts += [
+        f"ask {tool} channel=shared/*" for tool in ("send_message", "wait_channel")
+    ]  # also other sessions use these
     texts.append("allow terminal.send id=* keys=ctrl-c")  # this only interrupts a program
     for root in ("", *(escape(folder.rstrip("/")) + "/" for folder in readable)):
         texts.append(f"allow fs.read {root.rstrip('/') or '**'}")  # the folder itself and all in it
@@ -486,9 +486,7 @@ def in_brief(mode: Mode) -> list[str]:
     """Return the rules of a mode as lines for people. Rules about secret names become one line."""
     lines = [text for text in TEXTS[mode] if text not in _NAMES]
     if not _NAMES.isdisjoint(TEXTS[mode]):
-        lines.append(
-            f"ask fs.write **/NAME, for each of {len(_SECRETS)} names of secret files (--json lists them)"
-        )
+        lines.append(f"ask fs.write **/NAME, for each of {len(_SECRETS)} names of secret files (--json lists them)")
     return lines
 
 

@@ -34,7 +34,9 @@ def pattern_words(pattern: str) -> tuple[str, ...]:
     while position < len(pattern):
         match = _PART.match(pattern, position)
         if match is None:
-            raise WordFault(f"a quote is not closed at {pattern[position : position + 20]!r}. Close it, or escape it with a backslash.")
+            raise WordFault(
+                f"a quote is not closed at {pattern[position : position + 20]!r}. Close it, or escape it with a backslash."
+            )
         position = match.end()
         kind = match.lastgroup
         if kind == "blank":
@@ -65,7 +67,9 @@ def bare_words(pattern: str) -> tuple[str, ...]:
     while position < len(pattern):
         match = _PART.match(pattern, position)
         if match is None:
-            raise WordFault(f"a quote is not closed at {pattern[position : position + 20]!r}. Close it, or escape it with a backslash.")
+            raise WordFault(
+                f"a quote is not closed at {pattern[position : position + 20]!r}. Close it, or escape it with a backslash."
+            )
         position = match.end()
         if match.lastgroup == "blank":
             found += [bare] if bare and plain else []

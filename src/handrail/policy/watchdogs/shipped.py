@@ -98,6 +98,7 @@ def parts(text: str) -> list[Part]:
 
 class _Reader:
     """A rough reader of shell text, which never fails."""
+
     def __init__(self, text: str) -> None:
         self.text = text
         self.found: list[Part] = []
@@ -618,7 +619,9 @@ class OutgoingSecrets:
         if commands and not any([await read(_talks, text) for text in commands]):
             return allow()
         if (what := key_in(encoded.decode())) is not None:
-            return Opinion(self.action, f"the arguments contain text with the shape of {what}, which the call would send out")
+            return Opinion(
+                self.action, f"the arguments contain text with the shape of {what}, which the call would send out"
+            )
         return allow()
 
 

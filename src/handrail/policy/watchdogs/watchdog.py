@@ -112,7 +112,9 @@ class ExternalWatchdog:
         cwd: str | None = None,
     ) -> None:
         if not argv or not argv[0]:
-            raise ValueError("An external watchdog needs a command. Write it as a list, as in ['/usr/local/bin/check'].")
+            raise ValueError(
+                "An external watchdog needs a command. Write it as a list, as in ['/usr/local/bin/check']."
+            )
         self.argv = tuple(argv)
         self.timeout_ms = timeout_ms
         self.name = Path(argv[0]).name
