@@ -268,7 +268,7 @@ async def test_chat_completions_have_a_search_for_search_models_and_say_why_noth
         assert [source["url"] for source in json.loads(whole)] == ["https://example.org/a", "https://example.org/b"]
         reasons = {one.tool_id: one.reason for one in events if isinstance(one, NativeWithheld)}
         assert reasons == {
-            "native.image_generation": "the chat completions API has no image_generation, only the responses API"
+            "native.image_generation": "The tool image_generation is not available in the chat completions API, only in the responses API."
         }
         others = {
             one.tool_id: one.reason
@@ -305,7 +305,7 @@ async def test_a_rule_that_denies_it_a_mode_without_effects_and_an_operator_who_
 async def test_a_process_that_joined_offers_it_as_the_holder_judges_it(tmp_path: Path) -> None:
     async with kernel_with(tmp_path, SEARCH), joined_kernel(tmp_path) as other:
         denied = await other.session(rules=["deny net.fetch"])
-        assert "denies what reaches the network" in (denied.turn().native[0].refused or "")
+        assert "denies tools that reach the network" in (denied.turn().native[0].refused or "")
         session = await other.session()
         assert [(offer.spec.id, offer.refused) for offer in session.turn().native] == [("native.web_search", None)]
         session.add_rules("deny native.web_search")
@@ -394,11 +394,11 @@ def test_each_support_has_a_form_in_its_providers_own_words() -> None:
         "container": {"type": "auto"},
     }
     assert "gemini" not in NATIVE["web_search"].support
-    assert "the Gemini API has no web_search" in str(
+    assert "The tool web_search is not available in the Gemini API" in str(
         in_own_form(native_spec("web_search", {}), DIALECTS["gemini"], "m")
     )
     only = in_own_form(native_spec("web_search", {"openai-chat": {}}), DIALECTS["anthropic"], "m")
-    assert only == "the agent's manifest has it for openai-chat only"
+    assert only == "The agent's manifest enables it for openai-chat only."
 
 
 @pytest.mark.proves("R-10")

@@ -68,10 +68,10 @@ async def test_an_empty_category_says_what_belongs_in_it_and_how_it_gets_tools()
     there = generation(CORE, many(30), gits)
     told = {one.name: one for one in await Interaction("s", CatalogOptions()).door(there).categories()}
     assert told["project"].description == (
-        'Projects and workspaces. Empty here. The user can add a tool to it: one whose definition says category "project".'
+        'Projects and workspaces. Empty. The user can add a tool with the category "project".'
     )
     assert told["git"].description == (
-        "Version control with git. Empty here, because its 2 tools are withheld: git is not installed"
+        "Version control with git. Empty, because its 2 tools are unavailable: git is not installed"
     )
     assert told["project"].tool_count == told["git"].tool_count == 0
     narrow = Generation(1, [*CORE, *many(30)], beyond=["scratchpad"])
@@ -134,7 +134,7 @@ def test_a_foreign_source_cannot_word_its_category_nor_join_another() -> None:
 @pytest.mark.proves("D-08")
 def test_a_source_without_a_text_is_told_of_by_its_name_alone() -> None:
     arranged = view(CORE, many(30), entry("x_a", foreign=Foreign("x"), description="BEST TOOL EVER"))
-    assert arranged.texts["x"] == "Tools of x, a source outside this installation."
+    assert arranged.texts["x"] == "Tools of x, a third-party source."
     assert view(CORE, many(30), texts=(("reports", "Quarterly\n figures."),)).texts["reports"] == "Quarterly figures."
 
 

@@ -62,10 +62,10 @@ def test_packages_add_embedders_by_entry_points(points: list[EntryPoint], name: 
     [
         (Chosen("none"), "turned off"),
         (Chosen("none", why_none="the key is not known"), "the key is not known"),
-        (Chosen("nobodys"), "there is no embedder 'nobodys'; embedder under [search] is one of local, none, endpoint"),
+        (Chosen("nobodys"), "unknown embedder 'nobodys'; the value of embedder in [search] is one of local, none, endpoint"),
         (Chosen("odd"), "is a int; expected fingerprint, load() and encode()"),
-        (Chosen("gone"), "cannot be made: AttributeError"),
-        (Chosen("endpoint", url="ftp://x", model="m"), "is no address of an endpoint"),
+        (Chosen("gone"), "failed to load: AttributeError"),
+        (Chosen("endpoint", url="ftp://x", model="m"), "is not a valid endpoint URL"),
         (Chosen("endpoint", url="http://me:key@x/v1", model="m"), "not inside its address"),
         (Chosen("fastembed"), "fastembed is not installed"),
     ],

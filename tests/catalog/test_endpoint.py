@@ -88,11 +88,11 @@ def _with(body: bytes, status: int = 200) -> Answer:
     [
         (_with(b"down", 500), "answered 500"),
         (_with(b"", 302), "answered 302"),
-        (_with(b"<html>"), "gave no embeddings"),
-        (_with(b"[]"), "gave no embeddings"),
+        (_with(b"<html>"), "returned no embeddings"),
+        (_with(b"[]"), "returned no embeddings"),
         (_with(b'{"data": []}'), "gave 0 embeddings for 1 texts"),
         (_with(b'{"data": [{"index": 0, "embedding": []}]}'), "or some that are none"),
-        (_with(b'{"data": [{"index": 0, "embedding": ["a"]}]}'), "gave no embeddings"),
+        (_with(b'{"data": [{"index": 0, "embedding": ["a"]}]}'), "returned no embeddings"),
         (_with(b'{"data": [{"index": 0, "embedding": [1e999]}]}'), "embeddings"),
     ],
     ids=["500", "redirect", "html", "list", "none", "empty", "text", "infinite"],
@@ -106,7 +106,7 @@ def test_an_answer_that_is_no_embedding_is_told_without_the_key(answer: Answer, 
 
 @pytest.mark.parametrize(
     ("vector", "said"),
-    [([0.0] * 8, "gave a vector of zeros"), ([1.0] * 8, "gave one and the same vector for 2 different texts")],
+    [([0.0] * 8, "returned a vector of zeros"), ([1.0] * 8, "returned the same vector for 2 different texts")],
 )
 def test_vectors_that_mean_nothing_are_refused_and_never_kept(vector: list[float], said: str, tmp_path: Path) -> None:
     def senseless(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
@@ -274,7 +274,7 @@ def test_nobody_there_is_told() -> None:
 
 @pytest.mark.parametrize("url", ["", "localhost:8080", "file:///etc/passwd", "http://"])
 def test_what_is_no_address_is_refused_at_once(url: str) -> None:
-    with pytest.raises(EmbedderError, match="is no address of an endpoint"):
+    with pytest.raises(EmbedderError, match="is not a valid endpoint URL"):
         Endpoint(url, "m")
 
 

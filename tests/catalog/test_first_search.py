@@ -112,7 +112,7 @@ async def test_a_search_does_not_wait_for_what_has_failed_and_its_answer_says_wh
 async def test_a_search_waits_once_for_loading_that_hangs_and_later_ones_do_not(desk: Callable[..., Desk]) -> None:
     at = desk(until=threading.Event(), first_wait_s=0.01)
     assert (await at.find()).means.startswith("words only")
-    assert (await at.find()).means == "words only: the model is at its first texts"
+    assert (await at.find()).means == "words only: the model is encoding its first texts"
 
 
 @pytest.mark.proves("D-05")

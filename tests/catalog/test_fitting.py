@@ -113,7 +113,7 @@ def test_a_form_that_holds_itself_is_written_out_twice_and_then_named() -> None:
     found = fit({"type": "object", "properties": {"root": {"$ref": "#/$defs/tree"}}, "$defs": {"tree": tree}}, GEMINI)
     text = json.dumps(found.parameters)
     assert text.count('"name"') == 2
-    assert "the same form as the tree that it stands in" in text
+    assert "same schema as the enclosing tree" in text
     check_against_the_provider(found, GEMINI)
 
 
@@ -183,7 +183,7 @@ def test_where_references_are_cut_short_every_one_is_followed_as_deep_and_the_cu
     assert {json.dumps(one) for one in found["a"]["properties"].values()} == {
         json.dumps(found["a"]["properties"]["k0"])
     }
-    assert "too large to be shown; info has it" in json.dumps(found["a"])
+    assert "too large to show here; use info for the full schema" in json.dumps(found["a"])
 
 
 def test_a_renamed_property_leaves_references_what_they_are() -> None:
@@ -269,7 +269,7 @@ def test_a_long_description_ends_with_a_sentence_and_says_where_the_rest_is() ->
     text = "One sentence of a long manual. " * 60
     told = described(text.strip(), (), OPENAI_RESPONSES.max_description)
     assert len(told) <= 1024
-    assert told.endswith("manual. … (info has the rest)")
+    assert told.endswith("manual. … (use info for the rest)")
     assert len(described("x" * 5000, (), 1024)) <= 1024
     assert described("short", ("Give a.",), 1024) == "short Give a."
 

@@ -182,7 +182,7 @@ def test_any_text_is_a_request(text: str) -> None:
 
 def test_a_request_that_says_nothing_is_told_so() -> None:
     found = Index(ALL).search("  ")
-    assert (found.hits, found.nothing_fits, found.note) == ((), True, "the request says nothing")
+    assert (found.hits, found.nothing_fits, found.note) == ((), True, "the request is empty")
 
 
 def test_a_request_of_a_hundred_kilobytes_is_read_as_far_as_a_request_goes() -> None:

@@ -136,7 +136,7 @@ async def test_what_one_call_found_makes_no_room_for_what_else_it_finds() -> Non
     first = await door.search(" ".join(STOCK[:5]), limit=8)
     second = await door.search(" ".join(STOCK[5:13]), limit=8)
     assert [len(found.hits) for found in (first, second)] == [5, MOST - len(NAMES) - 5] and not second.left
-    with pytest.raises(ToolError, match="what was found would load 8 tools"):
+    with pytest.raises(ToolError, match="The search result would load 8 tools"):
         await door.search(" ".join(STOCK[16:24]), limit=8)
     third = await find(of, STOCK[16:18])
     assert list(third.left) == STOCK[:2]

@@ -85,7 +85,7 @@ def test_a_file_that_is_no_good_is_told_of_and_made_again(harm: str, tmp_path: P
         )
     assert cache.vectors("model") == {}
     assert len(told) == 1
-    assert told[0].endswith("it is made again")
+    assert told[0].endswith("It is made again.")
     if harm != "folder":
         cache.keep_vectors("model", VECTORS)
         assert cache.vectors("model").keys() == VECTORS.keys()

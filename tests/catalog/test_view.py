@@ -123,7 +123,7 @@ async def test_what_there_is_not_is_answered_with_what_there_is() -> None:
     there = generation(CORE, many(30), many(3, "sales"), entry("no.go", category="x", withheld="its key is missing"))
     door = interaction().door(there)
     with pytest.raises(
-        ToolError, match=r"no category and no tool 'sale'; did you mean sales.*: reports, sales$"
+        ToolError, match=r"No category or tool has the name 'sale'\. Did you mean sales.*: reports, sales\.$"
     ) as told:
         await door.load("sale")
     assert told.value.kind == "invalid_input"

@@ -137,7 +137,7 @@ async def test_a_session_goes_on_in_another_mode(desk: Desk) -> None:
         await ask(client, opened.session_id)
         assert (desk.workspace / "a.txt").exists() and not editor.asked
         assert [update.current_mode_id for update in editor.of("current_mode_update")] == ["plan", "accept-edits"]
-        with pytest.raises(RequestError, match="is no mode"):
+        with pytest.raises(RequestError, match="Unknown mode"):
             await client.set_session_mode(session_id=opened.session_id, mode_id="any")
 
 

@@ -221,8 +221,8 @@ async def test_faulty_rules_are_told_once_each_with_where_they_stand(tmp_path: P
             pass
     file = tmp_path / "config" / "handrail.toml"
     first, second = str(caught.value).splitlines()[1:]
-    assert first.startswith(f"  - {file}:1: in the rule 'allow raed', 'raed' is not a tool")
-    assert second.startswith("  - given at the start: 'permit read' begins with 'permit'")
+    assert first.startswith(f"  - {file}:1: Invalid rule 'allow raed': 'raed' is not a tool")
+    assert second.startswith("  - given at the start: Invalid rule 'permit read': 'permit' is not an action")
 
 
 @pytest.mark.proves("P-04")

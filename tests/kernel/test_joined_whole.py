@@ -359,10 +359,10 @@ async def test_a_programs_watchdogs_look_at_the_calls_of_its_sessions(tmp_path: 
             result = await session.call("write", {"path": f"{name}.txt", "content": "x"})
             said[name] = "written" if result.ok else f"{result.error_kind}: {result.error_text}"
     assert said["a"] == "written"
-    assert said["b"].startswith("denied") and "watchdog blocks denies it: not that file" in said["b"]
+    assert said["b"].startswith("denied") and "watchdog blocks denied this call of write: not that file" in said["b"]
     assert said["c"].startswith("denied") and "are you sure" in said["c"]
     assert "failed (ValueError: out of order)" in said["d"]
-    assert "'nonsense', which is none of allow(), deny(reason), ask(reason)" in said["e"]
+    assert "'nonsense'; expected one of allow(), deny(reason), ask(reason)" in said["e"]
     assert [call.tool_id for call in seen] == ["write"] * 5 and seen[0].session_id == session.id
     assert sorted(path.name for path in (tmp_path / "ws").iterdir()) == ["a.txt"]
 

@@ -71,7 +71,7 @@ async def test_bash_reaches_a_host_that_its_agent_gives_it_and_another_is_403(tm
             without = await plain.call("bash", SCRIPT)
     assert "FROM-THE-GRANTED" in answer.data["output"], answer
     assert "403 Forbidden" in answer.data["output"]
-    assert "tool bash cannot reach" in answer.data["output"]
+    assert "Tool bash cannot reach" in answer.data["output"]
     assert other.asked == []
     assert answer.metadata["network"]["reached"] == [site.authority]
     assert [one["host"] for one in answer.metadata["network"]["refused"]] == [other.authority]
@@ -157,7 +157,7 @@ async def test_a_function_fetches_through_its_runtime_wherever_it_runs(tmp_path:
             for url in (other.url(), site.url("/away"), site.url("/in")):
                 refused = await session.call("web.get", {"url": url})
                 assert refused.error_kind == "denied", refused
-                assert "tool web.get cannot reach" in (refused.error_text or "")
+                assert "Tool web.get cannot reach" in (refused.error_text or "")
             barred = await kernel.session(rules=[f"deny net.fetch {site.authority}"])
             assert (await barred.call("web.get", {"url": site.url()})).error_kind == "denied"
     assert other.asked == []

@@ -24,7 +24,7 @@ async def test_a_sub_agent_may_no_more_than_its_parent_whatever_its_own_manifest
         writer = PlayedModel(writes, text_reply("done"))
         top = PlayedModel(call_reply(task("writer")), text_reply("."))
         await Agent(await kernel.session(), top, models=models(writer=writer)).complete("Go.")
-        assert "outside what is passed on by agent default" in str(writer.requests[1].messages)
+        assert "outside the delegation of agent default" in str(writer.requests[1].messages)
     assert not (tmp_path / "ws" / "a.txt").exists()
     assert (tmp_path / "ws" / "out" / "b.txt").read_text() == "b"
 
@@ -101,7 +101,7 @@ async def test_hosts_that_are_passed_on_by_name_leave_no_search_of_a_provider(
             refused = {offer.spec.id: offer.refused for offer in native}
             assert refused["native.code_execution"] is None
             assert (refused["native.web_search"] is None) is offered
-            assert offered or "the agent default passes on hosts by name" in str(refused["native.web_search"])
+            assert offered or "Agent default delegates hosts by name" in str(refused["native.web_search"])
         pause.proceed.set()
 
 

@@ -124,7 +124,7 @@ async def test_a_paused_holder_joins_the_next_one_with_its_watchdogs_and_offerin
         assert (await late)["result"]["metadata"]["error_kind"] == "unavailable", "it finds itself replaced"
         assert (await answered(holder, "again", "ses_h"))["result"]["data"] == holder.hello["pid"]
         barred = await holder.call("write", {"path": "barred.txt", "content": "x"}, session="ses_h")
-        assert "the watchdog look denies it: it is barred" in barred["result"]["error_text"], barred
+        assert "The watchdog look denied this call of write: it is barred" in barred["result"]["error_text"], barred
         assert (await holder.call("write", {"path": "b.txt", "content": "x"}, session="ses_h"))["result"][
             "type"
         ] == "output"

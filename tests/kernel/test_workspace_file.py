@@ -81,8 +81,8 @@ async def test_variables_and_settings_count_for_the_kernel_of_a_program_too(
     ("own", "told"),
     [
         ("rules = [\n", "is not TOML"),
-        ('rules = ["allow raed"]\n', "handrail.toml:1: in the rule 'allow raed'"),
-        ('rules = [\n"deny raed"]\n', "handrail.toml:2: in the rule 'deny raed'"),
+        ('rules = ["allow raed"]\n', "handrail.toml:1: Invalid rule 'allow raed'"),
+        ('rules = [\n"deny raed"]\n', "handrail.toml:2: Invalid rule 'deny raed'"),
         ("[limits]\ngrace_ms = 0\n", "handrail.toml:2: limits.grace_ms"),
     ],
 )

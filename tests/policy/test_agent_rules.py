@@ -28,12 +28,12 @@ def test_a_rule_of_a_manifest_is_of_its_scope_and_names_its_file() -> None:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("bash", "is no rule"),
-        ("dney bash", "did you mean 'deny'?"),
-        ("deny bsah", "did you mean 'bash'?"),
+        ("bash", "Invalid rule"),
+        ("dney bash", "Did you mean 'deny'?"),
+        ("deny bsah", "Did you mean 'bash'?"),
         ("deny notse.*", "'notse.*' matches none of this agent's tools"),
-        ("deny mail.send", "is not among this agent's tools, so it would never match"),
-        ("deny shell", "is an alias; a rule names the tool: 'bash'"),
+        ("deny mail.send", "is not among this agent's tools, so the rule would never match"),
+        ("deny shell", "is an alias. Write the tool's id: 'bash'"),
         ("deny fs.write ../x", "never matches"),
         ("deny *x*y*z", "matches none of this agent's tools"),
     ],

@@ -92,7 +92,7 @@ def test_who_may_replace_a_file_may_look_at_it_first_unless_a_rule_speaks_of_rea
     assert desk.judge(EDIT, {"path": ".env"}, "allow fs.write").action == "ask"
     assert desk.judge(EDIT, {"path": "src/a.py"}, "allow fs.write", "deny fs.read src/**").action == "deny"
     asked = desk.judge(EDIT, {"path": "src/a.py"})
-    assert asked.action == "ask" and asked.reason.startswith("writing src/a.py")
+    assert asked.action == "ask" and asked.reason.startswith("Writing src/a.py")
 
 
 @pytest.mark.proves("P-03")
@@ -241,7 +241,7 @@ def test_every_refusal_of_a_capability_tells_a_model_what_it_may_do_and_nothing_
 def test_a_tool_that_has_a_part_of_the_workspace_only_is_not_helped_by_a_further_root(desk: Desk) -> None:
     narrow = replace(READ, requires=Requires(fs=FsRequires(read=("{workspace}/src/**",))))
     reason = desk.judge(narrow, {"path": "README.md"}, "allow *").reason
-    assert f"({desk.roots.workspace}/src/**). Use a path there, or another tool." in reason
+    assert f"({desk.roots.workspace}/src/**). Use a path inside these folders, or another tool." in reason
 
 
 @pytest.mark.proves("P-01")

@@ -92,7 +92,7 @@ async def test_a_refusing_capability_layer_is_named_with_the_line_to_add(desk: D
     explanation = await explained(desk, READ, {"path": "/etc/passwd"}, "allow *")
     assert explanation.decided_by == "the capability check"
     assert any(step.stage == "capability" and step.outcome == "refused" for step in explanation.steps)
-    assert "tool read requires" in explanation.changes[0]
+    assert "`requires` of tool read" in explanation.changes[0]
     low = Desk(desk.workspace, ceiling=Requires(fs=FsRequires(read=("src",))))
     assert "ceiling" in (await explained(low, READ, {"path": "a"})).changes[0]
 
@@ -141,7 +141,7 @@ async def test_many_rules_that_do_not_match_are_one_line_and_all_of_them_in_json
 async def test_it_is_plain_text_and_json(desk: Desk) -> None:
     explanation = await explained(desk, BASH, {"command": "rm x && ls\tb"}, "deny bash rm *")
     assert str(explanation).startswith("bash: deny\n")
-    assert "what would change it:" in str(explanation)
+    assert "changes that would reverse it:" in str(explanation)
     as_json = json.loads(json.dumps(explanation.to_dict()))
     assert as_json["rule"]["text"] == "deny bash rm *"
     assert as_json["steps"][0]["stage"] == "target"

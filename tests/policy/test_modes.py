@@ -127,9 +127,9 @@ def test_a_tool_that_does_more_than_its_command_is_no_reader_by_it(desk: Desk) -
 
 def test_a_mode_is_named_whole_and_a_typo_is_told_the_nearest() -> None:
     assert [read_mode(mode) for mode in MODES] == list(MODES)
-    with pytest.raises(ValueError, match="did you mean 'accept-edits'"):
+    with pytest.raises(ValueError, match="Did you mean 'accept-edits'"):
         read_mode("accept_edits")
-    with pytest.raises(UsageError, match="there are plan, ask, accept-edits, auto"):
+    with pytest.raises(UsageError, match="Valid modes: plan, ask, accept-edits, auto"):
         named("yolo")
     assert named(None) is None
 

@@ -62,7 +62,7 @@ def test_a_redirection_needs_a_rule_about_its_file(desk: Desk, command: str, rul
 
 def test_the_reason_names_the_file_and_the_trace_how_it_is_opened(desk: Desk) -> None:
     verdict = desk.bash("ls > src/log", "allow bash")
-    assert verdict.reason == "writing src/log with bash needs approval: no rule allows it."
+    assert verdict.reason == "Writing src/log with bash requires approval: no rule allows it."
     assert always(verdict) == "allow fs.write src/log"
     steps = "\n".join(str(step) for step in trace(verdict))
     assert "by a redirection" in steps

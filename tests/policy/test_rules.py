@@ -67,7 +67,7 @@ def test_a_faulty_rule_is_refused_with_the_word_and_what_was_expected(text: str,
 @pytest.mark.proves("P-02")
 def test_a_permission_that_names_no_tool_is_refused_when_the_tools_are_known() -> None:
     assert parse_rule("allow bash", scope="session", known=["bash", "read"]).permission == "bash"
-    with pytest.raises(ValueError, match="did you mean 'bash'"):
+    with pytest.raises(ValueError, match="Did you mean 'bash'"):
         parse_rule("allow bsh", scope="session", known=["bash", "read"])
     assert parse_rule("allow gone_*", scope="session", known=["bash"]).permission == "gone_*"
 

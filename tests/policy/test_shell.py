@@ -140,7 +140,7 @@ UNCLEAR: list[tuple[str, str]] = [
     ("ls 2>&-", ""),
     ("cat < /dev/tcp/1.2.3.4/80", "redirects"),
     ("> out", ""),
-    ("ls > a b", "more than one way"),
+    ("ls > a b", "ambiguous"),
     ("ls > $x", "expansion"),
     ("ls > *", "'*'"),
     ("ls > ~/x", "'~'"),

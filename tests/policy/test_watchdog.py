@@ -77,7 +77,7 @@ async def test_several_are_asked_in_order_and_the_first_deny_ends_it(desk: Desk)
     )
     assert verdict.action == "deny"
     assert [name.partition(":")[0] for name in asked] == ["a", "b", "c", "d"]
-    assert verdict.reason == "bank.transfer: the watchdog d denies it: no."
+    assert verdict.reason == "The watchdog d denied this call of bank.transfer: no."
     assert [(step.outcome, step.text) for step in trace(verdict) if step.stage == "watchdog"] == [
         ("allow", "a"),
         ("ask", "b: look"),
@@ -161,7 +161,7 @@ async def test_an_error_of_a_watchdog_denies(desk: Desk, broken: Watchdog) -> No
 async def test_an_answer_that_is_none_denies(desk: Desk, answer: Any) -> None:
     verdict = await watched(desk, lambda call: answer)
     assert verdict.action == "deny"
-    assert "none of allow()" in verdict.reason
+    assert "expected one of allow()" in verdict.reason
 
 
 @pytest.mark.proves("P-11")
@@ -241,7 +241,7 @@ async def test_a_command_reads_the_call_and_decides(desk: Desk, tmp_path: Path) 
     [
         ("""print('{"decision": "allow"}')""", "allow", ""),
         ("""print('{"decision": "ask", "reason": "look"}')""", "ask", "look"),
-        ("""print('{"decision": "deny"}')""", "deny", "gave no reason"),
+        ("""print('{"decision": "deny"}')""", "deny", "no reason given"),
         ("""print('')""", "deny", "not JSON"),
         ("""print('allow')""", "deny", "not JSON"),
         ("""print('{"decision": "perhaps"}')""", "deny", "not of the form"),

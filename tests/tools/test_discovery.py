@@ -288,17 +288,17 @@ async def test_a_tool_and_a_category_of_one_name_are_each_loaded_by_the_argument
     [
         (
             {"tool": "reports"},
-            'there is no tool \'reports\'; there is a category of that name: {"category": "reports"}',
+            'No tool has the name \'reports\'. A category has this name. Use {"category": "reports"} to load all of its tools.',
         ),
-        ({"tool": "core"}, "there is no tool 'core'; there is a category of that name"),
-        ({"tool": "hooks"}, "there is no tool 'hooks'; there is a category of that name"),
-        ({"tool": "file.pathc"}, "there is no tool 'file.pathc'; did you mean file.patch"),
-        ({"tool": "zymurgy"}, "there is no tool 'zymurgy'; find_tools looks for one"),
+        ({"tool": "core"}, "No tool has the name 'core'. A category has this name."),
+        ({"tool": "hooks"}, "No tool has the name 'hooks'. A category has this name."),
+        ({"tool": "file.pathc"}, "No tool has the name 'file.pathc'. Did you mean file.patch"),
+        ({"tool": "zymurgy"}, "No tool has the name 'zymurgy'. Use find_tools"),
         (
             {"category": "file.patch"},
-            'there is no category \'file.patch\'; there is a tool of that name: {"tool": "file.patch"}',
+            "No category has the name 'file.patch'. A tool has this name. Use {\"tool\": \"file.patch\"} to load it.",
         ),
-        ({"category": "reprots"}, "there is no category 'reprots'; did you mean reports? The categories are: "),
+        ({"category": "reprots"}, "No category has the name 'reprots'. Did you mean reports? The categories are: "),
     ],
 )
 async def test_what_is_not_of_the_kind_that_was_named_is_not_loaded_and_the_error_says_what_it_is(
@@ -330,8 +330,7 @@ async def test_a_tool_that_was_loaded_with_its_category_is_in_view_already(of: I
         "message": "github_best was already loaded.",
     }
     assert (await called(of, LoadTools(), {"category": "memory"})).data["message"] == (
-        "No memory tools were loaded. Notes and memory. Empty here. The user can add a tool to it: one whose definition says "
-        'category "memory".'
+        "No memory tools were loaded. Notes and memory. Empty. The user can add a tool with the category \"memory\"."
     )
     assert (await called(of, LoadTools(), {"category": "files"})).data["message"] == "1 files tool is now available."
 

@@ -170,7 +170,7 @@ def by_type(node: dict[str, Any], types: Sequence[str]) -> dict[str, Any]:
 
 
 def pushed_in(node: dict[str, Any]) -> dict[str, Any]:
-    """Move the constraints beside a list of alternatives into each alternative."""
+    """Move the constraints next to a list of alternatives into each alternative."""
     shown = {key: value for key, value in node.items() if key in ANNOTATIONS and key != "format"}
     beside = {key: value for key, value in node.items() if key != "anyOf" and key not in shown}
     if beside:

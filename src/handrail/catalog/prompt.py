@@ -171,7 +171,7 @@ def _ways(view: View) -> str:
     return f"{'; '.join(ways)}. " if ways else ""
 
 
-# Token costs of a catalog: of each tool, category and source, of the part in view, and in total.
+# Token costs of a catalog: of each tool, category and source, of the loaded tools, and in total.
 #
 # Providers get a tool in different forms (:mod:`handrail.catalog.fitting`). The most expensive form is counted, so that no
 # provider's exceeds the estimate.

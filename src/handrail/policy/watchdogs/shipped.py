@@ -575,7 +575,7 @@ SHAPES: Mapping[str, tuple[str, str]] = {
     "a private key": ("-----BEGIN ", r"(?:[A-Z]+ )*PRIVATE KEY-----"),
     "a JSON web token": (".eyJ", rf"(?<={_KEY}{{10}}\.eyJ){_KEY}{{10,}}\.{_KEY}{{10,}}"),
 }
-"""For each kind of key, its beginning and its continuation. A beginning that is a letter stands at the start of a word.
+"""For each kind of key, its beginning and its continuation. A beginning with a letter is at the start of a word.
 
 The text is searched for the beginnings. Each continuation is short or one run of characters, so any text is scanned once.
 """
