@@ -283,7 +283,7 @@ class _Touches:
             return refused
         subject: PathSubject | str = value if capability == "net.fetch" else path_subject(value, self._roots)
         if (fixed := mandatory(capability, subject, value if value.isprintable() else visible(value))) is not None:
-            return f"{fixed}."
+            return f"{fixed.rstrip('.')}."
         same_kind = prepared.kind == ("host" if capability == "net.fetch" else "path")
         own = prepared.tool
         tool = self._tool if not same_kind else own.winner(subject) if own.ranked else None
