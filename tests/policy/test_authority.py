@@ -226,7 +226,7 @@ def test_every_refusal_of_a_capability_tells_a_model_what_it_may_do_and_nothing_
     assert layer is not None
     text = refusal(capabilities, layer, capability, shown, spec)
     assert shown in text and not re.search(r"author|operator would|requires:|\{\"", text)
-    assert re.search(r"Use |Do without it|Tell the user", text), "what the model does next"
+    assert re.search(r"Use |Continue without it", text), "what the model does next"
     if capability in ("fs.read", "fs.write") and bound in ("tool", "passed on"):
         folders = layer.fs_read if capability == "fs.read" else layer.fs_write
         assert f"({', '.join(folders) or 'none'})" in text

@@ -108,7 +108,7 @@ def test_plan_mode_reads_from_the_hosts_that_a_rule_allows_and_from_no_other(des
     assert desk.judge(FETCH, {"url": "http://example.org/"}, rules).action == "allow"
     assert desk.judge(FETCH, {"url": "http://example.com/"}, rules).action == "ask"
     assert desk.judge(TRANSFER, {"source": "a", "target": "b"}, in_mode(book("allow *"), "plan")).action == "deny"
-    assert "reaches the hosts that a rule allows" in MEANINGS["plan"]
+    assert "reach hosts that a rule allows" in MEANINGS["plan"]
 
 
 def test_a_running_call_writes_nothing_in_plan_mode(desk: Desk) -> None:

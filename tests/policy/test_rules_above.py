@@ -98,7 +98,7 @@ async def test_it_is_explained_by_the_rule_above_and_no_rule_is_offered_that_wou
     bound = below(book("project: ask bash make *"), "manifest: allow bash make all")
     said = await explain(desk.authority, BASH, {"command": "make all"}, rules=bound, roots=desk.roots)
     assert (said.action, said.rule and said.rule.text) == ("ask", "ask bash make *")
-    assert "holds in the session that handed the work over" in str(said)
+    assert "belongs to the parent session" in str(said)
     assert not any("--rule" in change for change in said.changes)
 
 

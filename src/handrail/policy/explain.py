@@ -333,7 +333,7 @@ def _changes(verdict: Verdict, spec: ToolSpec) -> Iterator[str]:
     elif verdict.action == "deny" and deciding.rule is not None:
         yield from _ways_past(deciding.rule, verdict, spec)
     else:
-        yield "approve it once; several parts of the call require approval, so no single rule allows it"
+        yield "approve it once, because no single rule of this session allows it"
 
 
 def _ways_past(rule: Rule, verdict: Verdict, spec: ToolSpec) -> Iterator[str]:
