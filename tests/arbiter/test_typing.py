@@ -194,7 +194,7 @@ async def test_a_line_that_was_judged_whole_is_not_typed_behind_another(kernel: 
     person.may_answer.set()
     second = await judged
     assert second.error_kind == "conflict"
-    assert "not what it was when this was judged" in str(second.error_text)
+    assert "changed after this call was checked" in str(second.error_text)
 
 
 def test_a_terminal_whose_program_is_not_clear_is_taken_for_a_shell() -> None:

@@ -62,11 +62,11 @@ def workspace(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (moved, "is not there any more"),
-        (deleted, "is not there any more"),
-        (linked, "has become a symbolic link"),
-        (linked_to_itself, "has become a symbolic link"),
-        (a_file_instead, "is no folder any more"),
+        (moved, "no longer exists"),
+        (deleted, "no longer exists"),
+        (linked, "became a symbolic link"),
+        (linked_to_itself, "became a symbolic link"),
+        (a_file_instead, "is not a folder any more"),
     ],
 )
 async def test_every_call_says_what_became_of_the_workspace_and_touches_nothing(

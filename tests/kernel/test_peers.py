@@ -259,7 +259,7 @@ async def test_a_level_that_there_is_not_is_refused_and_a_message_without_end_is
     async def work(runtime: Runtime) -> object:
         runtime.log("info", "x" * 100_000)
         runtime.progress(done=float("nan"), total=0)
-        with pytest.raises(ToolError, match="no level"):
+        with pytest.raises(ToolError, match="not a log level"):
             runtime.log("loud", "x")  # pyright: ignore[reportArgumentType]
 
     seen: list[Event] = []

@@ -74,9 +74,9 @@ async def test_a_change_of_the_same_size_and_time_is_noticed(files: RootedFiles,
 
 async def test_each_expectation_is_held_to(files: RootedFiles, workspace: Path) -> None:
     (workspace / "f").write_text("here")
-    with pytest.raises(ToolError, match="exists already"):
+    with pytest.raises(ToolError, match="already exists"):
         await files.write("f", b"x", over="new")
-    with pytest.raises(ToolError, match="gone"):
+    with pytest.raises(ToolError, match="no longer exists"):
         await files.write("absent", b"x", over=b"was here")
     await files.write("f", b"exact", over=b"here")
     assert (workspace / "f").read_text() == "exact"

@@ -41,20 +41,20 @@ def test_a_root_is_its_real_folder(ground: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "access", "part"),
     [
-        ("@/nowhere", "read", "there is no folder"),
-        ("@/file", "read", "there is no folder"),
-        ("@/\0", "read", "there is no folder"),
+        ("@/nowhere", "read", "does not exist"),
+        ("@/file", "read", "does not exist"),
+        ("@/\0", "read", "does not exist"),
         ("/", "read", "the whole file system"),
         ("~", "read", "home folder"),
-        ("@/state", "read", "where Handrail keeps its own"),
-        ("@/state/ws", "read", "where Handrail keeps its own"),
-        ("@/config/agents", "write", "where Handrail keeps its own"),
-        ("@", "read", "where Handrail keeps its own"),
-        ("@/into-state", "write", "where Handrail keeps its own"),
-        ("@/ws/docs", "read", "lies in the workspace"),
-        ("/etc", "read", "which a sandbox guards"),
-        ("/proc/self", "read", "which a sandbox guards"),
-        ("/usr", "write", "which a sandbox guards"),
+        ("@/state", "read", "where Handrail keeps its state"),
+        ("@/state/ws", "read", "where Handrail keeps its state"),
+        ("@/config/agents", "write", "where Handrail keeps its state"),
+        ("@", "read", "where Handrail keeps its state"),
+        ("@/into-state", "write", "where Handrail keeps its state"),
+        ("@/ws/docs", "read", "is inside the workspace"),
+        ("/etc", "read", "which the sandbox protects"),
+        ("/proc/self", "read", "which the sandbox protects"),
+        ("/usr", "write", "which the sandbox protects"),
         ("/tmp", "read", "everybody's"),
     ],
 )
@@ -72,7 +72,7 @@ def test_a_writable_folder_above_the_workspace_is_refused_and_a_readable_one_is_
     workspace.mkdir(parents=True)
     above = str(workspace.parent)
     _, [(_, problem)] = further_roots([AgentRoot(path=above, access="write")], str(workspace), [])
-    assert "open that folder as the workspace" in problem
+    assert "Open this folder as the workspace" in problem
     further, faults = further_roots([AgentRoot(path=above)], str(workspace), [])
     assert (further.readable, faults) == ((above,), [])
     roots = Roots(workspace, (), further)

@@ -112,7 +112,7 @@ async def test_what_is_new_under_a_protected_name_is_moved_away(
 ) -> None:
     error = await ground.vetoed(f"echo before; echo fine > beside; {script}; echo after")
     assert not os.path.lexists(ground.workspace / name)
-    assert name in error.text and str(ground.quarantine) in error.text and "no program may write" in error.text
+    assert name in error.text and str(ground.quarantine) in error.text and "No program may write" in error.text
     assert error.data == {"exit_code": 0, "output": "before\nafter\n"}
     assert (ground.workspace / "beside").read_text() == "fine\n"
     if kept is not None:
@@ -193,7 +193,7 @@ async def test_a_protected_link_is_put_back(ground: Ground) -> None:
     error = await ground.vetoed("rm .vscode; mkdir .vscode; echo evil > .vscode/tasks.json; echo x > conf/tasks.json")
     assert (ground.workspace / ".vscode").readlink() == Path("conf")
     assert (ground.workspace / "conf" / "tasks.json").read_text() == "theirs"
-    assert "put back" in error.text
+    assert "restored" in error.text
     error = await ground.vetoed("ln -sfn /etc .vscode")
     assert (ground.workspace / ".vscode").readlink() == Path("conf")
 
@@ -290,7 +290,7 @@ async def test_folders_that_a_program_makes_too_deep_to_look_into_are_moved_away
     deep = f"import os\n{made}\nos.makedirs('.vscode'); open('.vscode/tasks.json', 'w').write('x')"
     try:
         error = await ground.vetoed(f'python3 -c "{deep}"; echo fine > beside')
-        assert "cannot look into it" in error.text or ".vscode was moved" in error.text
+        assert "cannot read it" in error.text or ".vscode was moved" in error.text
         assert (ground.workspace / "beside").exists()
         left = [folder for folder, folders, _ in os.walk(ground.workspace) if ".vscode" in folders]
         deepest = max((folder for folder, _, _ in os.walk(ground.workspace)), key=len)
@@ -394,9 +394,9 @@ HARMFUL = {
     "remote.evil.url": "git remote add evil 'ext::sh -c evil'",
     "core.worktree": "git config core.worktree /etc",
     "url.evil.insteadof": "git config url.evil.insteadOf https://",
-    "git could not read": "echo '[broken' >> .git/config",
-    "no plain file": "mv .git/config c2; ln -s ../c2 .git/config",
-    "plain file of one name": "ln .git/config .git/alias",
+    "git cannot read": "echo '[broken' >> .git/config",
+    "not a regular file": "mv .git/config c2; ln -s ../c2 .git/config",
+    "regular file with one name": "ln .git/config .git/alias",
 }
 
 
@@ -407,7 +407,7 @@ async def test_a_key_outside_the_list_is_put_back_and_named(versioned: Ground, t
     before = config.read_text()
     error = await versioned.vetoed(f"git config user.email a@b.c; {HARMFUL[told]}; true")
     assert config.read_text() == before and not config.is_symlink() and config.stat().st_nlink == 1
-    assert told in error.text and ".git/config" in error.text and "put back" in error.text
+    assert told in error.text and ".git/config" in error.text and "restored" in error.text
     assert (await versioned.run("git config user.email a@b.c && git config --get remote.origin.url")) == (0, "../x\n")
 
 
@@ -425,7 +425,7 @@ async def test_what_a_person_configured_is_not_removed(versioned: Ground) -> Non
         ": > .git/config",
     ):
         error = await versioned.vetoed(script)
-        assert "put back" in error.text
+        assert "restored" in error.text
         assert "hooksPath = tools" in config.read_text() and "ext::theirs" in config.read_text()
     assert before in config.read_text()
 
@@ -486,7 +486,7 @@ async def test_a_program_cannot_switch_others_off_by_making_hidden_files(ground:
     """Neither in folders of their own, nor all in one place."""
     (ground.workspace / ".env").write_text("theirs")
     error = await ground.vetoed("for i in $(seq 1200); do echo x > $i.pem; done")
-    assert "no program could be started" in error.text and ground.names() == [".env"]
+    assert "a sandbox can hide at most" in error.text and ground.names() == [".env"]
     assert (await ground.run("for i in $(seq 451); do mkdir d$i; echo x > d$i/.env; done; echo made"))[1] == "made\n"
     code, output = await ground.run("echo works; cat .env d7/.env")
     assert code == 1 and output.startswith("works\n") and "theirs" not in output

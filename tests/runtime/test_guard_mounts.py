@@ -100,7 +100,7 @@ async def test_a_file_that_was_replaced_outside_is_put_back_as_it_was(ground: Gr
     there = ground.workspace / name
     assert there.is_file() and not there.is_symlink() and there.read_text() == "theirs"
     if isinstance(error, Vetoed):
-        assert name in error.text and "put back" in error.text
+        assert name in error.text and "restored" in error.text
 
 
 async def test_what_a_person_wrote_by_rename_is_kept_in_the_quarantine(ground: Ground) -> None:
@@ -210,7 +210,7 @@ async def test_a_process_that_stays_up_has_it_put_back_after_its_call(ground: Gr
         by_rename(ground.workspace, ".envrc", "a person's")
         await process.write(b"go\n")
         await process.read_line(100)
-        with pytest.raises(Vetoed, match=r"\.envrc was put back"):
+        with pytest.raises(Vetoed, match=r"\.envrc was restored"):
             await process.settle()
         assert (ground.workspace / ".envrc").read_text() == "theirs"
     finally:

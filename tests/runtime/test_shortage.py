@@ -149,7 +149,7 @@ async def test_a_program_after_which_nobody_could_look_is_looked_after_before_th
 
     with monkeypatch.context() as patched:
         patched.setattr(Aftermath, "look", short)
-        with pytest.raises(ToolError, match="could not be looked at") as caught:
+        with pytest.raises(ToolError, match="could not be checked") as caught:
             await ground.run("echo evil > .envrc")
         assert caught.value.kind == "unavailable"
         with pytest.raises(ToolError, match="no descriptors"):
@@ -218,7 +218,7 @@ async def test_what_could_not_be_put_back_for_a_moment_is_put_back(
         else:
             (ground.workspace / ".vscode").unlink()
         await process.close_stdin()
-        with pytest.raises(ToolError, match="put back"):
+        with pytest.raises(ToolError, match="restored"):
             await process.wait()
     finally:
         await process.kill()

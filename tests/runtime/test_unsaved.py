@@ -70,7 +70,7 @@ async def test_what_is_not_saved_is_read_and_refuses_every_change(editor: Place)
     assert await read(files) == "typed\nmore"
     assert (await files.read_bytes("src/a.txt")).data == b"typed\nmore"
     for change in (files.read_for_edit("src/a.txt"), files.write("src/a.txt", b"mine")):
-        with pytest.raises(ToolError, match=r"unsaved changes to src/a\.txt") as refused:
+        with pytest.raises(ToolError, match=r"`src/a\.txt` was not changed: the user has unsaved changes") as refused:
             await change
         assert refused.value.kind == "conflict"
     assert (workspace / "src" / "a.txt").read_text() == "saved\n"

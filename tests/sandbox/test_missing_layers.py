@@ -111,7 +111,7 @@ def test_without_bubblewrap_it_says_what_to_install(machine: Machine) -> None:
 
 @pytest.mark.proves("S-08")
 @pytest.mark.parametrize(
-    ("number", "reason"), [(errno.ENOSYS, "has no Landlock"), (errno.EOPNOTSUPP, "started without it")]
+    ("number", "reason"), [(errno.ENOSYS, "has no Landlock"), (errno.EOPNOTSUPP, "started without Landlock")]
 )
 def test_without_landlock_nothing_is_started_and_it_says_how_to_get_it_or_do_without(
     machine: Machine, number: int, reason: str

@@ -159,7 +159,7 @@ async def test_a_source_or_mount_point_that_is_swapped_ends_the_sandbox(
     text = f"cat {place}/*/* {place}/*/*/* {place}/*/*/*/*; echo written > {place}/notes/new; echo begun"
     process = await home.sandbox.start(capabilities, profile, Program(["/bin/bash", "-c", text]))
     try:
-        with pytest.raises(ToolError, match=r"was replaced while the sandbox was prepared.*try again") as caught:
+        with pytest.raises(ToolError, match=r"was replaced while the sandbox was prepared.*Try again") as caught:
             await process.communicate(b"", 1 << 20)
         assert caught.value.kind == "conflict"
         assert isinstance(process, Confined) and process.collected()[0] == b""
@@ -175,7 +175,7 @@ async def test_nothing_is_read_behind_a_mask_whose_folder_is_swapped(home: Groun
     place = home.workspace.parent
     swap = f"cd {shlex.quote(str(place))}; mv ws/d ws/e2; mkdir ws/d; echo > ws/d/.env; echo > ws/d/s"
     home.sandbox = Swapping(place, swap, binary=binary)
-    with pytest.raises(ToolError, match=f"{place}/ws/d was replaced") as caught:
+    with pytest.raises(ToolError, match=f"`{place}/ws/d` was replaced") as caught:
         await home.bash("cat e2/.env", **masks(home, workspace_writable=writable))
     assert caught.value.kind == "conflict"
 
@@ -314,7 +314,7 @@ async def test_a_workspace_that_is_only_read_is_watched_too(home: Ground, first:
     try:
         assert await process.read(100) == b"begun\n"
         (home.workspace / name).rename(home.workspace / "elsewhere")
-        with pytest.raises(ToolError, match=f"/{name} was replaced, moved or removed"):
+        with pytest.raises(ToolError, match=f"/{name}` was replaced, moved or removed"):
             await process.wait()
     finally:
         await process.kill()
@@ -339,7 +339,7 @@ async def test_a_program_in_a_terminal_ends_too(home: Ground, first: Launcher) -
     try:
         assert await process.read(100) == b"begun\n"
         saved(home.workspace / ".env")
-        with pytest.raises(ToolError, match=r"\.env was replaced"):
+        with pytest.raises(ToolError, match=r"\.env` was replaced"):
             await process.wait()
     finally:
         await process.kill()
@@ -399,7 +399,7 @@ async def test_where_names_cannot_be_watched_they_are_looked_for(home: Ground, m
     try:
         assert await process.read(100) == b"begun\n"
         backed_up(home.workspace / ".env")
-        with pytest.raises(ToolError, match=r"\.env was replaced"):
+        with pytest.raises(ToolError, match=r"\.env` was replaced"):
             await process.wait()
     finally:
         await process.kill()

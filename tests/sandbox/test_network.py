@@ -63,7 +63,7 @@ async def test_a_granted_host_is_reached_and_another_is_answered_403(confined: G
         ran = await online.bash(get(site.url("/a")) + get(other.url("/b")))
     assert "HELLO-FROM-OUTSIDE" in ran.out
     assert "403 Forbidden" in ran.out
-    assert f"{other.authority} is not among the hosts of tool t" in ran.out
+    assert f"{other.authority} is not an allowed host of tool t" in ran.out
     assert other.asked == []
     assert [(a.port, a.refused is None) for a in online.attempts] == [(site.port, True), (other.port, False)]
 
@@ -174,7 +174,7 @@ async def test_a_process_of_somebody_else_is_not_entered(confined: Ground) -> No
     process = await confined.start("/bin/sleep", "60")
     try:
         assert await process.until_known()  # type: ignore[attr-defined]
-        with pytest.raises(ToolError, match="somebody else"):
+        with pytest.raises(ToolError, match="started by another process"):
             await network.listener_in(process.inner_pid, os.getpid())  # type: ignore[attr-defined]
     finally:
         await process.kill()

@@ -171,7 +171,7 @@ def test_too_many_places_directly_in_the_root_are_refused_with_names_and_a_remed
     for number in range(protected.MOST_MOUNTS + 1):
         (tmp_path / f"{number}.env").write_text("x")
     tree = looked(tmp_path)
-    with pytest.raises(ToolError, match=r"1,001 places.*allow.*\.env") as caught:
+    with pytest.raises(ToolError, match=r"1,001 paths.*allow.*\.env") as caught:
         protected.fit([tree], (), protected.masks(tree, lambda path: path.endswith(".env"), "k"))
     assert caught.value.kind == "unavailable" and str(tmp_path) in caught.value.text
 

@@ -190,7 +190,7 @@ def test_too_much_is_left_out_from_the_inside_outwards(etc: Etc, monkeypatch: py
 def test_a_place_that_others_may_write_is_not_used_and_it_says_so(etc: Etc, tmp_path: Path) -> None:
     (tmp_path / "copies").mkdir()
     (tmp_path / "copies").chmod(0o777)
-    with pytest.raises(ToolError, match="only this user may write") as caught:
+    with pytest.raises(ToolError, match="only this user can write") as caught:
         assert etc.shown
     assert caught.value.kind == "unavailable"
 

@@ -24,49 +24,49 @@ if set(mine.values()) & set(json.loads(sys.argv[1])):
 from handrail.sandbox.selfcheck import self_check
 from handrail.sandbox.selfcheck import CHECKS
 from handrail.sandbox.operated import Unconfined
-slow = ("memory is to be had up to a bound", "processor time is to be had up to a bound")
+slow = ("memory is limited", "processor time is limited")
 quick = [check for check in CHECKS if check.name not in slow]
 print(json.dumps([one.to_dict() for one in asyncio.run(self_check(Unconfined(), quick))]))
 """
 """All but two bounds, which take long to reach."""
 SUITE = {
     "files": (
-        "a program writes in the workspace",
-        "its home is the scratch, and what it leaves there stays",
-        "nothing outside is read",
-        "nothing outside is read by a link",
-        "nothing outside is written",
-        "without the right to write it changes nothing",
-        "hidden and masked files are not read",
-        "pinned files are neither written nor put aside",
-        "the kernel's settings are not to be written",
+        "a program can write in the workspace",
+        "the home folder is the scratch folder, and files in it persist",
+        "files outside cannot be read",
+        "files outside cannot be read through a link",
+        "files outside cannot be written",
+        "a call without write access changes nothing",
+        "hidden and masked files cannot be read",
+        "pinned files cannot be written or moved away",
+        "kernel settings cannot be written",
     ),
     "network": (
-        "a server on this machine's loopback is not reached",
-        "there is no device but its own loopback",
-        "a server that listens in the workspace is not reached",
+        "a server on the loopback of this machine cannot be reached",
+        "the only network device is the loopback of the sandbox",
+        "a server that listens in the workspace cannot be reached",
     ),
     "processes": (
-        "those of this machine are not seen",
-        "nothing that it started is left",
-        "it has ended when it has, whoever still holds its output",
-        "killing it ends it, whatever it ignores",
-        "no set-user-id program and no capability gives it more",
-        "it makes no user namespace of its own",
+        "processes of this machine cannot be seen",
+        "no process is left after the call",
+        "a call ends with its program, even if another process holds its output",
+        "a killed program ends, whatever signals it ignores",
+        "set-user-ID programs and capabilities give no more rights",
+        "a program cannot create a user namespace",
     ),
     "environment": (
-        "it has what the call says and nothing of Handrail's own",
-        "secrets come by a descriptor, and nowhere else",
+        "the environment has the variables of the call, and none of Handrail",
+        "secrets arrive by a descriptor only",
     ),
-    "descriptors": ("it has no descriptor of Handrail's",),
+    "descriptors": ("no descriptor of Handrail is inherited",),
     "limits": (
-        "a file grows to its bound",
-        "files can be open up to a bound",
-        "there are processes up to a bound",
-        "memory is to be had up to a bound",
-        "processor time is to be had up to a bound",
-        "the folder /tmp is its own and is full at its bound",
-        "output is kept up to a bound and counted beyond",
+        "a file cannot grow beyond its limit",
+        "the number of open files is limited",
+        "the number of processes is limited",
+        "memory is limited",
+        "processor time is limited",
+        "the folder /tmp is private and limited",
+        "output is kept up to a limit, and counted beyond it",
     ),
 }
 """By group, the name of each check: a check that is removed is missed."""
@@ -110,19 +110,19 @@ def test_a_provider_that_confines_nothing_is_found_out(sandbox: Sandbox) -> None
     assert ran.returncode == 0, ran.stderr.decode()
     opened = {one["name"] for one in json.loads(ran.stdout) if one["state"] == "open"}
     assert opened >= {
-        "nothing outside is read",
-        "nothing outside is read by a link",
-        "nothing outside is written",
-        "without the right to write it changes nothing",
-        "hidden and masked files are not read",
-        "pinned files are neither written nor put aside",
-        "a server on this machine's loopback is not reached",
-        "a server that listens in the workspace is not reached",
-        "those of this machine are not seen",
-        "nothing that it started is left",
-        "a file grows to its bound",
-        "files can be open up to a bound",
-        "the folder /tmp is its own and is full at its bound",
+        "files outside cannot be read",
+        "files outside cannot be read through a link",
+        "files outside cannot be written",
+        "a call without write access changes nothing",
+        "hidden and masked files cannot be read",
+        "pinned files cannot be written or moved away",
+        "a server on the loopback of this machine cannot be reached",
+        "a server that listens in the workspace cannot be reached",
+        "processes of this machine cannot be seen",
+        "no process is left after the call",
+        "a file cannot grow beyond its limit",
+        "the number of open files is limited",
+        "the folder /tmp is private and limited",
     }
 
 

@@ -105,7 +105,7 @@ async def test_what_nobody_takes_is_given_up_and_counted(ground: Ground) -> None
 
 
 async def test_without_a_sandbox_there_is_no_terminal(ground: Ground) -> None:
-    with pytest.raises(ToolError, match="only opened in one"):
+    with pytest.raises(ToolError, match="terminals open only in a sandbox"):
         await Unconfined().start(
             ground.capabilities, ground.profile(tool="t"), Program(("true",), terminal=TerminalSize(80, 24))
         )

@@ -101,6 +101,6 @@ async def test_a_bubblewrap_in_an_open_workspace_is_neither_chosen_nor_started(
     with programs.opened(ground.workspace):
         assert planted not in list(spawn.binaries())
         ground.sandbox = bubblewrap.Bubblewrap(planted, tiers.Tier("bubblewrap", ""))
-        with pytest.raises(ToolError, match="lies in an open workspace"):
+        with pytest.raises(ToolError, match="is in an open workspace"):
             await ground.bash("true")
     assert not marker.exists()

@@ -57,18 +57,18 @@ Fields = list[tuple[str, str]]
 
 def fault_in_method(method: str) -> str | None:
     if not _TOKEN.fullmatch(method) or method.upper() in ("CONNECT", "TRACE"):
-        return f"{excerpt(method, 40)} is no method to fetch with; use GET, POST or another one of HTTP"
+        return f"{excerpt(method, 40)} is not an allowed HTTP method. Use GET, POST or another standard method."
     return None
 
 
 def fault_in_field(name: str, value: str) -> str | None:
     """Why a tool cannot send this header field, or None."""
     if not _TOKEN.fullmatch(name):
-        return f"{excerpt(name, 100)} is no name of a header field"
+        return f"{excerpt(name, 100)} is not a valid name of a header field. Use letters, digits and hyphens."
     if name.lower() in _OURS:
-        return f"the header field {name!r} is written by the runtime; leave it out"
+        return f"The header field {name!r} is set by the runtime. Leave it out."
     if not _VALUE.fullmatch(value) or value != value.strip():
-        return f"the value of the header field {name!r} has characters in it that none can have"
+        return f"The value of the header field {name!r} contains characters that are not allowed. Remove them."
     return None
 
 
@@ -98,10 +98,10 @@ class Exchange:
                 if not isinstance(event, h11.InformationalResponse) or event.status_code == 101:
                     break
         except h11.ProtocolError as error:
-            raise _backend(f"the server's answer is no HTTP: {error}") from None
+            raise _backend(f"The answer of the server is not valid HTTP: {error}. Use another URL.") from None
         except (ConnectionError, OSError) as error:
-            raise _backend(f"the connection broke: {error.strerror or error}") from None
-        raise _backend("the server ended the connection without an answer")
+            raise _backend(f"The connection broke: {error.strerror or error}. Try again.") from None
+        raise _backend("The server closed the connection without an answer. Try again.")
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """The body as it comes, still encoded.
@@ -113,9 +113,9 @@ class Exchange:
                 if isinstance(event, h11.Data):
                     yield bytes(event.data)
         except h11.ProtocolError as error:
-            raise _backend(f"the server's answer is cut, or no HTTP: {error}") from None
+            raise _backend(f"The answer of the server is incomplete or not valid HTTP: {error}. Try again.") from None
         except (ConnectionError, OSError) as error:
-            raise _backend(f"the connection broke: {error.strerror or error}") from None
+            raise _backend(f"The connection broke: {error.strerror or error}. Try again.") from None
 
     async def _event(self) -> object:
         while (event := self._http.next_event()) is h11.NEED_DATA:
@@ -154,11 +154,15 @@ class Body:
                 if self.more:
                     break
                 if self._raw_left < 0:
-                    raise ToolError("the server sends compressed data without end and without content", kind="limit")
+                    raise ToolError(
+                        "The server sends compressed data without content and without end. The request was stopped. Use "
+                        "another URL.",
+                        kind="limit",
+                    )
         finally:
             await pieces.aclose()
         if self._inflate is not None and not self.more and not self._inflate.complete:
-            raise _backend("the compressed answer is cut before its end")
+            raise _backend("The compressed answer is incomplete. Try again.")
         return bytes(self._kept)
 
     async def _inflated(self, inflate: _Inflate, piece: bytes) -> None:
@@ -181,7 +185,9 @@ class _Inflate:
 
     def __init__(self, coding: str) -> None:
         if coding not in ("gzip", "x-gzip", "deflate"):
-            raise _backend(f"the server answered in the coding {excerpt(coding, 40)}, which was not asked for")
+            raise _backend(
+                f"The server used the content encoding {excerpt(coding, 40)}, which was not requested. Use another URL."
+            )
         self._gzip = coding != "deflate"
         self._inflate = zlib.decompressobj(31 if self._gzip else 15)
         self._begun = False
@@ -197,7 +203,7 @@ class _Inflate:
             out = self._inflate.decompress(data, max(most, 1))
         except zlib.error as error:
             if self._gzip or self._begun:
-                raise _backend(f"the compressed answer is damaged: {error}") from None
+                raise _backend(f"The compressed answer is damaged: {error}. Try again.") from None
             self._inflate = zlib.decompressobj(-15)
             self._begun = True
             return self.step(data, most)
@@ -259,7 +265,10 @@ class CheckedNet:
             async with asyncio.timeout(timeout_ms / 1000):
                 return await self._followed(method.upper(), address, fields, body, max_bytes, max_redirects, on_body)
         except TimeoutError:
-            text = f"{address.host} did not answer whole within {timeout_ms} ms; ask for less, or allow more"
+            text = (
+                f"{address.host} did not send its whole answer within {timeout_ms} ms. Ask for less, or increase "
+                "`timeout_ms`."
+            )
             raise ToolError(text, kind="timeout") from None
 
     async def _followed(
@@ -293,7 +302,11 @@ class CheckedNet:
                 writer.transport.abort()
             if len(passed) >= max_redirects:
                 hops = " → ".join((*passed, str(address)))
-                raise ToolError(f"there are more than {max_redirects} redirects: {hops}", kind="limit")
+                raise ToolError(
+                    f"The request was redirected more than {max_redirects} times: {hops}. Use the final URL, or "
+                    "increase `max_redirects`.",
+                    kind="limit",
+                )
             passed.append(str(address))
             method, address, fields, body = following
 
@@ -318,11 +331,14 @@ class CheckedNet:
             return await asyncio.open_connection(sock=connection, ssl=context, server_hostname=address.host.name)
         except ssl.SSLCertVerificationError as error:
             connection.close()
-            text = f"{address.host} has no certificate for that name that can be trusted: {error.verify_message}"
+            text = (
+                f"The certificate of {address.host} could not be verified: {error.verify_message}. Check the host "
+                "name, or ask the user."
+            )
             raise ToolError(text, kind="backend") from None
         except (ssl.SSLError, OSError) as error:
             connection.close()
-            text = f"{address.host} cannot be spoken to: {error.strerror or error}"
+            text = f"The connection to {address.host} failed: {error.strerror or error}. Check the URL, or try again."
             raise ToolError(text, kind="backend") from None
         except BaseException:
             connection.close()
@@ -344,11 +360,11 @@ def _checked(method: str, headers: Mapping[str, str], max_bytes: int, timeout_ms
     for name, value in headers.items():
         problem = problem or fault_in_field(name, value)
     if not 0 <= max_bytes <= MOST_BYTES:
-        problem = problem or f"max_bytes is {max_bytes}; it is from 0 to {MOST_BYTES}"
+        problem = problem or f"`max_bytes` is {max_bytes}. It must be from 0 to {MOST_BYTES}."
     if timeout_ms <= 0:
-        problem = problem or f"timeout_ms is {timeout_ms}; it is more than 0"
+        problem = problem or f"`timeout_ms` is {timeout_ms}. It must be more than 0."
     if not 0 <= max_redirects <= MOST_REDIRECTS:
-        problem = problem or f"max_redirects is {max_redirects}; it is from 0 to {MOST_REDIRECTS}"
+        problem = problem or f"`max_redirects` is {max_redirects}. It must be from 0 to {MOST_REDIRECTS}."
     if problem is not None:
         raise ToolError(problem, kind="invalid_input")
     return [(name.lower(), value) for name, value in headers.items()]
@@ -388,7 +404,7 @@ def _next(
     if status not in _REDIRECTS or location is None:
         return None
     target = urljoin(str(address), quote(location.encode("latin-1"), safe=_UNRESERVED))
-    following = _read(target, f"{address.host} redirects to {excerpt(location, 200)}: ")
+    following = _read(target, f"{address.host} redirects to {excerpt(location, 200)}, which cannot be followed: ")
     if _turns_to_get(status, method):
         method, body = "GET", b""
         fields = [field for field in fields if field[0] not in _OF_A_BODY]

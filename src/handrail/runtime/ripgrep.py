@@ -79,8 +79,8 @@ def installed(workspace: str, *, confined: bool) -> str:
         if there and (confined or folder_around(candidate, (workspace, *workspaces())) is None):
             return candidate
     raise ToolError(
-        "searching needs ripgrep, and there is no `rg` on PATH outside of the workspace and the current folder; install "
-        "ripgrep",
+        "Search is not available: ripgrep (`rg`) was not found on PATH outside the workspace and the "
+        "current folder. Ask the user to install ripgrep.",
         kind="unavailable",
     )
 
@@ -152,7 +152,8 @@ def alternatives(pattern: str) -> list[str]:
     while todo:
         if len(done) + len(todo) > _MAX_ALTERNATIVES:
             raise ToolError(
-                f"the braces of {excerpt(pattern, 200)} stand for more than {_MAX_ALTERNATIVES} patterns; use fewer",
+                f"The braces of {excerpt(pattern, 200)} expand to more than {_MAX_ALTERNATIVES} patterns. Use "
+                "fewer alternatives.",
                 kind="invalid_input",
             )
         text, begin = todo.pop()
@@ -195,8 +196,8 @@ def grep_arguments(pattern: str, wanted: PathFilter, *, ignore_case: bool, liter
     """
     if "\0" in pattern or len(pattern) > MAX_PATTERN:
         raise ToolError(
-            f"the pattern {'has a NUL character in it' if chr(0) in pattern else f'is {len(pattern)} characters long'}; "
-            f"expected at most {MAX_PATTERN} characters of text",
+            f"The pattern {'contains a NUL character' if chr(0) in pattern else f'has {len(pattern)} characters'}. "
+            f"It must be text of at most {MAX_PATTERN} characters.",
             kind="invalid_input",
         )
     return [
@@ -267,7 +268,10 @@ class Records:
                 path = whole[note.end() :]
             number, offset = buffer[path_end + 1 : line_end], buffer[line_end + 1 : offset_end]
             if not number.isdigit() or not offset.isdigit() or max(len(number), len(offset)) > _MOST_DIGITS:
-                raise ToolError(f"ripgrep's output cannot be read at {whole[:200]!r}", kind="backend")
+                raise ToolError(
+                    f"The output of ripgrep could not be read at {whole[:200]!r}. Search in another folder.",
+                    kind="backend",
+                )
             yield Reported(path, int(number), int(offset), buffer[offset_end + 1 : text_end], whole)
             self._last = path
             at = text_end + 1
@@ -292,10 +296,13 @@ def failure(exit_code: int, said: bytes) -> ToolError | None:
     if exit_code == 2 and _ABOUT_THE_PATTERN.search(text):
         reason = text.removeprefix("rg: ").partition("\n\nConsider enabling")[0]  # options nobody here can set
         return ToolError(
-            f"{reason}\nCorrect the pattern, or set literal to search for it as it stands.",
+            f"{reason}\nCorrect the pattern, or set `literal` to search for the exact text.",
             kind="invalid_input",
         )
-    return ToolError(f"ripgrep ended with {exit_code}: {text or 'it said nothing'}", kind="backend")
+    return ToolError(
+        f"ripgrep failed with exit code {exit_code}: {text or 'no message'}. Use a simpler pattern or a smaller folder.",
+        kind="backend",
+    )
 
 
 # Verification of search results against the files that may be read.
@@ -347,8 +354,8 @@ class HiddenFiles:
         if reason is None:
             return None
         return (
-            f"{located.shown} is the same file as one that is hidden under another name. {reason} "
-            "If this content is meant to be read, a person copies it to a new file"
+            f"`{located.shown}` is the same file as one that is hidden under another name. {reason} To read "
+            "this content, ask the user to copy it to a new file."
         )
 
 

@@ -109,7 +109,7 @@ class RipgrepSearch:
         place = self._place(path)
         if place.file is not None:
             raise ToolError(
-                f"{place.file.shown} is a file; glob lists what is in a folder, and read shows a file",
+                f"`{place.file.shown}` is a file. glob lists folders. Use read to see a file.",
                 kind="invalid_input",
             )
         wanted = PathFilter.of(pattern, hidden=hidden)

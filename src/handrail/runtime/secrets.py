@@ -24,7 +24,7 @@ def fault_in_name(name: object) -> str | None:
     """Why a secret cannot be called so, or None."""
     if isinstance(name, str) and NAME.fullmatch(name):
         return None
-    return f"{name!r} is no name for a secret; expected letters, digits and any of . _ - / :"
+    return f"{name!r} is not a valid name for a secret. Use letters, digits and any of . _ - / :"
 
 
 class SecretStore:
@@ -89,7 +89,7 @@ class SecretStore:
         name = self._settings.get(spec.id, _NONE).get(key)
         if name is not None:
             return self.reason_missing(name)
-        return f"{key} (nobody set it; add {line_to_add(spec.id, key, secret=True)})"
+        return f"{key} (not set; add {line_to_add(spec.id, key, secret=True)})"
 
     def reason_missing(self, name: str) -> str | None:
         """Why a tool cannot be given ``name``, with what its operator does about it; None where it can."""
@@ -98,7 +98,7 @@ class SecretStore:
         remedy = f'add {name} = {{ env = "…" }} (or file, or command) under [secrets] of handrail.toml, or pass it to open_kernel'
         if (why := self._missing.get(name)) is not None:
             return f"{name} ({why})"
-        return f"{name} (nobody gave it; {remedy})"
+        return f"{name} (not set; {remedy})"
 
 
 NO_SECRETS = SecretStore()
@@ -131,14 +131,19 @@ class DeclaredSecrets:
         is_setting = name not in self._spec.secrets and name in secret_settings(self._spec)
         if name not in self._spec.secrets and not is_setting:
             raise ToolError(
-                f"{tool} did not declare the secret {name!r}, so it is not given to it; its author adds it to secrets, "
-                f"as in secrets=[{name!r}]",
+                f"Tool `{tool}` did not declare the secret {name!r}, so it cannot read it. The author of the tool "
+                f"can add it: secrets=[{name!r}].",
                 kind="denied",
             )
         if self._refusal is not None:
-            raise ToolError(f"{tool} gets no secrets in this call: {self._refusal}", kind="denied")
+            raise ToolError(
+                f"Tool `{tool}` gets no secrets in this call: {self._refusal}. Use another tool.", kind="denied"
+            )
         store = self._store
         why = store.reason_unset(self._spec, name) if is_setting else store.reason_missing(name)
         if why is not None:
-            raise ToolError(f"{tool} needs a secret that is not known here: {why}", kind="unavailable")
+            raise ToolError(
+                f"Tool `{tool}` needs a secret that is not available: {why}. Ask the user to set it.",
+                kind="unavailable",
+            )
         return store.given(self._spec)[name]

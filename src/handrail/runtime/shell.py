@@ -123,8 +123,8 @@ class SandboxedShell:
         folder = self._folder(cwd)
         if isinstance(command, str) and folder != self._profile.workspace and not _REDIRECTING.isdisjoint(command):
             raise ToolError(
-                "a text with '<' or '>' in it is judged from the workspace's folder; leave cwd out and name files from "
-                "there, or give an argv",
+                "A shell command with '<' or '>' runs only in the workspace folder. Leave `cwd` out and name "
+                "files from there, or pass an argv list.",
                 kind="denied",
             )
         if trusted:
@@ -151,20 +151,26 @@ class SandboxedShell:
         if not self._capabilities.uses("shell.run"):
             layer = self._capabilities.refusing_layer("shell.run", ("",))
             owner = layer.owner if layer else "nothing"
-            raise ToolError(f"running programs is not in the capability set of this call ({owner})", kind="denied")
+            raise ToolError(
+                f"Running programs is not allowed in this call (limited by {owner}). Use another tool, or ask the "
+                "user.",
+                kind="denied",
+            )
         if isinstance(command, str):
             if not command.strip():
-                raise ToolError("the command is empty; give a shell text or an argv", kind="invalid_input")
+                raise ToolError("`command` is empty. Pass a shell command or an argv list.", kind="invalid_input")
             if "\0" in command:
-                raise ToolError("the command has a NUL character in it", kind="invalid_input")
+                raise ToolError("`command` contains a NUL character. Remove it.", kind="invalid_input")
             self._judge(command)
             return (self._as_argv(command) if self._as_argv is not None else None) or (*_shell(), command)
         argv = tuple(command)
         if not argv or not argv[0]:
-            raise ToolError("the argv is empty; give a program and its arguments", kind="invalid_input")
+            raise ToolError("The argv list is empty. Pass a program and its arguments.", kind="invalid_input")
         if self._capabilities.refusing_layer("shell.run", argv) is not None:
             raise ToolError(
-                f"{visible(argv[0])} with these arguments is not in the capability set of this call", kind="denied"
+                f"`{visible(argv[0])}` with these arguments is not allowed in this call. Use another tool, or ask "
+                "the user.",
+                kind="denied",
             )
         self._judge(argv)
         return argv
@@ -192,11 +198,14 @@ class SandboxedShell:
         located = self._roots.locate(cwd)
         if not is_beneath(located.absolute, self._profile.workspace):
             raise ToolError(
-                f"the working directory {located.shown} is outside the workspace {visible(self._profile.workspace)}; name a folder in it",
+                f"The working directory `{located.shown}` is outside the workspace "
+                f"{visible(self._profile.workspace)}. Use a folder inside it.",
                 kind="denied",
             )
         if not Path(located.absolute).is_dir():
-            raise ToolError(f"the working directory {located.shown} is no folder", kind="failed")
+            raise ToolError(
+                f"The working directory `{located.shown}` is not a folder. Use an existing folder.", kind="failed"
+            )
         return located.absolute
 
 
@@ -206,16 +215,23 @@ def _variables(command: str | Sequence[str], given: Mapping[str, str]) -> Mappin
     """
     if given and isinstance(command, str):
         raise ToolError(
-            "a shell text is judged by its words alone, so it gets no further variables; give an argv",
+            "A shell command cannot get extra environment variables. Pass an argv list instead.",
             kind="invalid_input",
         )
     for name, value in given.items():
         if _VARIABLE.fullmatch(name) is None:
-            raise ToolError(f"{visible(name)!r} is no name of a variable", kind="invalid_input")
+            raise ToolError(
+                f"{visible(name)!r} is not a valid name of a variable. Use letters, digits and underscores.",
+                kind="invalid_input",
+            )
         if name in _FIXED or name.startswith(_FIXED_BEGIN) or name.lower().endswith("_proxy"):
-            raise ToolError(f"{name} is set by the sandbox; leave it out of environment", kind="invalid_input")
+            raise ToolError(
+                f"The variable `{name}` is set by the sandbox. Leave it out of `environment`.", kind="invalid_input"
+            )
         if "\0" in value:
-            raise ToolError(f"the value of {name} has a NUL character in it", kind="invalid_input")
+            raise ToolError(
+                f"The value of the variable `{name}` contains a NUL character. Remove it.", kind="invalid_input"
+            )
     return given
 
 
@@ -369,11 +385,13 @@ class CallTerminals:
 
     async def run(self, command: str, *, cwd: str | None = None, columns: int, rows: int) -> Completed:
         if self._job_id is None:
-            raise ToolError("a terminal is a job; open it by terminal.start", kind="unavailable")
+            raise ToolError("A terminal runs as a background job. Open it with terminal.start.", kind="unavailable")
         shared, terminal_id = self._shared, self._job_id
         if len(shared.open) + len(shared.starting) >= MOST_TERMINALS:
             raise ToolError(
-                f"this session has {MOST_TERMINALS} terminals open; end one with terminal.stop first", kind="limit"
+                f"This session has {MOST_TERMINALS} open terminals, which is the maximum. End one with "
+                "terminal.stop first.",
+                kind="limit",
             )
         shared.starting.add(terminal_id)
         try:
@@ -460,8 +478,8 @@ class CallTerminals:
             len(line.encode("utf-8", "replace")) > LONGEST_LINE for line in text.split("\n")
         ):
             raise ToolError(
-                f"a line of the text is longer than {LONGEST_LINE:,} bytes, and the terminal would cut it there; put the data "
-                "into a file, and have the program read that",
+                f"A line of `text` is longer than {LONGEST_LINE:,} bytes, and the terminal would cut it. Put the "
+                "data into a file, and let the program read the file.",
                 kind="invalid_input",
             )
         if terminal.id in self._shared.no_shells:
@@ -473,8 +491,8 @@ class CallTerminals:
         refusal = self._may("shell.run", typed_value(text, open_line=terminal.taken or hidden))
         if refusal is not None:
             raise ToolError(
-                f"what stands in the terminal's line is not what it was when this was judged, so nothing was typed; look with "
-                f"terminal.read, and send it again. {refusal}",
+                "Nothing was typed: the input line of the terminal changed after this call was checked. Look "
+                f"with terminal.read, then send the text again. {refusal}",
                 kind="conflict",
             )
 
@@ -516,7 +534,8 @@ class CallTerminals:
     def _gone(self, terminal_id: str) -> ToolError:
         there = ", ".join(self._shared.open) or "none"
         return ToolError(
-            f"the terminal {terminal_id[:80]!r} is not open; open are {there}. terminal.read says how one has ended",
+            f"Terminal {terminal_id[:80]!r} is not open. Open terminals: {there}. terminal.read shows how a "
+            "terminal ended.",
             kind="conflict",
         )
 

@@ -321,7 +321,7 @@ class CallRuntime:
 
     @property
     def secrets(self) -> Secrets:
-        refusal = "it was proved to change nothing, and runs so" if self.read_only else None
+        refusal = "the call runs read-only" if self.read_only else None
         return DeclaredSecrets(self._spec, self._around.secrets, refusal)
 
     @property
@@ -358,7 +358,7 @@ class CallRuntime:
     def transcript(self) -> Transcript:
         self._require_named("transcript")
         if (transcript := self._around.transcript) is None:
-            raise ToolError("what is said and done in this session is not kept", kind="unavailable")
+            raise ToolError("This session keeps no transcript. Continue without it.", kind="unavailable")
         return transcript
 
     @property
@@ -407,7 +407,9 @@ class CallRuntime:
 
     def log(self, level: LogLevel, data: Any, logger: str | None = None) -> None:
         if level not in LOG_LEVELS:
-            raise ToolError(f"{level!r:.40} is no level; there are {', '.join(LOG_LEVELS)}", kind="invalid_input")
+            raise ToolError(
+                f"{level!r:.40} is not a log level. Use one of {', '.join(LOG_LEVELS)}.", kind="invalid_input"
+            )
         self._doors.log(level, data, logger)
 
     def output(self, piece: str | bytes) -> None:
@@ -426,16 +428,16 @@ class CallRuntime:
         if not self.capabilities.has(name):
             lacking = ", ".join(layer.owner for layer in self.capabilities.layers if name not in layer.capabilities)
             raise ToolError(
-                f"{self.tool_id} requires {name!r}, which {lacking or 'this call'} does not have; "
-                f"its operator would add it there",
+                f"Tool `{self.tool_id}` requires {name!r}, which {lacking or 'this call'} does not have. Ask the "
+                "user to add it there.",
                 kind="denied",
             )
 
     def _require(self, declared: bool, door: str, example: str) -> None:
         if not declared:
             raise ToolError(
-                f"{self.tool_id} did not declare {door!r}, so its runtime has no such door; "
-                f"its author adds it to requires, as in {example}",
+                f"Tool `{self.tool_id}` did not declare {door!r} in `requires`. The author of the tool can add "
+                f"it, as in {example}.",
                 kind="denied",
             )
 

@@ -188,7 +188,8 @@ class Bubblewrap:
         first = self._first or launcher.find()
         if first is None:
             raise ToolError(
-                "nothing here can start a program in a sandbox: install perl (apt install perl-base)",
+                "No program can be started in a sandbox here: perl is missing. Ask the user to install perl (apt "
+                "install perl-base).",
                 kind="unavailable",
             )
         return first
@@ -198,8 +199,8 @@ class Bubblewrap:
         program, processes = self._binary, made.limits.processes
         if is_inside(program, workspaces()):
             raise ToolError(
-                f"the sandbox could not be started: {program}. It lies in an open workspace, where a call could change "
-                "it; install bubblewrap outside of the workspace (apt install bubblewrap)",
+                f"The sandbox could not be started: {program} is in an open workspace, where a call could change "
+                "it. Ask the user to install bubblewrap outside the workspace (apt install bubblewrap).",
                 kind="unavailable",
             )
         if made.person is not None:
@@ -258,7 +259,10 @@ def command_options(capabilities: CapabilitySet, profile: Profile) -> list[str]:
 
 def _beyond_standard(descriptors: Mapping[int, int]) -> dict[int, int]:
     if any(number < 3 for number in descriptors):
-        raise ValueError(f"descriptors {sorted(descriptors)}: 0, 1 and 2 are the process's own")
+        raise ValueError(
+            f"Descriptors {sorted(descriptors)} were given, but 0, 1 and 2 belong to the process itself. Use "
+            "numbers from 3."
+        )
     return dict(descriptors)
 
 
@@ -300,9 +304,9 @@ def _spawned(groups: tuple[Path, ...], binary: str, command: Sequence[str], desc
     try:
         return started(groups, binary, command, start)
     except OSError as error:
-        why = "too long a command line" if error.errno == errno.E2BIG else error.strerror
+        why = "the command line is too long" if error.errno == errno.E2BIG else error.strerror
         kind = "unavailable" if error.errno in PASSING else "backend"
-        raise ToolError(f"the sandbox could not be started: {why}", kind=kind) from error
+        raise ToolError(f"The sandbox could not be started: {why}. Try again.", kind=kind) from error
 
 
 def _reap(pid: int) -> None:

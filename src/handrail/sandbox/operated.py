@@ -36,15 +36,16 @@ class Unconfined:
 
     @property
     def tier(self) -> Tier:
-        return Tier(NAME, "the operator has named its tool in [sandbox] unconfined")
+        return Tier(NAME, "the operator has listed its tool in [sandbox] unconfined")
 
     async def start(self, capabilities: CapabilitySet, profile: Profile, program: Program) -> Process:
         argv = program.argv
         if not argv:
-            raise ToolError("there is no program to run: the argv is empty", kind="invalid_input")
+            raise ToolError("The argv list is empty. Pass a program and its arguments.", kind="invalid_input")
         if program.terminal is not None:
             raise ToolError(
-                f"{profile.tool} is set to run without a sandbox, and a terminal is only opened in one",
+                f"Tool `{profile.tool}` is set to run without a sandbox, and terminals open only in a sandbox. "
+                "Run the command without a terminal.",
                 kind="unavailable",
             )
         environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
@@ -76,9 +77,14 @@ class Unconfined:
             ours.clear()
             return free
         except ValueError as error:
-            raise ToolError(f"{error}, which no program can be given", kind="invalid_input") from None
+            raise ToolError(
+                f"The program could not be started: {error}. Correct its arguments.", kind="invalid_input"
+            ) from None
         except OSError as error:
-            raise ToolError(f"{argv[0]} could not be started: {error.strerror}", kind="backend") from error
+            raise ToolError(
+                f"`{argv[0]}` could not be started: {error.strerror}. Check that the program exists and can be run.",
+                kind="backend",
+            ) from error
         finally:
             for descriptor in (*ours, *theirs.values()):
                 os.close(descriptor)
@@ -103,7 +109,10 @@ class _Free(Piped):
             self._end_group()
             with contextlib.suppress(ChildProcessError):  # an embedding program reaps all children itself
                 os.waitpid(self._pid, 0)
-            text = f"the program had begun and was ended at once, as nothing could wait for it: {error.strerror}"
+            text = (
+                "The program was ended right after its start, because Handrail could not wait for it: "
+                f"{error.strerror}. Try again."
+            )
             raise ToolError(text, kind="backend") from error
 
     @property

@@ -184,7 +184,7 @@ async def _outcome(check: Check, ground: Ground) -> Outcome:
     except NotTried as reason:
         return Outcome(check.group, check.name, "not tried", str(reason))
     except TimeoutError:
-        return Outcome(check.group, check.name, "open", f"it took longer than {PATIENCE_S:.0f} s")
+        return Outcome(check.group, check.name, "open", f"the check took longer than {PATIENCE_S:.0f} s")
     except ToolError as error:
         return Outcome(check.group, check.name, "open", f"the sandbox could not be used: {error.text}")
     except Exception as error:  # a provider's own failure is its outcome, and the others go on
@@ -278,34 +278,34 @@ def _check(group: str, name: str) -> Callable[[_Run], _Run]:
 # Files.
 
 
-@_check("files", "a program writes in the workspace")
+@_check("files", "a program can write in the workspace")
 async def _workspace_written(ground: Ground) -> str | None:
     ran = await ground.bash("echo done > file")
     file = ground.workspace / "file"
     return None if file.exists() and file.read_text() == "done\n" else f"nothing was written: {ran.said}"
 
 
-@_check("files", "its home is the scratch, and what it leaves there stays")
+@_check("files", "the home folder is the scratch folder, and files in it persist")
 async def _home(ground: Ground) -> str | None:
     await ground.bash("echo kept > ~/kept")
     ran = await ground.bash("cat ~/kept")
-    return None if ran.out == "kept\n" else f"it was not there for the next program: {ran.said}"
+    return None if ran.out == "kept\n" else f"the file was missing for the next program: {ran.said}"
 
 
-@_check("files", "nothing outside is read")
+@_check("files", "files outside cannot be read")
 async def _outside_read(ground: Ground) -> str | None:
     ran = await ground.bash(f"cat '{ground.outside}/secret'; cat /proc/1/root'{ground.outside}/secret'")
     return "a file outside was read" if ground.secret in ran.out else None
 
 
-@_check("files", "nothing outside is read by a link")
+@_check("files", "files outside cannot be read through a link")
 async def _link_read(ground: Ground) -> str | None:
     (ground.workspace / "link").symlink_to(ground.outside / "secret")
     ran = await ground.bash("cat link")
     return "a file outside was read" if ground.secret in ran.out else None
 
 
-@_check("files", "nothing outside is written")
+@_check("files", "files outside cannot be written")
 async def _outside_written(ground: Ground) -> str | None:
     ground.outside.chmod(0o777)
     (ground.workspace / "way").symlink_to(ground.outside)
@@ -314,16 +314,16 @@ async def _outside_written(ground: Ground) -> str | None:
     return f"it wrote {', '.join(sorted(there))} outside" if there else None
 
 
-@_check("files", "without the right to write it changes nothing")
+@_check("files", "a call without write access changes nothing")
 async def _not_written(ground: Ground) -> str | None:
     for how in ({"write": False}, {"workspace_writable": False}):
         await ground.bash("echo x > new", **how)
         if (ground.workspace / "new").exists():
-            return f"it wrote in a workspace that is to be read only ({next(iter(how))})"
+            return f"it wrote in a read-only workspace ({next(iter(how))})"
     return None
 
 
-@_check("files", "hidden and masked files are not read")
+@_check("files", "hidden and masked files cannot be read")
 async def _hidden(ground: Ground) -> str | None:
     (ground.workspace / "state").mkdir()
     for name in ("state/secret", ".env"):
@@ -333,7 +333,7 @@ async def _hidden(ground: Ground) -> str | None:
     return "one was read" if ground.secret in ran.out else None
 
 
-@_check("files", "pinned files are neither written nor put aside")
+@_check("files", "pinned files cannot be written or moved away")
 async def _pinned(ground: Ground) -> str | None:
     hooks = ground.workspace / "project" / "hooks"
     hooks.mkdir(parents=True)
@@ -344,10 +344,10 @@ async def _pinned(ground: Ground) -> str | None:
     script = "echo x > project/hooks/file; mv project aside; mkdir -p project/hooks; echo x > project/hooks/file"
     await ground.bash(script, pinned=(str(hooks),))
     there = hooks / "file"
-    return None if there.exists() and there.read_text() == "before" else "it was written or put aside"
+    return None if there.exists() and there.read_text() == "before" else "it was written or moved away"
 
 
-@_check("files", "the kernel's settings are not to be written")
+@_check("files", "kernel settings cannot be written")
 async def _settings(ground: Ground) -> str | None:
     ran = await ground.bash("for f in /proc/sys/kernel/core_pattern /proc/sysrq-trigger; do [ -w $f ] && echo $f; done")
     return f"it may write {' '.join(ran.out.split())}" if ran.out.strip() else None
@@ -356,13 +356,13 @@ async def _settings(ground: Ground) -> str | None:
 # Network.
 
 
-@_check("network", "a server on this machine's loopback is not reached")
+@_check("network", "a server on the loopback of this machine cannot be reached")
 async def _loopback(ground: Ground) -> str | None:
     await ground.bash(f"exec 3<>/dev/tcp/127.0.0.1/{ground.port}")
     return "it was reached" if await ground.was_reached("tcp") else None
 
 
-@_check("network", "there is no device but its own loopback")
+@_check("network", "the only network device is the loopback of the sandbox")
 async def _devices(ground: Ground) -> str | None:
     ran = await ground.bash("cat /proc/net/dev")
     devices = {line.partition(":")[0].strip() for line in ran.out.splitlines() if ":" in line} - {"lo"}
@@ -375,7 +375,7 @@ _CONNECT = {
 }
 
 
-@_check("network", "a server that listens in the workspace is not reached")
+@_check("network", "a server that listens in the workspace cannot be reached")
 async def _unix_server(ground: Ground) -> str | None:
     script = "; ".join(
         f'command -v {program} > /dev/null && {{ echo {program}; {program} {flag} "{text}"; }}'
@@ -385,14 +385,14 @@ async def _unix_server(ground: Ground) -> str | None:
     if await ground.was_reached("unix"):
         return "it was reached"
     if not ran.out.strip():
-        raise NotTried("there is neither python nor perl in the sandbox")
+        raise NotTried("the sandbox has neither python nor perl")
     return None
 
 
 # Processes.
 
 
-@_check("processes", "those of this machine are not seen")
+@_check("processes", "processes of this machine cannot be seen")
 async def _not_seen(ground: Ground) -> str | None:
     mark = f"mark-{secrets.token_hex(8)}"
     with standing_by(mark):
@@ -400,7 +400,7 @@ async def _not_seen(ground: Ground) -> str | None:
     return "one was seen" if mark in ran.out else None
 
 
-@_check("processes", "nothing that it started is left")
+@_check("processes", "no process is left after the call")
 async def _nothing_left(ground: Ground) -> str | None:
     number = f"7{secrets.randbelow(10**8):08d}"
     waiting = f"sh -c 'echo up; exec sleep {number} > /dev/null'"
@@ -411,14 +411,14 @@ async def _nothing_left(ground: Ground) -> str | None:
     return f"{len(left)} processes are left" if left else None
 
 
-@_check("processes", "it has ended when it has, whoever still holds its output")
+@_check("processes", "a call ends with its program, even if another process holds its output")
 async def _ended(ground: Ground) -> str | None:
     number = f"7{secrets.randbelow(10**8):08d}"
     ran = await ground.bash(f"sleep {number} & echo done")
-    return None if ran.out == "done\n" else f"its output is not whole: {ran.said}"
+    return None if ran.out == "done\n" else f"its output is not complete: {ran.said}"
 
 
-@_check("processes", "killing it ends it, whatever it ignores")
+@_check("processes", "a killed program ends, whatever signals it ignores")
 async def _killed(ground: Ground) -> str | None:
     number = f"7{secrets.randbelow(10**8):08d}"
     script = f"trap '' TERM HUP INT; echo up; sleep {number}; sleep {number}"
@@ -431,7 +431,7 @@ async def _killed(ground: Ground) -> str | None:
     return f"{len(left)} processes are left" if left else None
 
 
-@_check("processes", "no set-user-id program and no capability gives it more")
+@_check("processes", "set-user-ID programs and capabilities give no more rights")
 async def _privileges(ground: Ground) -> str | None:
     ran = await ground.bash("cat /proc/self/status")
     status = dict(line.split(":\t", 1) for line in ran.out.splitlines() if ":\t" in line)
@@ -440,26 +440,26 @@ async def _privileges(ground: Ground) -> str | None:
     return None if status.get("NoNewPrivs") == "1" else "it may gain privileges"
 
 
-@_check("processes", "it makes no user namespace of its own")
+@_check("processes", "a program cannot create a user namespace")
 async def _no_namespaces(ground: Ground) -> str | None:
     ran = await ground.bash("command -v unshare > /dev/null || exit 99; unshare --user true && echo made")
     if ran.code == 99:
-        raise NotTried("there is no unshare(1) in the sandbox")
+        raise NotTried("the sandbox has no unshare(1)")
     return "it made one" if "made" in ran.out else None
 
 
 # The environment, secrets and descriptors that a program receives.
 
 
-@_check("environment", "it has what the call says and nothing of Handrail's own")
+@_check("environment", "the environment has the variables of the call, and none of Handrail")
 async def _environment(ground: Ground) -> str | None:
     ran = await ground.bash("env; cat /proc/1/environ | tr '\\0' '\\n'", environment={"GIVEN": "value"})
     if ground.secret in ran.out:
-        return "a variable of Handrail's own was seen"
-    return None if "GIVEN=value" in ran.out.split("\n") else "what was given is not there"
+        return "a variable of Handrail was seen"
+    return None if "GIVEN=value" in ran.out.split("\n") else "the variable of the call is missing"
 
 
-@_check("environment", "secrets come by a descriptor, and nowhere else")
+@_check("environment", "secrets arrive by a descriptor only")
 async def _secrets(ground: Ground) -> str | None:
     value = f"value-{secrets.token_hex(8)}"
     script = 'eval "cat <&$HANDRAIL_SECRETS_FD"; echo; echo ---; env; cat /proc/[0-9]*/cmdline | tr "\\0" "\\n"'
@@ -473,7 +473,7 @@ async def _secrets(ground: Ground) -> str | None:
         return f"none was given: {ran.said}"
 
 
-@_check("descriptors", "it has no descriptor of Handrail's")
+@_check("descriptors", "no descriptor of Handrail is inherited")
 async def _descriptors(ground: Ground) -> str | None:
     descriptor = os.open(ground.outside / "secret", os.O_RDONLY)
     os.set_inheritable(descriptor, True)
@@ -487,21 +487,21 @@ async def _descriptors(ground: Ground) -> str | None:
 # Limits.
 
 
-@_check("limits", "a file grows to its bound")
+@_check("limits", "a file cannot grow beyond its limit")
 async def _file_size(ground: Ground) -> str | None:
     await ground.bash("head -c 3M /dev/zero > big", limits=Limits(file_bytes=_MIB))
     size = (ground.workspace / "big").stat().st_size
-    return None if size <= _MIB else f"it wrote {size} bytes, and the bound is {_MIB}"
+    return None if size <= _MIB else f"it wrote {size} bytes, and the limit is {_MIB}"
 
 
-@_check("limits", "files can be open up to a bound")
+@_check("limits", "the number of open files is limited")
 async def _open_files(ground: Ground) -> str | None:
     script = 'for n in {10..60}; do eval "exec $n</dev/null" || exit; done; echo all'
     ran = await ground.bash(script, limits=Limits(open_files=40))
     return "it opened more" if "all" in ran.out else None
 
 
-@_check("limits", "there are processes up to a bound")
+@_check("limits", "the number of processes is limited")
 async def _processes(ground: Ground) -> str | None:
     script = "n=0; for i in {1..60}; do sleep 5 & n=$((n+1)); done 2> /dev/null; set -- $(jobs -p); echo $#"
     ran = await ground.bash(f"{script} || :", limits=Limits(processes=30))
@@ -509,20 +509,20 @@ async def _processes(ground: Ground) -> str | None:
     return f"it started {count}" if count.isdigit() and int(count) >= 60 else None
 
 
-@_check("limits", "memory is to be had up to a bound")
+@_check("limits", "memory is limited")
 async def _memory(ground: Ground) -> str | None:
     script = "x=$(head -c 200M /dev/zero | tr '\\0' a); echo ${#x}"
     ran = await ground.bash(script, limits=Limits(memory_bytes=64 * _MIB))
     return "it took more" if ran.out.strip() == str(200 * _MIB) else None
 
 
-@_check("limits", "processor time is to be had up to a bound")
+@_check("limits", "processor time is limited")
 async def _processor(ground: Ground) -> str | None:
     ran = await ground.bash("while ((SECONDS < 20)); do :; done; echo all", limits=Limits(cpu_s=1))
     return "it went on" if "all" in ran.out else None
 
 
-@_check("limits", "the folder /tmp is its own and is full at its bound")
+@_check("limits", "the folder /tmp is private and limited")
 async def _tmp(ground: Ground) -> str | None:
     name = f"handrail-{secrets.token_hex(8)}"
     ran = await ground.bash(
@@ -531,11 +531,11 @@ async def _tmp(ground: Ground) -> str | None:
     there = f"/tmp/{name}"  # noqa: S108 - whether it is there is what is asked
     if os.path.lexists(there):
         Path(there).unlink()
-        return "it wrote in this machine's own"
+        return "it wrote in /tmp of this machine"
     return None if ran.out.strip().isdigit() and int(ran.out) <= _MIB else f"it holds more: {ran.said}"
 
 
-@_check("limits", "output is kept up to a bound and counted beyond")
+@_check("limits", "output is kept up to a limit, and counted beyond it")
 async def _output(ground: Ground) -> str | None:
     ran = await ground.bash("head -c 3M /dev/zero", max_bytes=1000)
     kept, whole = len(ran.out), len(ran.out) + ran.dropped

@@ -62,7 +62,9 @@ class Refusing:
 
     async def start(self, capabilities: CapabilitySet, profile: Profile, program: Program) -> Process:
         raise ToolError(
-            f"programs cannot be confined on this machine: {self._tier.detail}. {self._tier.remedy}".rstrip(". ") + ".",
+            f"Programs cannot be confined on this machine: {self._tier.detail.rstrip('. ')}. "
+            f"{'Ask the user to fix this: ' if self._tier.remedy else ''}{self._tier.remedy}".rstrip(". ")
+            + ".",
             kind="unavailable",
         )
 
@@ -79,7 +81,7 @@ def choose(without: frozenset[str] = frozenset()) -> Sandbox:
     :param without: which of :data:`Optional` may be missing, by an operator's word
     """
     if not sys.platform.startswith("linux"):
-        return Refusing(Tier("none", f"there is no sandbox for {sys.platform} in this version", "use Linux"))
+        return Refusing(Tier("none", f"Handrail has no sandbox for {sys.platform} in this version", "use Linux"))
     tried: list[tuple[str, str]] = []
     for binary in binaries():
         seen = _looked_at(binary)
@@ -105,7 +107,7 @@ def _sandbox_of(binary: str, mechanisms: tuple[Mechanism, ...], without: frozens
         return Refusing(Tier("none", detail, remedies, mechanisms))
     lacking = [one.name for one in failed if one.name in get_args(Optional)]
     name = f"bubblewrap without {' and '.join(lacking)}" if lacking else "bubblewrap"
-    about = f"{binary}: namespaces of its own, no network" + _layers(lacking)
+    about = f"{binary}: separate namespaces, no network" + _layers(lacking)
     return Bubblewrap(binary, Tier(name, about, "", mechanisms), system_calls=b"" if "seccomp" in lacking else None)
 
 
@@ -189,7 +191,7 @@ def _looked_at(binary: str) -> _Seen | str:
         thread = threading.Thread(target=lambda: found.append(asyncio.run(_tried(binary, place))))
         thread.start()
         thread.join()
-        return found[0] if found else "the attempt to use it failed"
+        return found[0] if found else "the trial failed"
 
 
 async def _tried(binary: str, place: str) -> _Seen | str:
@@ -214,7 +216,7 @@ async def _tried(binary: str, place: str) -> _Seen | str:
         finally:
             await process.kill()
     except TimeoutError:
-        return f"it did not answer within {_TRY_S} s"
+        return f"no answer within {_TRY_S} s"
     except (ToolError, OSError, ValueError) as error:
         return str(error)
     if code != 0:
@@ -260,46 +262,46 @@ def _own(seen: _Seen, kind: str) -> bool:
 def _namespaces(seen: _Seen) -> Mechanism:
     shared = [about for kind, about in _SPACES.items() if not _own(seen, kind)]
     if shared:
-        return Mechanism("namespaces", False, f"it shares the machine's own: {', '.join(shared)}", _INSTALL)
-    return Mechanism("namespaces", True, f"of its own for {', '.join(_SPACES.values())}")
+        return Mechanism(
+            "namespaces", False, f"these namespaces are shared with the machine: {', '.join(shared)}", _INSTALL
+        )
+    return Mechanism("namespaces", True, f"separate ones for {', '.join(_SPACES.values())}")
 
 
 def _network(seen: _Seen) -> Mechanism:
     if not _own(seen, "net"):
-        return Mechanism("network", False, "it ran a program in the machine's own network namespace", _INSTALL)
-    return Mechanism("network", True, "a namespace of its own with nothing but its loopback")
+        return Mechanism("network", False, "programs run in the network namespace of the machine", _INSTALL)
+    return Mechanism("network", True, "a separate namespace with only a loopback")
 
 
 def _hosts(seen: _Seen) -> Mechanism:
     if seen.no_hosts is not None:
-        cure = "install perl (apt install perl-base), and let this user enter the namespaces of its own sandboxes"
+        cure = "install perl (apt install perl-base), and let this user enter the namespaces of its sandboxes"
         return Mechanism("hosts", False, seen.no_hosts, cure)
-    return Mechanism(
-        "hosts", True, "a program reaches those that its call may, through a proxy that judges each request"
-    )
+    return Mechanism("hosts", True, "programs reach the hosts of their call through a proxy that checks each request")
 
 
 def _privileges(seen: _Seen) -> Mechanism:
     none = set(seen.status.get("CapEff", "?")) == {"0"}
     if none and seen.status.get("NoNewPrivs") == "1":
-        return Mechanism("privileges", True, "none in its namespaces, and none to be gained by a set-uid program")
+        return Mechanism("privileges", True, "programs have no capabilities, and set-user-ID programs give them none")
     return Mechanism("privileges", False, f"capabilities {seen.status.get('CapEff', 'unknown')}", _INSTALL)
 
 
 def _seccomp(seen: _Seen) -> Mechanism:
     machine = seccomp.machine()
     if machine is None:
-        about = f"there is no filter of system calls for {os.uname().machine}"
+        about = f"Handrail has no system call filter for {os.uname().machine}"
         return Mechanism("seccomp", False, about, f"use x86_64 or aarch64; {_by_name('seccomp')}")
     if seen.status.get("Seccomp") != "2":
-        about = "the filter of system calls is not in force"
+        about = "the system call filter is not in force"
         return Mechanism("seccomp", False, about, f"use a kernel with CONFIG_SECCOMP_FILTER; {_by_name('seccomp')}")
     count = len(seccomp.NUMBERS[machine])
-    return Mechanism("seccomp", True, f"a filter for {machine} that refuses or looks into {count} system calls")
+    return Mechanism("seccomp", True, f"a filter for {machine} that denies or inspects {count} system calls")
 
 
 def _by_name(layer: str) -> str:
-    return f'to do without it, say so by name in the configuration: [sandbox] without = ["{layer}"]'
+    return f'to run without it, name it in the configuration: [sandbox] without = ["{layer}"]'
 
 
 _LANDLOCK = (
@@ -315,7 +317,7 @@ def _landlock_version() -> tuple[int, str]:
     call = ctypes.CDLL(None, use_errno=True).syscall
     call(landlock.CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(1))
     disabled = ctypes.get_errno() == errno.EOPNOTSUPP
-    return 0, "this kernel has Landlock but was started without it" if disabled else "this kernel has no Landlock"
+    return 0, "this kernel was started without Landlock" if disabled else "this kernel has no Landlock"
 
 
 def _landlock(seen: _Seen) -> Mechanism:
@@ -323,7 +325,7 @@ def _landlock(seen: _Seen) -> Mechanism:
     if not version:
         return Mechanism("landlock", False, why, _LANDLOCK)
     if "proc" in seen.written:
-        return Mechanism("landlock", False, "it is not in force: what it forbids could be written", _LANDLOCK)
+        return Mechanism("landlock", False, "not in force: a write that it forbids succeeded", _LANDLOCK)
     return Mechanism("landlock", True, f"version {version}, in force on files{', TCP' if version >= 4 else ''}")
 
 
@@ -350,33 +352,31 @@ def _processes(limits: Limits) -> Mechanism:
     if os.geteuid() != 0:
         return Mechanism("processes", True, f"at most {limits.processes} in a sandbox")
     if groups_for(limits.processes, None):
-        about = "in all sandboxes of one Handrail together where root is who runs them, else in each"
+        about = "in all sandboxes of one Handrail together if they run as root, else in each sandbox"
         return Mechanism("processes", True, f"at most {limits.processes} {about}")
-    return Mechanism("processes", False, "the kernel counts none of root's", identity.AS_SOMEBODY)
+    return Mechanism("processes", False, "the kernel does not count the processes of root", identity.AS_SOMEBODY)
 
 
 def _watches(seen: _Seen) -> Mechanism:
     wanted = user_counts()
     if wanted and all(f"{setting} {number}" in seen.settings for setting, number in wanted):
-        return Mechanism("watches", True, "a sandbox gets a quarter of its user's inotify instances and watches")
+        return Mechanism("watches", True, "each sandbox gets a quarter of its user's inotify instances and watches")
     return Mechanism(
         "watches",
         False,
-        "a program can use up all inotify instances of its user, whose editors then miss changes",
+        "a program can use up all inotify instances of its user, so the user's editors miss changes",
         "use Linux 4.11 or newer, and in a container mount /proc/sys/user so that it can be written",
     )
 
 
 def _memory(limits: Limits) -> Mechanism:
-    looked = f"a call that is seen to hold more than {_gib(memory_of_call(limits) or 0)} is ended"
+    looked = f"a call that uses more than {_gib(memory_of_call(limits) or 0)} is ended"
     if groups_for(None, memory_of_all()):
-        about = f"{looked}; a control group bounds all sandboxes of one Handrail at {_gib(memory_of_all())}"
+        about = f"{looked}; a control group limits all sandboxes of one Handrail to {_gib(memory_of_all())}"
         return Mechanism("memory", True, about)
     if (bound := own_bound()) is not None:
-        return Mechanism(
-            "memory", True, f"{looked}; a control group bounds Handrail with all it starts at {_gib(bound)}"
-        )
-    about = f"{looked}, but no control group bounds what it takes between two looks"
+        return Mechanism("memory", True, f"{looked}; a control group limits Handrail and its programs to {_gib(bound)}")
+    about = f"{looked}, but no control group limits memory between two checks"
     return Mechanism("memory", False, about, _BOUNDED)
 
 

@@ -65,13 +65,14 @@ def regular(descriptor: int, located: Located) -> os.stat_result:
     if stat.S_ISREG(found.st_mode):
         return found
     if stat.S_ISDIR(found.st_mode):
-        raise ToolError(f"{located.shown} is a folder; a file was expected", kind="invalid_input")
+        raise ToolError(f"`{located.shown}` is a folder. A file was expected. Name a file in it.", kind="invalid_input")
     raise not_regular(located)
 
 
 def not_regular(located: Located) -> ToolError:
     return ToolError(
-        f"{located.shown} is a device, FIFO or socket; only regular files are read and written", kind="denied"
+        f"`{located.shown}` is a device, FIFO or socket. Only regular files can be read or written. Use another file.",
+        kind="denied",
     )
 
 
@@ -82,26 +83,37 @@ def explained(error: OSError, located: Located, doing: str) -> ToolError:
         return lost
     match error.errno:
         case errno.ENOENT:
-            return ToolError(f"there is no {shown}", kind="failed")
+            return ToolError(f"`{shown}` does not exist. Check the path, or list the folder with glob.", kind="failed")
         case errno.ENOTDIR:
-            return ToolError(f"{shown}: a part of this path is a file, not a folder", kind="failed")
+            return ToolError(f"A part of the path `{shown}` is a file, not a folder. Check the path.", kind="failed")
         case errno.EISDIR:
-            return ToolError(f"{shown} is a folder; a file was expected", kind="invalid_input")
+            return ToolError(f"`{shown}` is a folder. A file was expected. Name a file in it.", kind="invalid_input")
         case errno.ELOOP | errno.EXDEV:
             return ToolError(
-                f"{shown} is a loop of links, or was changed into a link while it was opened; look at the folder again",
+                f"`{shown}` is a loop of links, or became a link while it was opened. List the folder again, then "
+                "retry.",
                 kind="conflict",
             )
         case errno.ENXIO | errno.ENODEV:
             return not_regular(located)
         case errno.ENAMETOOLONG:
-            return ToolError(f"{shown}: this path is too long for the file system", kind="invalid_input")
+            return ToolError(
+                f"The path `{shown}` is too long for the file system. Use a shorter path.", kind="invalid_input"
+            )
         case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
-            return ToolError(f"{doing} {shown}: {os.strerror(error.errno)}; nothing was changed", kind="limit")
+            return ToolError(
+                f"{doing.capitalize()} `{shown}` failed: {os.strerror(error.errno)}. Nothing was changed. Free "
+                "some space, or write less.",
+                kind="limit",
+            )
         case errno.EEXIST:
-            return ToolError(f"{shown} exists already", kind="conflict")
+            return ToolError(f"`{shown}` already exists. Read it first, or use another name.", kind="conflict")
         case _:
-            return ToolError(f"{doing} {shown}: {error.strerror or error}", kind="failed")
+            return ToolError(
+                f"{doing.capitalize()} `{shown}` failed: {error.strerror or error}. Check the path and its "
+                "permissions.",
+                kind="failed",
+            )
 
 
 # An agent's further roots: real folders, separate from everything that Handrail itself relies on.
@@ -129,7 +141,12 @@ def further_roots(
         if problem is not None:
             faults.append((f"roots[{index}].path", problem))
         elif not is_beneath(real, workspace) and found.setdefault(real, root.access) != root.access:
-            faults.append((f"roots[{index}].access", f"{real} is named twice, once to read and once to write"))
+            faults.append(
+                (
+                    f"roots[{index}].access",
+                    f"`{real}` is listed twice, once to read and once to write. Keep one of the entries.",
+                )
+            )
     faults += _inside_writable(roots, found)
     readable = (real for real, access in found.items() if access == "read")
     writable = (real for real, access in found.items() if access == "write")
@@ -138,22 +155,22 @@ def further_roots(
 
 def _problem(root: AgentRoot, real: str, workspace: str, own: Sequence[str]) -> str | None:
     if not real or not Path(real).is_dir():
-        return f"there is no folder {root.path!r}; make it, or leave the root out"
+        return f"The folder {root.path!r} does not exist. Create it, or remove this root."
     if what := too_broad(Path(real)):
-        return f"{root.path!r} is {what}; name a project's folder"
+        return f"{root.path!r} is {what}. Name the folder of a project."
     for folder in own:
         if _meet(real, folder):
-            return f"{root.path!r} meets {folder}, where Handrail keeps its own; name a folder apart from it"
+            return f"{root.path!r} overlaps `{folder}`, where Handrail keeps its state. Name another folder."
     for folder in _OF_THE_SYSTEM:
         if _meet(real, folder):
-            return f"{root.path!r} meets {folder}, which a sandbox guards; name a folder apart from it"
+            return f"{root.path!r} overlaps `{folder}`, which the sandbox protects. Name another folder."
     if root.access == "read" and is_beneath(real, workspace):
         return (
-            f"{root.path!r} lies in the workspace {workspace}, which may be written; a rule such as "
-            "'deny fs.write FOLDER/**' keeps a part of it from being changed"
+            f"{root.path!r} is inside the workspace `{workspace}`, which can be written. To protect a part of "
+            "the workspace, add a rule such as 'deny fs.write FOLDER/**'."
         )
     if root.access == "write" and real != workspace and is_beneath(workspace, real):
-        return f"{root.path!r} holds the workspace {workspace}; open that folder as the workspace instead"
+        return f"{root.path!r} contains the workspace `{workspace}`. Open this folder as the workspace instead."
     return None
 
 
@@ -169,7 +186,7 @@ def _inside_writable(
             if access == "write" and other != real and is_beneath(real, other):
                 yield (
                     f"roots[{index}].access",
-                    f"{root.path!r} lies in {other}, which may be written; write 'write' here too",
+                    f"{root.path!r} is inside `{other}`, which can be written. Set `access` to 'write' here too.",
                 )
 
 

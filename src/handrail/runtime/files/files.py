@@ -128,8 +128,9 @@ def _check_names(located: Located, parts: Sequence[str], data: bytes) -> None:
     names = [plain(part) for part in parts]
     if names[-1] == _HEAD and _REFERENCE.match(data):
         raise ToolError(
-            f"{located.shown} with this content marks its folder as a git repository, which git then takes its "
-            "configuration from: no tool writes it. Give the file another name; repositories are made by git",
+            f"`{located.shown}` with this content marks its folder as a git repository, from which git takes "
+            "its configuration. No tool writes such a file. Use another file name, or create the repository "
+            "with git.init.",
             kind="denied",
         )
     for index, name in enumerate(names):
@@ -248,7 +249,8 @@ class LineIndex:
                 scanned += STEP
                 if scanned > MAX_SCAN:
                     raise ToolError(
-                        f"the line is more than {MAX_SCAN >> 30} GiB into the file; read it by bytes", kind="limit"
+                        f"The line is more than {MAX_SCAN >> 30} GiB into the file. Read the file by bytes instead.",
+                        kind="limit",
                     )
                 self._marks.append(self._marks[-1] + chunk.count(b"\n"))
 
@@ -359,9 +361,11 @@ def window(read: Read, index: LineIndex, first: int, count: int | None, max_byte
 
 def _check_asked(first: int, count: int | None, max_bytes: int, max_line: int) -> None:
     if first == 0:
-        raise ToolError("lines are numbered from 1; -1 is the last", kind="invalid_input")
+        raise ToolError(
+            "Line 0 does not exist. Lines are numbered from 1, and -1 is the last line.", kind="invalid_input"
+        )
     if (count is not None and count < 1) or max_bytes < 1 or max_line < 1:
-        raise ToolError("ask for at least one line and one byte", kind="invalid_input")
+        raise ToolError("The requested range is empty. Ask for at least one line and one byte.", kind="invalid_input")
 
 
 def _raw_lines(read: Read, start: int, size: int, keep: int) -> Iterator[tuple[bytes, bool]]:
@@ -371,7 +375,7 @@ def _raw_lines(read: Read, start: int, size: int, keep: int) -> Iterator[tuple[b
     offset = start
     while offset < size:
         if offset - start > MAX_SCAN:
-            raise ToolError(f"no line ends within {MAX_SCAN >> 30} GiB; read the file by bytes", kind="limit")
+            raise ToolError(f"No line ends within {MAX_SCAN >> 30} GiB. Read the file by bytes instead.", kind="limit")
         chunk = read(offset, min(_CHUNK, size - offset))
         if not chunk:
             break
@@ -457,14 +461,15 @@ class RootedFiles:
     async def read_bytes(self, path: str, *, start: int = 0, max_bytes: int | None = None) -> FileBytes:
         located = self._judged("fs.read", path)
         if max_bytes is not None and max_bytes < 0:
-            raise ToolError(f"max_bytes is {max_bytes}; 0 or more was expected", kind="invalid_input")
+            raise ToolError(f"`max_bytes` is {max_bytes}. It must be 0 or more.", kind="invalid_input")
 
         def take(content: Content) -> FileBytes:
             begin = max(0, content.size + start) if start < 0 else min(start, content.size)
             count = content.size - begin if max_bytes is None else min(max_bytes, content.size - begin)
             if content.data is None and count > MAX_EDIT_BYTES:
                 raise ToolError(
-                    f"{located.shown}: {count} bytes at once are too many; ask for at most {MAX_EDIT_BYTES} with max_bytes",
+                    f"{count} bytes of `{located.shown}` are too many for one read. Ask for at most {MAX_EDIT_BYTES} "
+                    "with `max_bytes`.",
                     kind="limit",
                 )
             return FileBytes(located.shown, content.read(begin, count), begin, content.size)
@@ -493,7 +498,7 @@ class RootedFiles:
                     for entry in entries:
                         if len(found) >= MAX_LIST:
                             raise ToolError(
-                                f"{located.shown} has more than {MAX_LIST} entries; use glob with a pattern",
+                                f"`{located.shown}` has more than {MAX_LIST} entries. Use glob with a pattern instead.",
                                 kind="limit",
                             )
                         shown = self._roots.shown(f"{located.absolute.rstrip('/')}/{entry.name}")
@@ -514,7 +519,9 @@ class RootedFiles:
         def take(content: Content) -> bytes:
             if content.data is None or content.size > limit:
                 raise ToolError(
-                    f"{located.shown} has {content.size} bytes; at most {limit} can be edited", kind="limit"
+                    f"`{located.shown}` has {content.size} bytes. At most {limit} bytes can be edited. Change it with "
+                    "a program instead.",
+                    kind="limit",
                 )
             replace.check_seen(located, content.data, seen)
             return content.data
@@ -524,7 +531,9 @@ class RootedFiles:
     async def write(self, path: str, data: bytes, *, over: bytes | Literal["new", "seen"] = "seen") -> Written:
         located = self._judged("fs.write", path)
         if not located.writable:
-            raise ToolError(f"{located.shown} lies in a read-only folder; write inside the workspace", kind="denied")
+            raise ToolError(
+                f"`{located.shown}` is in a read-only folder. Write inside the workspace instead.", kind="denied"
+            )
 
         def put() -> Written:
             check_write(located, data)

@@ -53,7 +53,7 @@ def replace(located: Located, data: bytes, over: bytes | Literal["new", "seen"],
     """
     path = located.inner
     if path == ".":
-        raise ToolError(f"{located.shown} is a folder; name a file to write", kind="invalid_input")
+        raise ToolError(f"`{located.shown}` is a folder. Name a file to write.", kind="invalid_input")
     parent_path, _, name = path.rpartition("/")
     assert located.root is not None
     root = open_root(located.root)
@@ -125,7 +125,7 @@ def _current(parent: int, name: str, located: Located) -> _Current | None:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise ToolError(
-                f"{located.shown} is a symbolic link now; look at the folder again", kind="conflict"
+                f"`{located.shown}` is now a symbolic link. List the folder again, then retry.", kind="conflict"
             ) from error
         if error.errno == errno.ENXIO:
             raise not_regular(located) from error
@@ -134,14 +134,15 @@ def _current(parent: int, name: str, located: Located) -> _Current | None:
         found = regular(descriptor, located)
         if found.st_nlink > 1:
             raise ToolError(
-                f"{located.shown} has {found.st_nlink} hard links, so writing it could change a file outside the workspace; "
-                "copy it under a new name",
+                f"`{located.shown}` has {found.st_nlink} hard links, so a write could change a file outside the "
+                "workspace. Copy it to a new name, and write the copy.",
                 kind="denied",
             )
         data = read_whole(descriptor, found.st_size) if found.st_size <= MAX_EDIT_BYTES else b""
         if max(found.st_size, len(data)) > MAX_EDIT_BYTES:
             raise ToolError(
-                f"{located.shown} has {found.st_size} bytes; files above {MAX_EDIT_BYTES >> 20} MiB are read but not edited",
+                f"`{located.shown}` has {found.st_size} bytes. Files over {MAX_EDIT_BYTES >> 20} MiB can be read, "
+                "but not edited. Change it with a program instead.",
                 kind="limit",
             )
         return _Current(data, found)
@@ -152,12 +153,17 @@ def _current(parent: int, name: str, located: Located) -> _Current | None:
 def _agree(located: Located, before: _Current | None, over: bytes | Literal["new", "seen"], seen: str | None) -> None:
     if over == "new":
         if before is not None:
-            raise ToolError(f"{located.shown} exists already; a new file was expected", kind="conflict")
+            raise ToolError(
+                f"`{located.shown}` already exists, but a new file was expected. Read it first, or use another name.",
+                kind="conflict",
+            )
     elif over == "seen":
         if before is not None:
             check_seen(located, before.data, seen)
     elif before is None:
-        raise ToolError(f"{located.shown} is gone; it was there when it was read", kind="conflict")
+        raise ToolError(
+            f"`{located.shown}` no longer exists. It existed when you read it. List the folder again.", kind="conflict"
+        )
     elif before.data != over:
         raise changed(located)
 
@@ -165,16 +171,14 @@ def _agree(located: Located, before: _Current | None, over: bytes | Literal["new
 def check_seen(located: Located, data: bytes, seen: str | None) -> None:
     """:raises ToolError: ``conflict`` unless ``data`` is what the session saw last."""
     if seen is None:
-        raise ToolError(
-            f"{located.shown} exists and has not been read in this session; read it first, then write", kind="conflict"
-        )
+        raise ToolError(f"`{located.shown}` has not been read in this session. Read it, then write.", kind="conflict")
     if hashlib.sha256(data).hexdigest() != seen:
         raise changed(located)
 
 
 def changed(located: Located) -> ToolError:
     return ToolError(
-        f"{located.shown} has changed since it was read; nothing was written. Read it again and repeat the edit",
+        f"`{located.shown}` has changed since it was read. Nothing was written. Read it again and repeat the edit.",
         kind="conflict",
     )
 
@@ -222,7 +226,9 @@ def _claim(parent: int, temporary: str, name: str, located: Located) -> None:
         if not _rename(parent, temporary, name, _RENAME_NOREPLACE):
             os.link(temporary, name, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
     except FileExistsError as error:
-        raise ToolError(f"{located.shown} was created by somebody else just now", kind="conflict") from error
+        raise ToolError(
+            f"`{located.shown}` was just created by another process. Read it first, then write.", kind="conflict"
+        ) from error
 
 
 def _exchange(parent: int, temporary: str, name: str, before: _Current, located: Located) -> None:

@@ -91,13 +91,13 @@ def canonical(path: str) -> str:
 def openat2_works() -> str | None:
     """Why files cannot be confined here, with the remedy; None where they can."""
     if not _ON_LINUX:
-        return f"file tools need Linux's openat2; this is {sys.platform}"
+        return f"File tools need openat2 of Linux. This system is {sys.platform}. Use Linux."
     try:
         os.close(openat2(AT_FDCWD, "/", HANDLE | os.O_DIRECTORY, NO_SYMLINKS | NO_MAGICLINKS))
     except OSError as error:
         if error.errno == errno.ENOSYS:
-            return f"the kernel ({os.uname().release}) has no openat2; use Linux 5.6 or newer"
-        return f"openat2 is refused here ({error.strerror}); allow it in the container's seccomp profile"
+            return f"The kernel ({os.uname().release}) has no openat2. Use Linux 5.6 or newer."
+        return f"openat2 is blocked here ({error.strerror}). Allow it in the seccomp profile of the container."
     return None
 
 
@@ -135,7 +135,7 @@ class Roots:
         self.workspace = os.path.realpath(workspace)
         if not Path(self.workspace).is_dir():
             raise StartError(
-                f"the workspace '{visible(str(workspace))}' is not a folder; create it or name another one"
+                f"The workspace '{visible(str(workspace))}' is not a folder. Create it, or name another one."
             )
         self._within = f"{self.workspace.rstrip('/')}/"
         self.readable: tuple[str, ...] = tuple(os.path.realpath(root) for root in readable)
@@ -180,8 +180,9 @@ class Roots:
         there = dict.fromkeys((self.workspace, *self.further.readable, *self.further.writable))
         outputs = " and its saved outputs" if self.readable else ""
         return (
-            f"{located.shown} is outside the folders of this session ({', '.join(map(visible, there))}){outputs}. Use a path there, "
-            "or ask the user to add the folder to [[roots]] in the agent's manifest."
+            f"`{located.shown}` is outside the folders of this session "
+            f"({', '.join(map(visible, there))}){outputs}. Use a path there, or ask the user to add the "
+            "folder to [[roots]] in the agent's manifest."
         )
 
     def shown(self, absolute: str) -> str:
@@ -196,13 +197,15 @@ class Roots:
 def _check(path: str) -> None:
     """:raises ToolError: for text that can name no file"""
     if not path:
-        raise ToolError("the path is empty; name a file or folder, or '.' for the workspace", kind="invalid_input")
+        raise ToolError("The path is empty. Name a file or folder, or '.' for the workspace.", kind="invalid_input")
     if "\0" in path:
-        raise ToolError(f"the path '{visible(path)}' has a NUL character in it", kind="invalid_input")
+        raise ToolError(f"The path '{visible(path)}' contains a NUL character. Remove it.", kind="invalid_input")
     try:
         raw = os.fsencode(path)
     except UnicodeEncodeError:
-        raise ToolError(f"the path '{visible(path)}' is not valid Unicode text", kind="invalid_input") from None
+        raise ToolError(
+            f"The path '{visible(path)}' is not valid Unicode text. Correct it.", kind="invalid_input"
+        ) from None
     if len(raw) > MAX_PATH_BYTES or any(len(part) > MAX_NAME_BYTES for part in raw.split(b"/")):
         raise _too_long(path)
 
@@ -213,16 +216,16 @@ def lost_root(root: str) -> ToolError | None:
     A folder that stands where another one stood is taken for it: so does a fresh checkout.
     """
     if not os.path.lexists(root):
-        what = "is not there any more: it was moved or deleted while it was open"
+        what = "no longer exists: it was moved or deleted while it was open"
     elif os.path.realpath(root) != root:
-        what = "has become a symbolic link while it was open, and a link is not followed to another folder"
+        what = "became a symbolic link while it was open, and Handrail does not follow a link to another folder"
     elif not Path(root).is_dir():
-        what = "is no folder any more"
+        what = "is not a folder any more"
     else:
         return None
     return ToolError(
-        f"the folder {visible(root)} {what}. Nothing was read or changed; put it back, or stop Handrail here and start "
-        "it again where the folder is now",
+        f"The folder {visible(root)} {what}. Nothing was read or changed. Ask the user to put it back, or "
+        "to restart Handrail where the folder is now.",
         kind="unavailable",
     )
 
@@ -234,7 +237,7 @@ def is_beneath(path: str, folder: str) -> bool:
 
 def _too_long(path: str) -> ToolError:
     return ToolError(
-        f"the path {visible(path[:60])}… is too long ({len(path)} characters); the system takes {MAX_PATH_BYTES} bytes, "
-        f"and {MAX_NAME_BYTES} in one name",
+        f"The path {visible(path[:60])}… is too long: {len(path)} characters. The limits are "
+        f"{MAX_PATH_BYTES} bytes for a path and {MAX_NAME_BYTES} bytes for one name. Use a shorter path.",
         kind="invalid_input",
     )

@@ -132,8 +132,8 @@ class EditorFiles(RootedFiles):
 def unsaved_changes(located: Located) -> ToolError:
     """Why a file is not changed."""
     return ToolError(
-        f"the user has unsaved changes to {located.shown} in their editor, so it is not changed; ask them to save or drop "
-        "these, then read it again",
+        f"`{located.shown}` was not changed: the user has unsaved changes to it in their editor. Ask the "
+        "user to save or discard them, then read the file again.",
         kind="conflict",
     )
 

@@ -36,13 +36,15 @@ from handrail.sandbox.view.tree import DEEPEST, LONGEST, Protected, Tree, check_
 _OPENED_IN_ONE_LOOK = 64
 _TOLD = 8
 """How many of the things that were moved away are named in one answer."""
-_TOO_MANY_HIDDEN = f"rules hide such names from programs, and with more than {protected.MOST_MOUNTS:,} of them no program could be started"
+_TOO_MANY_HIDDEN = (
+    f"rules hide such names from programs, and a sandbox can hide at most {protected.MOST_MOUNTS:,} of them"
+)
 _NOTHING: Mapping[str, Original] = {}
 _MOST_TOLD = 1_000
 _MOST_ORIGINALS = 2_000
 _UNLOOKED = (
-    f"Handrail cannot look into it: it is closed to its owner, or more than {DEEPEST} folders deep, or its path has more than "
-    f"{LONGEST:,} bytes"
+    f"Handrail cannot read it: it is closed to its owner, or more than {DEEPEST} folders deep, or its "
+    f"path has more than {LONGEST:,} bytes"
 )
 
 
@@ -242,10 +244,11 @@ class Aftermath:
             return None
         more = len(self._told) + self._more - _TOLD
         told = "; ".join(self._told[:_TOLD]) + (f"; and {more} more" if more > 0 else "")
-        but = "unless a rule of fs.write names the path" if self._asked_only else "whatever rules say"
+        but = "unless an fs.write rule names the path" if self._asked_only else "whatever the rules allow"
         return Vetoed(
-            f"the call failed for what its program made or changed where no program may write, {but}: "
-            f"{told}. Everything else it did stays as it is"
+            f"The call failed because its program made or changed protected files: {told}. No program may "
+            f"write these, {but}. The other changes of the program stay. Ask the user if such a change is "
+            "needed."
         )
 
     def report(self) -> Vetoed | None:
@@ -259,7 +262,9 @@ class Aftermath:
             return ()
         more = len(self._stays) - _TOLD
         made = ", ".join([*self._stays][:_TOLD]) + (f" and {more} more" if more > 0 else "")
-        return (f"this call made {made}: a tool that a person starts here runs or loads code from it. Say so to them",)
+        return (
+            f"This call made {made}. Tools that the user starts here run or load code from it. Tell the user about it.",
+        )
 
     def look(self) -> None:
         """Compare, and move away or put back what may not stay: the program has ended, or its call has.
@@ -429,7 +434,7 @@ class Aftermath:
         shown = visible(path[len(tree.root.rstrip("/")) + 1 :])
         if original.kept is None and (fate == "gone" or entry is None):
             what = "is gone" if fate == "gone" else "was replaced"
-            self._tell(f"{shown} {what} while the program ran, which may not change it, and cannot be put back")
+            self._tell(f"{shown} {what} while the program ran, and cannot be put back")
             return
         try:
             became = self._put_back(tree.root, path, original, fate)
@@ -437,20 +442,21 @@ class Aftermath:
             return  # the folder around is gone too
         except OSError as error:
             check_passing(error, path)  # the next look does it
-            became = f"could not be put back ({error.strerror}); a person has to look at it"
+            became = f"could not be put back ({error.strerror}) and the user has to look at it"
         self._tell(
-            f"{shown} {became}, since another process replaced it while the program ran, and the program could write it from then on"
+            f"{shown} {became}, because another process replaced it while the program ran, and the program "
+            "could write it from then on"
         )
 
     def _put_back(self, root: str, path: str, original: Original, fate: Fate) -> str:
         """Returns what became of the path, as a message says it."""
         moved = ""
         if fate == "replaced" and (kept := self._quarantine.take(root, path)) is not None:
-            moved = f"; what had its place was moved to {kept}" if kept else "; what had its place was removed"
+            moved = f"; the file in its place was moved to {kept}" if kept else "; the file in its place was removed"
         if original.kept is None:
-            return f"is not what it was before{moved}"
+            return f"has changed{moved}"
         restore(root, path, original.kept)
-        return f"was put back as it was before{moved}"
+        return f"was restored{moved}"
 
     def _mounted_files(self, place: Place) -> frozenset[object]:
         """The identities of what is mounted over, to recognise it under another path. A program can neither move it nor link it."""
@@ -478,23 +484,23 @@ class Aftermath:
             became = "is gone again" if kept is None else f"was moved to {kept}" if kept else "was removed"
             if (original := before.configs.get(path)) is not None:
                 restore(tree.root, path, original)
-                became = "was put back as it was before"
+                became = "was restored"
         except OSError as error:
             check_passing(error, path)  # the next look does it
-            became = f"could not be moved away ({error.strerror}) and has to be removed by a person"
+            became = f"could not be moved away ({error.strerror}) and the user has to remove it"
         if why is None:
-            self._tell(f"{shown} {became}, since {what}")
+            self._tell(f"{shown} {became}, because {what}")
         elif why.asks:
-            rule = f"'allow fs.write {shown}' is a rule that names it"
-            self._tell(f"{shown} {became}, since it {why.what}; {rule}", asks=True)
+            rule = f"the rule 'allow fs.write {shown}' would allow it"
+            self._tell(f"{shown} {became}, because it {why.what}; {rule}", asks=True)
         elif is_repository:
             detail = f" ({what})" if self._vcs else ""
             self._tell(
-                f"{shown} is a new repository with configuration of its own{detail} and {became}; a repository is made "
-                "by git.init or git.clone, which have the capability vcs.config as bash never has, or by a person"
+                f"{shown} is a new repository with its own configuration{detail} and {became}; only the user, or git.init "
+                "and git.clone with the capability vcs.config, can create a repository here"
             )
         else:
-            self._tell(f"{shown} {became}, since {_because(why, what)}")
+            self._tell(f"{shown} {became}, because {_because(why, what)}")
 
     def _unplant(self, tree: Tree, path: str, planted: Sequence[bytes], known: Collection[bytes]) -> None:
         """Take the steps that run a command out of a rebase that has begun."""
@@ -508,9 +514,13 @@ class Aftermath:
                 restore(tree.root, path, rest)
         except OSError as error:
             check_passing(error, path)  # the next look does it
-            self._tell(f"{shown} would run {what}, could not be changed ({error.strerror}), and a person has to look")
+            self._tell(
+                f"{shown} would run {what}, could not be changed ({error.strerror}), and the user has to look at it"
+            )
         else:
-            self._tell(f"{shown} would run {what} once a person lets git go on, and was left without that")
+            self._tell(
+                f"{shown} would run {what} when the user continues the git operation, so this command was removed"
+            )
 
     def _relink(self, root: str, path: str, target: str) -> None:
         """Put back a protected link that was changed or removed."""
@@ -529,7 +539,7 @@ class Aftermath:
             check_passing(error, path)  # the next look does it
             self._tell(f"{shown} was a link and could not be put back ({error.strerror})")
         else:
-            self._tell(f"{shown} is a link that was changed, and was put back")
+            self._tell(f"{shown} is a protected link that was changed, and was restored")
 
 
 def _has_moved(place: Place, path: str, entry: Protected, mounted: Collection[object]) -> bool:

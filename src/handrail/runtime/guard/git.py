@@ -225,7 +225,7 @@ def without_steps(tree: Tree, path: str, known: Collection[bytes]) -> Kept | Non
 
 
 _STEPS = ("rebase-merge/git-rebase-todo", "rebase-merge/git-rebase-todo.backup", "sequencer/todo")
-_NO_FILE = b"what is no plain file of one name"
+_NO_FILE = b"a file that is not a regular file with one name"
 _RUNS_NOTHING = frozenset(
     (
         *(
@@ -264,7 +264,7 @@ def fault(tree: Tree, entry: Protected, before: Kept | None) -> str | None:
     if entry.why.kind == "hook" and entry.folder and name == "hooks":
         return _fault_in_hooks(tree, entry.path)
     if entry.why.kind != "vcs" or entry.folder or entry.link:
-        return "it is new" if before is None else "it is no plain file of one name"
+        return "it is new" if before is None else "it is not a regular file with one name"
     folder = entry.path.rpartition("/")[0]
     repositories = set(tree.repositories())
     if name in _CONFIGS and folder in repositories:
@@ -286,13 +286,13 @@ def lost(tree: Tree, path: str, before: Kept) -> str | None:
 def _fault_in_config(tree: Tree, path: str, folder: str, before: Kept | None) -> str | None:
     now = read_plain(tree.root, path)
     if now is None:
-        return "it is no plain file of one name"
+        return "it is not a regular file with one name"
     if before is not None and now.data == before.data:
         return None
     try:
         keys = _beyond(tree, folder, b"" if before is None else before.data, now.data)
     except Unreadable as error:
-        return f"git could not read it: {error}"
+        return f"git cannot read it: {error}"
     return None if not keys else f"{', '.join(keys[:5])} may not be set by a tool"
 
 
@@ -311,17 +311,17 @@ def _beyond(tree: Tree, folder: str, before: bytes, after: bytes) -> list[str]:
 def _fault_in_pointer(tree: Tree, path: str, repositories: Collection[str]) -> str | None:
     now = read_plain(tree.root, path)
     if now is None:
-        return "it is no plain file of one name"
+        return "it is not a regular file with one name"
     text = now.data.decode("utf-8", "surrogateescape").strip()
     if plain(path.rpartition("/")[2]) == ".git":
         marker, _, text = text.partition(":")
         if marker != "gitdir":
-            return "it does not say where its repository is"
+            return "it does not name a repository"
         text = text.strip()
     if not text or "\n" in text or "\0" in text:
-        return "it does not say where its repository is"
+        return "it does not name a repository"
     target = os.path.realpath(Path(path.rpartition("/")[0], text))
-    return None if target in repositories else "it leads to no repository in this folder"
+    return None if target in repositories else "it does not lead to a repository in this folder"
 
 
 def _fault_in_hooks(tree: Tree, path: str) -> str | None:

@@ -41,9 +41,9 @@ def read(data: bytes) -> list[Entry]:
     :raises Unreadable: saying what is wrong in which line
     """
     if len(data) > MAX_CONFIG_BYTES:
-        raise Unreadable(f"it has {len(data)} bytes; {MAX_CONFIG_BYTES} are read")
+        raise Unreadable(f"it has {len(data)} bytes; the limit is {MAX_CONFIG_BYTES}")
     if b"\0" in data:
-        raise Unreadable("it has a NUL character in it")
+        raise Unreadable("it contains a NUL character")
     text = data.decode("utf-8", "surrogateescape")
     return _Reader(text.removeprefix("\ufeff").replace("\r\n", "\n")).entries()
 
@@ -70,9 +70,9 @@ class _Reader:
             elif char == "[":
                 section = self._section()
             elif char not in _LETTERS:
-                raise self._fault(f"{char!r} begins no entry")
+                raise self._fault(f"{char!r} cannot begin an entry")
             elif not section:
-                raise self._fault("an entry stands before the first section")
+                raise self._fault("an entry comes before the first section")
             else:
                 found.append(self._entry(section, char))
         return found
@@ -95,13 +95,13 @@ class _Reader:
             if char != "" and char in _SPACE:
                 return f"{name}.{self._subsection(char)}"
             if (char not in _KEY and char != ".") or char == "":
-                raise self._fault("a section's name is not closed, or has a character that none may have")
+                raise self._fault("a section name is not closed, or has an invalid character")
             name += char.lower()
 
     def _subsection(self, char: str) -> str:
         while char != "" and char in _SPACE:
             if char == "\n":
-                raise self._fault("a section's name goes over the end of its line")
+                raise self._fault("a section name continues on the next line")
             char = self._next()
         if char != '"':
             raise self._fault("a subsection is not quoted")
@@ -127,7 +127,7 @@ class _Reader:
         if char in ("", "\n"):
             return Entry(f"{section}.{name}", None)
         if char != "=":
-            raise self._fault(f"after {name!r} there is {char!r}; '=' was expected")
+            raise self._fault(f"{char!r} follows {name!r}; '=' was expected")
         return Entry(f"{section}.{name}", self._value())
 
     def _value(self) -> str:
@@ -153,7 +153,7 @@ class _Reader:
                 if char == "\n":
                     continue
                 if char not in _ESCAPES:
-                    raise self._fault(f"there is no escape \\{char}")
+                    raise self._fault(f"\\{char} is not a valid escape")
                 value.append(_ESCAPES[char])
             elif char == '"':
                 quoted = not quoted

@@ -122,8 +122,9 @@ class Guarded:
             return await self._sandbox.start(capabilities, profile, program)
         except OSError as error:
             raise ToolError(
-                f"the program was not started: {error.strerror or error}. If the system or this process is short of descriptors, "
-                "processes or memory, end what holds them, or raise the limit (ulimit -n), and call again",
+                f"The program was not started: {error.strerror or error}. The system or this process may be short "
+                "of descriptors, processes or memory. Stop what uses them, or ask the user to raise the limit "
+                "(ulimit -n), then call again.",
                 kind="unavailable",
             ) from error
 
@@ -138,8 +139,8 @@ class Guarded:
             self._owed.pop(0)
             if (veto := aftermath.veto()) is not None:
                 raise ToolError(
-                    f"no program was started: the last look after an earlier program was still due. Of that program, {veto.text}. "
-                    "Call again",
+                    "No program was started: the check after an earlier program was still due, and found a problem. "
+                    f"{veto.text} Call again.",
                     kind="conflict",
                 )
 
@@ -352,7 +353,7 @@ class GuardedProcess(Delegating):
         await self._settled()
         if (veto := self.veto) is not None:
             if error is not None and error.kind == "conflict":  # a mount ended, and the program with it
-                raise ToolError(f"{error.text}. Also, {veto.text}", kind="conflict")
+                raise ToolError(f"{error.text} {veto.text}", kind="conflict")
             veto.exit_code = code
             raise veto
         if self._unlooked is not None:
@@ -429,8 +430,8 @@ class GuardedProcess(Delegating):
                     await self._run(self._aftermath.look)
                 except (ToolError, OSError) as error:
                     self._unlooked = ToolError(
-                        f"what the program left in the workspace could not be looked at: {error}. No other program is started "
-                        "before that has been done",
+                        f"The changes of the program in the workspace could not be checked: {str(error).rstrip('.')}. "
+                        "No other program starts before this check succeeds. Call again later.",
                         kind="unavailable",
                     )
                     if pause is not None:
@@ -468,19 +469,19 @@ def explained(process: Process, output: bytes) -> tuple[str, ...]:
 def _why_hidden(path: str, shown: str, denials: Denials | None) -> str:
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # noqa: PTH110, PTH112, PTH113
         return (
-            f"{shown} is a FIFO, and opening it would wait for ever: Handrail hides it from programs. Remove it, or put a "
-            "regular file in its place"
+            f"`{shown}` is a FIFO, and opening it would wait forever, so Handrail hides it from programs. "
+            "Remove it, or replace it by a regular file."
         )
     if denials is not None and not denials.hides(path) and os.path.isdir(path):  # noqa: PTH112
         return (
-            f"{shown} is hidden whole from programs: it holds files that are kept from them, and there are too many "
-            "of these to hide one by one; or Handrail cannot look into it. Allow reading those that hold no secret, or put those "
-            "that do into a folder of their own"
+            f"The folder `{shown}` is hidden from programs as a whole: it contains too many hidden files to "
+            "hide one by one, or Handrail cannot read it. Ask the user to allow reading the files that hold "
+            "no secret, or to move the secret ones into another folder."
         )
     return (
-        f"{shown} is hidden from programs: a rule keeps it from being read, or it looks like a secret "
-        f"and no rule allows it. A rule such as 'allow fs.read {shown}' would show it to programs; "
-        "that a command may run does not"
+        f"`{shown}` is hidden from programs: a rule denies reading it, or it looks like a secret and no "
+        f"rule allows it. If programs need it, ask the user for a rule such as 'allow fs.read {shown}'. "
+        "Allowing a command does not show it this file."
     )
 
 
@@ -488,22 +489,25 @@ def _why_fixed(path: str, relative: str, process: GuardedProcess) -> str:
     why, shown = protection(relative), visible(relative)
     if path in process.in_use:
         return (
-            f"{shown} cannot be changed now: {process.in_use[path]} runs with it mounted over. Wait until that "
-            "has ended, or stop it, and call again"
+            f"`{shown}` cannot be changed now: {process.in_use[path]} runs with it mounted over. Wait until "
+            "that program has ended, or stop it, then call again."
         )
     if why is None and any(one == path or one.startswith(f"{path}/") for one in process.shared):
         return (
-            f"{shown} cannot be written by this program: it is, or it holds, files that have further names outside "
-            "of the workspace (hard links). Each start gives some of them a copy of their own; 'handrail doctor' says how "
-            "many are left"
+            f"`{shown}` cannot be written by this program: it is, or contains, files with other names outside "
+            "the workspace (hard links). Copy it to a new name to change it. Each start gives some of these "
+            "files their own copy, and 'handrail doctor' shows how many are left."
         )
     if why is None:
-        return f"{shown} cannot be written by programs: a rule denies it"
+        return (
+            f"`{shown}` cannot be written by programs: a rule denies it. Use another path, or ask the user to "
+            "change the rule."
+        )
     if why.kind == "vcs":
         return (
-            f"{shown} {why.what}: programs change it only in tools with the capability vcs.config, "
-            "which bash never has. Go without (git push origin BRANCH, git checkout -b NAME --no-track), use "
-            "such a tool, or ask a person"
+            f"`{shown}` {why.what}. Programs change it only in tools with the capability vcs.config, which "
+            "bash never has. Do without it (git push origin BRANCH, git checkout -b NAME --no-track), use "
+            "such a tool, or ask the user."
         )
     return why.refusal(shown)
 

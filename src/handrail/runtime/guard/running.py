@@ -82,8 +82,8 @@ class RunningPrograms:
             name, path = found
             shown = visible(path.removeprefix(profile.workspace.rstrip("/") + "/"))
             raise ToolError(
-                f"no program was started: {name} may replace {shown} while it runs, and that would end a program that starts now. "
-                "Wait until it has ended, or stop it, and call again",
+                f"No program was started: {name} may replace `{shown}` while it runs, which would end a program "
+                "that starts now. Wait until it has ended, or stop it, then call again.",
                 kind="conflict",
             )
         return False
@@ -146,8 +146,8 @@ class RunningPrograms:
             deadline = now + WAIT_S if deadline is None else deadline
             if not await self._until(change, deadline - now):
                 raise ToolError(
-                    f"{shown} was not written: {name} runs with this file mounted over, and a write would end it. Wait until it "
-                    "has ended, or stop it, and write again",
+                    f"`{shown}` was not written: {name} runs with this file mounted over, and a write would end it. "
+                    "Wait until it has ended, or stop it, then write again.",
                     kind="conflict",
                 )
 

@@ -330,12 +330,14 @@ def _setting(name: str) -> str:
 
 
 _SIGNALS: Mapping[int, str] = {
-    signal.SIGXCPU: f"it has used up the processor time that one process may have ({_setting('cpu_s')})",
-    signal.SIGXFSZ: f"it has written a file to the greatest length that one may have ({_setting('file_mib')})",
-    signal.SIGSYS: "it made a system call of another architecture, and only this machine's own programs run in a sandbox",
+    signal.SIGXCPU: f"it has used up the processor time of one process ({_setting('cpu_s')})",
+    signal.SIGXFSZ: f"it has written a file of the maximum length ({_setting('file_mib')})",
+    signal.SIGSYS: (
+        "it made a system call of another architecture, and only programs for this machine run in a sandbox"
+    ),
 }
 _WORDS = tuple(
-    (re.compile(pattern), f"perhaps the bound on {about} ({_setting(setting)})")
+    (re.compile(pattern), f"it perhaps reached the limit on {about} ({_setting(setting)})")
     for pattern, setting, about in (
         (
             rb"(?i)cannot allocate memory|\bout of memory|MemoryError|bad_alloc|\bENOMEM\b",

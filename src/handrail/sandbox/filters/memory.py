@@ -104,16 +104,17 @@ def found_beyond(first: int, bound: int | None, short: bool) -> ToolError | None
     """
     if bound is not None and (held := beyond(first, bound)) is not None:
         return ToolError(
-            f"it was ended: its processes together held {held // _MIB:,} MiB of memory, what they share and files in "
-            f"memory counted, and one call may hold {bound // _MIB:,} MiB (the operator sets it as "
-            "sandbox.call_memory_mib, and it is at most three quarters of the machine's). Work on less at a time, "
-            "or in fewer processes",
+            f"The program was ended: its processes used {held // _MIB:,} MiB of memory together, with shared "
+            f"memory and files in memory. One call may use {bound // _MIB:,} MiB (the operator sets it as "
+            "sandbox.call_memory_mib, and it is at most three quarters of the machine's). Work on less at a "
+            "time, or in fewer processes.",
             kind="limit",
         )
     if short and (count := pipes_of(first)) > _MOST_PIPES:
         return ToolError(
-            f"The program was ended: its processes held {count:,} pipes, and the pipes of this user have become short. "
-            f"A call may hold {_MOST_PIPES} pipes then. Work with fewer pipes or processes at a time.",
+            f"The program was ended: its processes had {count:,} pipes open, and the pipes of this user have "
+            f"become short. A call may have {_MOST_PIPES} pipes then. Work with fewer pipes or processes at a "
+            "time.",
             kind="limit",
         )
     return None

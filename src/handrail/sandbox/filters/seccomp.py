@@ -159,7 +159,7 @@ def program(name: Machine | None = None, *, unix_sockets: bool = False) -> bytes
     """
     chosen = name or machine()
     if chosen is None:
-        raise ValueError(f"there is no filter for {os.uname().machine}; x86_64 and aarch64 have one")
+        raise ValueError(f"No system call filter exists for {os.uname().machine}. Use x86_64 or aarch64.")
     return _assembled(_whole(chosen, unix_sockets=unix_sockets))
 
 

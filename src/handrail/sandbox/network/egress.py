@@ -66,7 +66,7 @@ class SystemResolver:
 
     async def resolve(self, name: str) -> Sequence[str]:
         if self._under_way >= _MOST_LOOKUPS:
-            raise OSError("too many names are being looked up; try again in a while")
+            raise OSError("too many host names are being resolved at once")
         loop = asyncio.get_running_loop()
         found: asyncio.Future[list[str]] = loop.create_future()
 
@@ -94,7 +94,7 @@ class SystemResolver:
             async with asyncio.timeout(self._timeout_s):
                 return await found
         except TimeoutError:
-            raise OSError(f"nobody answered within {self._timeout_s:g} s") from None
+            raise OSError(f"no answer within {self._timeout_s:g} s") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +133,8 @@ class Egress:
         if layer is None:
             return None
         return (
-            f"{host} is not among the hosts of {layer.owner}; who is responsible for it would add it to its requires, "
-            f'as in {{"net": {{"hosts": ["{host}"]}}}}.'
+            f"{host} is not an allowed host of {layer.owner}. Continue without it, or ask the user to add it "
+            f'to `requires`, as in {{"net": {{"hosts": ["{host}"]}}}}.'
         )
 
     async def way(self, host: Host) -> Way:
@@ -180,21 +180,31 @@ class Egress:
                 connection.close()
                 raise
             connection.close()
-        raise ToolError(f"{way.host} cannot be reached: {problem}", kind="backend")
+        raise ToolError(
+            f"{way.host} could not be reached: {problem}. Check the host and the port, or try again later.",
+            kind="backend",
+        )
 
     async def _addresses(self, host: Host) -> tuple[Address, ...]:
         try:
             texts = await self._resolver.resolve(host.name)
         except OSError as error:
-            raise ToolError(f"{host.name} leads to no address: {error.strerror or error}", kind="backend") from None
+            raise ToolError(
+                f"{host.name} could not be resolved: {error.strerror or error}. Check the host name.", kind="backend"
+            ) from None
         addresses: list[Address] = []
         for text in dict.fromkeys(texts):
             try:
                 addresses.append(ip_address(text))
             except (ValueError, AddressValueError):
-                raise ToolError(f"{host.name} leads to {text[:100]!r}, which is no address", kind="denied") from None
+                raise ToolError(
+                    f"{host.name} resolves to {text[:100]!r}, which is not an IP address. Use another host.",
+                    kind="denied",
+                ) from None
         if not addresses:
-            raise ToolError(f"{host.name} leads to no address", kind="backend")
+            raise ToolError(
+                f"{host.name} could not be resolved: it has no address. Check the host name.", kind="backend"
+            )
         return tuple(addresses)
 
     def _refusal_of_address(self, host: Host, address: Address) -> str | None:
@@ -207,10 +217,11 @@ class Egress:
         literal = f"{bracketed(str(address))}:{host.port}"
         for layer in self._capabilities.layers:
             if not any(grants_address(pattern, address, host.port) for pattern in layer.hosts):
-                leads = f"{host}" if host.address is not None else f"{host} leads to {address}, and that"
+                leads = f"{host}" if host.address is not None else f"{host} resolves to {address}, which"
                 return (
-                    f"{leads} is {fault}, which only a literal grant opens; {layer.owner} has none. "
-                    f'If it is meant, its requires would say {{"net": {{"hosts": ["{literal}"]}}}}.'
+                    f"{leads} is {fault}. Only a literal grant opens such an address, and {layer.owner} has none. Use "
+                    f'a public host, or ask the user to add it to `requires`, as in {{"net": {{"hosts": '
+                    f'["{literal}"]}}}}.'
                 )
         if host.address is None and self._gate is not None:
             return self._gate(bracketed(str(address)), host.port)

@@ -76,13 +76,13 @@ def read_request(head: bytes) -> RequestHead:
     line, fields = _lines(head)
     match = _REQUEST_LINE.fullmatch(line)
     if match is None:
-        raise Malformed("its first line is not 'METHOD TARGET HTTP/1.1'")
+        raise Malformed("the first line is not 'METHOD TARGET HTTP/1.1'")
     framing = _framing(fields)
     old = match[3] == b"0"
     if old and framing == "chunked":
         raise Malformed("an HTTP/1.0 request cannot be chunked")
     if sum(name == b"host" for name, _ in fields) > 1:
-        raise Malformed("it has more than one Host")
+        raise Malformed("the head has more than one Host field")
     return RequestHead(match[1].decode(), match[2].decode(), fields, 0 if framing is None else framing, old)
 
 
@@ -92,7 +92,7 @@ def read_response(head: bytes, method: str) -> ResponseHead:
     line, fields = _lines(head)
     match = _STATUS_LINE.fullmatch(line)
     if match is None:
-        raise Malformed("its first line is no HTTP/1 status line")
+        raise Malformed("the first line is not an HTTP/1 status line")
     status = int(match[1])
     framing = _framing(fields)
     if method == "HEAD" or status < 200 or status in (204, 304):
@@ -130,13 +130,13 @@ def read_chunk_size(line: bytes) -> int:
 def _lines(head: bytes) -> tuple[bytes, Fields]:
     first, *rest = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     if len(rest) > MAX_FIELDS:
-        raise Malformed(f"it has more than {MAX_FIELDS} fields")
+        raise Malformed(f"the head has more than {MAX_FIELDS} fields")
     fields: Fields = []
     for line in rest:
         name, colon, value = line.partition(b":")
         value = value.strip(b" \t")
         if not colon or not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
-            raise Malformed("one of its fields has no name, or characters that none can have")
+            raise Malformed("a field has no name, or has invalid characters")
         fields.append((name.lower(), value))
     return first, fields
 
@@ -146,12 +146,12 @@ def _framing(fields: Fields) -> int | Literal["chunked"] | None:
     codings = [value for name, value in fields if name == b"transfer-encoding"]
     if codings:
         if lengths or [coding.lower() for coding in codings] != [b"chunked"]:
-            raise Malformed("it says in two ways, or in an unknown one, where its body ends")
+            raise Malformed("the length of the body is ambiguous or unknown")
         return "chunked"
     if not lengths:
         return None
     if len(lengths) > 1 or not _LENGTH.fullmatch(lengths[0]) or int(lengths[0]) > MAX_BODY_BYTES:
-        raise Malformed("its Content-Length is no single number of bytes")
+        raise Malformed("Content-Length is not a single number of bytes")
     return int(lengths[0])
 
 
@@ -188,12 +188,25 @@ class Hello:
 def refusal(hello: Hello, name: str, *, is_address: bool) -> str | None:
     """Why a tunnel to the host ``name`` must not carry this hello; None if it may."""
     if hello.hidden:
-        return f"the TLS hello is encrypted (ECH), so nobody can see that it is for {name}; turn ECH off in the client"
+        return (
+            f"The TLS hello is encrypted (ECH), so Handrail cannot check that it is for {name}. Turn off ECH "
+            "in the client."
+        )
     if hello.server_name is None:
-        return None if is_address else f"the TLS hello names no server (no SNI), and the tunnel was opened to {name}"
+        return (
+            None
+            if is_address
+            else (
+                f"The TLS hello names no server (no SNI), and the tunnel was opened to {name}. Use a client that "
+                "sends SNI."
+            )
+        )
     if hello.server_name.lower().removesuffix(".") == name:
         return None
-    return f"the TLS hello is for {hello.server_name[:253]!r}, and the tunnel was opened to {name}"
+    return (
+        f"The TLS hello is for {hello.server_name[:253]!r}, and the tunnel was opened to {name}. Use the "
+        "same host for both."
+    )
 
 
 class Handshake:
@@ -225,7 +238,7 @@ class Handshake:
             if kind == HANDSHAKE:
                 self._message += content
                 if self._message[0] != self._kind:
-                    raise NotTLS("it is another handshake message")
+                    raise NotTLS("another handshake message was expected")
                 if self._is_whole():
                     return True
             elif self._message:
@@ -238,12 +251,12 @@ class Handshake:
             return None
         kind = self.rest[0]
         if kind != HANDSHAKE and kind not in self._skipped:
-            raise NotTLS("it is no TLS handshake")
+            raise NotTLS("the data is not a TLS handshake")
         if len(self.rest) < 5:
             return None
         length = int.from_bytes(self.rest[3:5])
         if self.rest[1] != 3 or not 0 < length <= _MOST_IN_A_RECORD:
-            raise NotTLS("it is no TLS record")
+            raise NotTLS("the data is not a TLS record")
         if len(self.records) + 5 + length > MAX_HELLO_BYTES:
             raise NotTLS("the handshake message is too long")
         if len(self.rest) < 5 + length:
@@ -257,7 +270,7 @@ class Handshake:
         if len(self._message) < max(4, size):
             return False
         if len(self._message) > size and self._kind == CLIENT_HELLO:
-            raise NotTLS("something follows the hello in its record")
+            raise NotTLS("data follows the hello in its record")
         self.body = self._message[4:size]
         return True
 
@@ -283,7 +296,7 @@ def read_hello(body: bytes) -> Hello:
         kind = extensions.number(2)
         data = extensions.take(extensions.number(2))
         if kind in seen:
-            raise NotTLS("the hello has an extension twice")
+            raise NotTLS("the hello has a duplicate extension")
         seen.add(kind)
         if kind == _SERVER_NAME:
             server_name = _server_name(data)
@@ -304,7 +317,7 @@ def _server_name(data: bytes) -> str:
     name = names.take(names.number(2))
     names.expect_end()  # two names could be read in two ways
     if kind != 0 or not name or not name.isascii():
-        raise NotTLS("the hello's server name is no host name")
+        raise NotTLS("the server name in the hello is not a host name")
     return name.decode()
 
 
@@ -319,7 +332,7 @@ class _Reader:
 
     def take(self, count: int) -> bytes:
         if self._at + count > len(self._data):
-            raise NotTLS("the hello is shorter than it says")
+            raise NotTLS("the hello is shorter than its length field says")
         self._at += count
         return self._data[self._at - count : self._at]
 
@@ -328,4 +341,4 @@ class _Reader:
 
     def expect_end(self) -> None:
         if not self.at_end:
-            raise NotTLS("the hello has something after its end")
+            raise NotTLS("data follows the end of the hello")

@@ -164,7 +164,7 @@ async def fronted(
 async def _listener_of(process: Waiting) -> socket.socket:
     if not await process.until_known():
         await process.wait()  # which says why
-        raise ToolError("the sandbox ended before its network was set up", kind="backend")
+        raise ToolError("The sandbox ended before its network was set up. Try again.", kind="backend")
     return await listener_in(process.inner_pid, process.pid)
 
 
@@ -201,10 +201,15 @@ async def listener_in(child: int, parent: int) -> socket.socket:
         there.close()
         return await _handed_over(here, pid)
     except ProgramRefused as error:
-        raise ToolError(f"the sandbox's network cannot be set up: {error}", kind="unavailable") from None
+        raise ToolError(
+            f"The network of the sandbox could not be set up: {error}. Ask the user to run 'handrail doctor'.",
+            kind="unavailable",
+        ) from None
     except OSError as error:
         kind = "unavailable" if error.errno in PASSING else "backend"
-        raise ToolError(f"the sandbox's network cannot be set up: {error.strerror or error}", kind=kind) from None
+        raise ToolError(
+            f"The network of the sandbox could not be set up: {error.strerror or error}. Try again.", kind=kind
+        ) from None
     finally:
         here.close()
         there.close()
@@ -229,7 +234,7 @@ def _namespaces(child: int, parent: int, opened: list[int]) -> tuple[int, int]:
     # Alive, then everything read above was of this process and of no later one with its number.
     signal.pidfd_send_signal(held, 0)
     if started_by != parent:
-        raise OSError("its first process was started by somebody else")
+        raise OSError("its first process was started by another process")
     return user, network
 
 
@@ -272,7 +277,7 @@ async def _handed_over(channel: socket.socket, pid: int) -> socket.socket:
             return listener
         if text == b"l":  # the kernel leaves out a descriptor that there is no number for
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        raise OSError(text[1:].decode("utf-8", "replace") or "the listener said nothing")
+        raise OSError(text[1:].decode("utf-8", "replace") or "the listener sent no message")
     except TimeoutError:
         raise OSError(f"the listener did not answer within {_HANDED_OVER_S:g} s") from None
     finally:

@@ -120,7 +120,7 @@ class Proxy:
         try:
             request = heads.read_request(await self._head(here, self._limits.head_s))
         except Malformed as error:
-            text = f"this is no request that can be read: {error}"
+            text = f"The request could not be read: {error}. Send a valid HTTP/1.1 request."
             await self._answer(here, _Refused(HTTPStatus.BAD_REQUEST, text))
             return
         try:
@@ -136,10 +136,10 @@ class Proxy:
             async with asyncio.timeout(limit_s):
                 return await ends.reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
-            raise Malformed(f"its head is longer than {heads.MAX_HEAD_BYTES} bytes") from None
+            raise Malformed(f"the head is longer than {heads.MAX_HEAD_BYTES} bytes") from None
         except asyncio.IncompleteReadError as error:
             if error.partial:
-                raise Malformed("it ends before its head does") from None
+                raise Malformed("the head is incomplete") from None
             raise _Over from None
 
     async def _reached(self, method: str, host: Host) -> Ends:
@@ -179,10 +179,10 @@ class Proxy:
         except ValueError as error:
             raise _Refused(HTTPStatus.BAD_REQUEST, str(error)) from None
         if host.port is None:
-            text = f"{host} is without a port; a tunnel is asked for as 'CONNECT {host}:{TLS_PORT}'"
+            text = f"{host} has no port. Open a tunnel with 'CONNECT {host}:{TLS_PORT}'."
             raise _Refused(HTTPStatus.BAD_REQUEST, text)
         if request.framing != 0:
-            raise _Refused(HTTPStatus.BAD_REQUEST, "CONNECT has no body")
+            raise _Refused(HTTPStatus.BAD_REQUEST, "CONNECT cannot have a body. Send it without one.")
         there = await self._reached("CONNECT", host)
         try:
             await self._send(here, b"HTTP/1.1 200 Connection established\r\n\r\n")
@@ -250,7 +250,7 @@ class Proxy:
                 async with asyncio.timeout(self._limits.head_s):
                     piece = await ends.reader.read(_PIECE)
             except TimeoutError:
-                raise heads.NotTLS("the TLS hello did not come in time") from None
+                raise heads.NotTLS("the TLS hello did not arrive in time") from None
             if not piece:
                 raise _Over
         return handshake
@@ -300,10 +300,10 @@ class Proxy:
         try:
             url = read_url(request.target)
         except ValueError as error:
-            text = f"{error}; a proxy is asked for a whole http:// URL, or for a tunnel with CONNECT"
+            text = f"{str(error).rstrip('.')}. Send a full http:// URL to the proxy, or open a tunnel with CONNECT."
             raise _Refused(HTTPStatus.BAD_REQUEST, text) from None
         if url.scheme != "http":
-            raise _Refused(HTTPStatus.BAD_REQUEST, "an https:// URL is asked for through a tunnel, with CONNECT")
+            raise _Refused(HTTPStatus.BAD_REQUEST, "An https:// URL needs a tunnel. Open one with CONNECT.")
         there = await self._reached(request.method, url.host)
         try:
             fields = [(name, value) for name, value in heads.passed_on(request.fields) if name != b"host"]
@@ -324,8 +324,10 @@ class Proxy:
             try:
                 answer = heads.read_response(await self._head(there, self._limits.idle_s), request.method)
             except (Malformed, TimeoutError) as error:
-                problem = str(error) or "it did not come in time"
-                raise _Refused(HTTPStatus.BAD_GATEWAY, f"the server's answer cannot be passed on: {problem}") from None
+                problem = str(error) or "it did not arrive in time"
+                raise _Refused(
+                    HTTPStatus.BAD_GATEWAY, f"The answer of the server could not be forwarded: {problem}. Try again."
+                ) from None
             if answer.status == HTTPStatus.SWITCHING_PROTOCOLS:
                 break
             fields = heads.passed_on(answer.fields)
@@ -338,7 +340,10 @@ class Proxy:
             await self._send(here, heads.written(answer.line, [*fields, *framing, (b"connection", b"close")]))
             await self._body(there, here, answer.framing, chunked=not request.old)
             return
-        raise _Refused(HTTPStatus.BAD_GATEWAY, "the server changes the protocol, which nobody asked it to")
+        raise _Refused(
+            HTTPStatus.BAD_GATEWAY,
+            "The server switched to another protocol, which the proxy does not forward. Use a plain HTTP request.",
+        )
 
     async def _body(
         self, source: Ends, target: Ends, framing: heads.Framing, *, outwards: bool = False, chunked: bool = True

@@ -118,7 +118,9 @@ class Output:
         while True:
             end = self._buffer.find(b"\n", self._searched)
             if end >= max_bytes or (end < 0 and len(self._buffer) >= max_bytes):
-                raise ToolError(f"a line of output is longer than {max_bytes} bytes", kind="limit")
+                raise ToolError(
+                    f"A line of output is longer than {max_bytes} bytes. Shorter lines were expected.", kind="limit"
+                )
             if end >= 0 or self._fd < 0:
                 line = bytes(self._buffer[: end + 1]) if end >= 0 else bytes(self._buffer)
                 del self._buffer[: len(line)]

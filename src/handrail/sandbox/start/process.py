@@ -405,21 +405,22 @@ class Confined(Piped):
         said = (self._answer if described is None else described[1]).removeprefix(b"r")
         if said.startswith(b"xL"):
             return ToolError(
-                "the arguments are too long for the system; put the data in a file or on stdin", kind="limit"
+                "The arguments are too long for the system. Put the data into a file, or pass it on stdin.",
+                kind="limit",
             )
         if said.startswith(b"x"):
             return None
         text = said.removeprefix(b"E").decode("utf-8", "replace")
         if not text:
             output = self._stdout if self._stderr is None else self._stderr
-            text = output.peek().decode("utf-8", "replace").strip() or f"it ended with {code} and said nothing"
+            text = output.peek().decode("utf-8", "replace").strip() or f"exit code {code} without a message"
         if _VANISHED.match(text):
             mount_table.host_mounts.forget()
             return ToolError(
-                f"a file or folder was replaced while the sandbox was prepared: {text[:2000]}; try again",
+                f"A file or folder was replaced while the sandbox was prepared: {text[:2000]}. Try again.",
                 kind="conflict",
             )
-        return ToolError(f"the sandbox could not be set up: {text[:2000]}", kind="backend")
+        return ToolError(f"The sandbox could not be set up: {text[:2000]}. Try again.", kind="backend")
 
 
 async def settled() -> None:
@@ -488,7 +489,10 @@ def opened(size: TerminalSize) -> tuple[int, int]:
     try:
         ours, theirs = os.openpty()
     except OSError as error:
-        raise ToolError(f"this machine gives no terminal: {error.strerror or error}", kind="unavailable") from None
+        raise ToolError(
+            f"No terminal could be opened: {error.strerror or error}. Run the command without a terminal.",
+            kind="unavailable",
+        ) from None
     try:
         settings = termios.tcgetattr(theirs)
         settings[_OUTPUT] &= ~termios.ONLCR

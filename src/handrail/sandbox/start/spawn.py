@@ -71,7 +71,7 @@ def spawn(program: str, argv: Sequence[str], environment: Mapping[str, str], des
 def _strings(texts: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
     raw = [os.fsencode(text) for text in texts]
     if any(b"\0" in one for one in raw):
-        raise ValueError("an argument has a NUL character in it")
+        raise ValueError("an argument contains a NUL character")
     return (ctypes.c_char_p * (len(raw) + 1))(*raw, None)
 
 

@@ -137,7 +137,9 @@ def _what_is(path: str) -> What | None:
     return What(found.st_dev, found.st_ino, found.st_mode, found.st_uid, found.st_gid)
 
 
-AS_SOMEBODY = "run Handrail as an ordinary user, or give the workspace to one (chown -R): its owner's rights are enough"
+AS_SOMEBODY = (
+    "run Handrail as an ordinary user, or give the workspace to one (chown -R): the rights of its owner are enough"
+)
 PERL = "/usr/bin/perl"
 STAGE = "/run"
 """Covered, in bubblewrap's own mount namespace only, by the folders that the user could not get to."""
@@ -170,13 +172,13 @@ def mechanism(workspace: str) -> Mechanism:
     person, reason, remedy = _owner(workspace, Looks())
     if person is not None:
         return Mechanism("identity", True, f"programs run as user {person.uid}, who owns the workspace, not as root")
-    return Mechanism("identity", False, f"programs run with root's rights, in their namespaces: {reason}", remedy)
+    return Mechanism("identity", False, f"programs run with the rights of root, in their namespaces: {reason}", remedy)
 
 
 def _owner(workspace: str, look: Looks) -> tuple[Person | None, str, str]:
     found = look.at(look.canonical(workspace))
     if found is None:
-        return None, f"whose {workspace} is cannot be told: it is not there, or cannot be got to", ""
+        return None, f"the owner of {workspace} is unknown: the folder does not exist or cannot be reached", ""
     if found.uid == 0:
         return None, "the workspace belongs to root", AS_SOMEBODY
     if (missing := look(lacking)) is not None:
@@ -202,13 +204,13 @@ def tried(person: Person) -> str | None:
         )
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
-    return None if done.returncode == 0 else done.stderr.decode("utf-8", "replace").strip()[:300] or "it said nothing"
+    return None if done.returncode == 0 else done.stderr.decode("utf-8", "replace").strip()[:300] or "no message"
 
 
 def lacking() -> str | None:
     """What becoming somebody else would need and this machine does not have."""
     if platform.machine() not in _CALLS:
-        return f"becoming another user is not known how on {platform.machine()}"
+        return f"Handrail cannot become another user on {platform.machine()}"
     if not os.access(PERL, os.X_OK):
         return f"becoming another user needs {PERL}"
     return None
@@ -257,8 +259,8 @@ def prepare(profile: Profile, person: Person, look: Looks) -> None:
         wanted = 0o5 if stat.S_ISDIR(found.mode) else 0o4
         if not _has(found, person, wanted):
             raise ToolError(
-                f"{folder} cannot be read by user {person.uid}, who owns the workspace and as whom programs run; "
-                f"its operator would change that with chmod -R o+rX {folder}",
+                f"`{folder}` cannot be read by user {person.uid}, who owns the workspace and runs the programs. "
+                f"Ask the user to run chmod -R o+rX {folder}.",
                 kind="unavailable",
             )
 

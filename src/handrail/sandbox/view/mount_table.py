@@ -245,7 +245,8 @@ def _identity(path: str, look: Looks) -> str:
             raise replaced(path) from None
         check_passing(error, path)
         raise ToolError(
-            f"{path} cannot be mounted in a sandbox: {error.strerror}. Give the user that runs Handrail access to it.",
+            f"`{path}` cannot be mounted in a sandbox: {error.strerror}. Ask the user to give the user that "
+            "runs Handrail access to it.",
             kind="unavailable",
         ) from error
     finally:
@@ -428,13 +429,13 @@ def _innermost(point: str, latest: Mapping[str, int]) -> int:
 
 def replaced(path: str) -> ToolError:
     """The error for a mount that shows something else than it was made for."""
-    return ToolError(f"{path} was replaced while the sandbox was prepared; try again", kind="conflict")
+    return ToolError(f"`{path}` was replaced while the sandbox was prepared. Try again.", kind="conflict")
 
 
 def ended(path: str) -> ToolError:
     """The error for a sandbox that was ended since one of its mounts had gone."""
     return ToolError(
-        f"{path} was replaced, moved or removed while a program was running, so that its mount in the sandbox ended and "
-        "the program with it; look at what it did, and try again",
+        f"`{path}` was replaced, moved or removed while a program was running. This ended its mount in "
+        "the sandbox, and the program with it. Check what the program did, then try again.",
         kind="conflict",
     )

@@ -84,7 +84,7 @@ def _assembled(
             options += _hiding(path, is_file=access == "hidden file", inner=inner)
             sealed += ["--remount-ro", path] if inner else []
     if "\0" in "".join(options):
-        raise ToolError("a folder has a NUL character in its path, which no program can be given", kind="invalid_input")
+        raise ToolError("The path of a folder contains a NUL character. Use another folder.", kind="invalid_input")
     return (*options, *sealed, "--remount-ro", "/dev", "--remount-ro", "/")
 
 
@@ -166,7 +166,10 @@ def folder_access(
     :raises ToolError: ``unavailable`` for a set that whole-folder mounts cannot enforce
     """
     if profile.workspace == "/":
-        raise ToolError("the whole file system as a workspace cannot be confined; open a folder", kind="unavailable")
+        raise ToolError(
+            "The workspace is the whole file system, which cannot be confined. Ask the user to open a folder instead.",
+            kind="unavailable",
+        )
     found = _read_only(profile, toolchains, look)
     patterns = tuple((layer.fs_write, layer.fs_read) for layer in capabilities.layers)
     writable: set[str] = set()
@@ -176,7 +179,11 @@ def folder_access(
         if kind is None:
             continue
         if kind == "moved":
-            raise ToolError(f"{path} has become a symbolic link; a sandbox mounts real folders only", kind="conflict")
+            raise ToolError(
+                f"`{path}` has become a symbolic link. A sandbox mounts only real folders. Ask the user to "
+                "restore the folder.",
+                kind="conflict",
+            )
         _check_whole(part, kind)
         if part.capability == "fs.write" and profile.workspace_writable:
             found[path] = "rw"
@@ -227,8 +234,8 @@ class _Part:
 def _check_whole(part: _Part, kind: Literal["folder", "file"]) -> None:
     if not (part.covers_folder if kind == "folder" else part.covers_file):
         raise ToolError(
-            f"{part.capability} names only some of the files in {part.path}, and a sandbox mounts whole folders; "
-            "name a folder in requires instead",
+            f"{part.capability} names only some of the files in `{part.path}`, but a sandbox mounts whole "
+            "folders. Name a folder in `requires` instead.",
             kind="unavailable",
         )
 

@@ -124,7 +124,7 @@ class Planning:
         """
         argv = program.argv
         if not argv:
-            raise ToolError("there is no program to run: the argv is empty", kind="invalid_input")
+            raise ToolError("The argv list is empty. Pass a program and its arguments.", kind="invalid_input")
         if (git := self._git) is None:
             git = await asyncio.get_running_loop().run_in_executor(None, toolchains.git_identity, profile.workspace)
             self._git = git
@@ -207,21 +207,23 @@ class Planning:
 def _check_no_nul(words: Iterable[str]) -> None:
     if "\0" in "".join(words):
         raise ToolError(
-            "an argument, folder or variable has a NUL character in it, which no program can be given",
+            "An argument, folder or variable contains a NUL character. Remove it.",
             kind="invalid_input",
         )
 
 
 def _check_lengths(argv: Iterable[str]) -> None:
     if any(len(os.fsencode(word)) > launcher.LONGEST_ARGUMENT for word in argv):
-        raise ToolError("the arguments are too long for the system; put the data in a file or on stdin", kind="limit")
+        raise ToolError(
+            "The arguments are too long for the system. Put the data into a file, or pass it on stdin.", kind="limit"
+        )
 
 
 def _cwd(profile: Profile, made: Made) -> str:
     """The folder that the program begins in, which must be in its sandbox."""
     cwd = profile.cwd or made.start
     if cwd != made.start and not any(mounts.is_beneath(cwd, folder) for folder, _ in made.folders):
-        raise ToolError(f"{cwd} is not in the sandbox of this call", kind="denied")
+        raise ToolError(f"`{cwd}` is not in the sandbox of this call. Use a folder of the workspace.", kind="denied")
     return cwd
 
 

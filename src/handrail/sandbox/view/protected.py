@@ -279,9 +279,10 @@ def fit(
         places = (*pinned, *masked)
         fullest = max(roots, key=lambda root: sum(path.startswith(root.rstrip("/") + "/") for path in places))
         raise ToolError(
-            f"no program was started: {len(masked):,} places beneath {fullest} are hidden from programs and {len(pinned):,} are "
-            f"read-only for them, and a sandbox can have {MOST_MOUNTS:,} mounts. Move them into folders of their own, or allow "
-            f"reading what holds no secret: {shown_of(roots, places)}",
+            f"No program was started: a sandbox can have {MOST_MOUNTS:,} mounts, but {len(masked):,} paths in "
+            f"{fullest} are hidden from programs and {len(pinned):,} are read-only for them. Move them into "
+            "separate folders, or ask the user to allow reading what holds no secret: "
+            f"{shown_of(roots, places)}.",
             kind="unavailable",
         )
     return folding.result()
@@ -382,5 +383,5 @@ def check_real(path: str, look: Looks) -> bool:
     if look.at(path) is None:
         return False
     if not look.by_no_link(path):
-        raise ToolError(f"{path} was changed into a link while the sandbox was prepared; try again", kind="conflict")
+        raise ToolError(f"`{path}` became a link while the sandbox was prepared. Try again.", kind="conflict")
     return True

@@ -76,8 +76,8 @@ class PublicCopy:
                 self._brought_up()
             except OSError as error:
                 raise ToolError(
-                    f"programs of root are shown a copy of what everybody may read in {self._source}, and it cannot be "
-                    f"made: {error}; make room for it in /var/cache, or run Handrail as an ordinary user",
+                    f"The copy of the public files in {self._source}, which programs of root see, could not be made: "
+                    f"{error}. Ask the user to make room in /var/cache, or to run Handrail as an ordinary user.",
                     kind="unavailable",
                 ) from error
             self._looked_at = now
@@ -127,7 +127,7 @@ class PublicCopy:
             if (used := _used(base / name, fcntl.LOCK_SH)) is not None:
                 break
             if time.monotonic() > until:
-                raise FileExistsError(f"{base / name} is being taken away by another process")
+                raise FileExistsError(f"{base / name} is being removed by another process")
             time.sleep(0.01)
         if self._use >= 0:
             os.close(self._use)
@@ -295,7 +295,7 @@ def _own(places: tuple[str, ...]) -> Path:
             continue
         if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o022:
             return place
-        failures.append(f"{place} is not a folder that only this user may write")
+        failures.append(f"{place} is not a folder that only this user can write")
     raise PermissionError("; ".join(failures))
 
 

@@ -408,8 +408,8 @@ def check_passing(error: OSError, path: str) -> None:
     """
     if error.errno in PASSING:
         raise ToolError(
-            f"{path} cannot be looked at: {error.strerror}. The system or this "
-            "process has used up its descriptors or memory. Call again; if it stays so, raise the limit (ulimit -n), or "
-            "end what holds them",
+            f"`{path}` cannot be read: {error.strerror}. The system or this process is out of descriptors or "
+            "memory. Call again. If it fails again, ask the user to raise the limit (ulimit -n), or to stop "
+            "what uses them.",
             kind="unavailable",
         ) from error
