@@ -31,7 +31,7 @@ from handrail.sandbox.network.egress import Egress, Resolver
 MAX_HEAD_BYTES = 64 * 1024
 _PIECE = 1 << 16
 _STEP = 1 << 20
-"""How much a compressed body may grow before others get their turn."""
+"""How far a compressed body may grow before other tasks get a turn."""
 _MOST_INTERIM = 8
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
@@ -56,13 +56,14 @@ Fields = list[tuple[str, str]]
 
 
 def fault_in_method(method: str) -> str | None:
+    """Return why a tool cannot use this HTTP method; None if it can."""
     if not _TOKEN.fullmatch(method) or method.upper() in ("CONNECT", "TRACE"):
         return f"{excerpt(method, 40)} is not an allowed HTTP method. Use GET, POST or another standard method."
     return None
 
 
 def fault_in_field(name: str, value: str) -> str | None:
-    """Why a tool cannot send this header field, or None."""
+    """Return why a tool cannot send this header field; None if it can."""
     if not _TOKEN.fullmatch(name):
         return f"{excerpt(name, 100)} is not a valid name of a header field. Use letters, digits and hyphens."
     if name.lower() in _OURS:
@@ -73,7 +74,7 @@ def fault_in_field(name: str, value: str) -> str | None:
 
 
 class Exchange:
-    """One request and its answer. The connection is of no use afterwards."""
+    """One HTTP request and its answer on a connection, which cannot be used again."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -81,9 +82,9 @@ class Exchange:
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
 
     async def ask(self, method: str, target: str, fields: Sequence[tuple[str, str]], body: bytes) -> h11.Response:
-        """Send the request and give the head of its answer.
+        """Send the request and return the head of the answer.
 
-        :raises ToolError: ``backend`` when the server does not keep to the protocol
+        :raises ToolError: ``backend`` if the server violates the protocol
         """
         try:
             head = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields]
@@ -104,9 +105,9 @@ class Exchange:
         raise _backend("The server closed the connection without an answer. Try again.")
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """The body as it comes, still encoded.
+        """Yield the body as it arrives, still encoded.
 
-        :raises ToolError: ``backend`` when it ends before its end
+        :raises ToolError: ``backend`` if the body is incomplete
         """
         try:
             while not isinstance(event := await self._event(), (h11.EndOfMessage, h11.ConnectionClosed)):
@@ -124,11 +125,11 @@ class Exchange:
 
 
 class Body:
-    """Gathers a decoded body up to a bound, however little of it was sent.
+    """A collector that decodes a body up to a limit, however small its encoded form is.
 
-    :param coding: the answer's Content-Encoding
-    :param on_piece: told each kept piece
-    :raises ToolError: ``backend`` for a coding that was not offered
+    :param coding: the Content-Encoding of the answer
+    :param on_piece: called with each kept piece
+    :raises ToolError: ``backend`` for an encoding that was not offered
     """
 
     def __init__(self, coding: str, max_bytes: int, on_piece: Callable[[bytes], None] | None = None) -> None:
@@ -138,11 +139,12 @@ class Body:
         self._raw_left = max_bytes + max_bytes // 8 + (1 << 16)
         self._kept = bytearray()
         self.more = False
-        """Whether there was more than was kept."""
+        """Whether the body was longer than the limit."""
 
     async def gather(self, pieces: AsyncGenerator[bytes, None]) -> bytes:
-        """
-        :raises ToolError: ``backend`` for data that is not what it says, ``limit`` where it grows by nothing for ever
+        """Read the pieces and return the decoded body, cut at the limit.
+
+        :raises ToolError: ``backend`` for damaged data, ``limit`` for data that decodes to nothing without end
         """
         try:
             async for piece in pieces:
@@ -181,7 +183,7 @@ class Body:
 
 
 class _Inflate:
-    """gzip (also of several members) or deflate (also raw), a bounded step at a time."""
+    """A decoder for gzip (also several members) and deflate (also raw), in bounded steps."""
 
     def __init__(self, coding: str) -> None:
         if coding not in ("gzip", "x-gzip", "deflate"):
@@ -194,7 +196,7 @@ class _Inflate:
         self.complete = False
 
     def step(self, data: bytes, most: int) -> tuple[bytes, bytes]:
-        """At most ``most`` bytes of content, and what is left of ``data``."""
+        """Return at most ``most`` decoded bytes, and the rest of ``data``."""
         if self.complete:
             if not self._gzip or data[:1] != b"\x1f":
                 return b"", b""  # padding after the end
@@ -221,17 +223,17 @@ MOST_REDIRECTS = 20
 _ACCEPTED = "gzip, deflate"
 _REDIRECTS = (301, 302, 303, 307, 308)
 _TO_ANY_ORIGIN = frozenset(("accept", "accept-language", "content-type", "range", "user-agent"))
-"""What is sent on to another origin; any other field may be a credential."""
+"""Fields that are sent on to another origin. Any other field may be a credential."""
 _OF_A_BODY = frozenset(("content-type", "content-encoding", "content-language", "content-location"))
 _UNRESERVED = "".join(chr(code) for code in range(0x21, 0x7F))
 
 
 class CheckedNet:
-    """Implements :class:`handrail.contract.doors.runtime.Net`.
+    """A network service that implements :class:`handrail.contract.doors.runtime.Net` with checks.
 
-    :param may: judges ``net.fetch`` for ``host:port``
-    :param on_attempt: told of each host when it is decided
-    :param trust: whose certificates count; the system's where it is left out
+    :param may: evaluates ``net.fetch`` for ``host:port``
+    :param on_attempt: called with each host once it is allowed or denied
+    :param trust: the trusted certificates; the system's by default
     """
 
     def __init__(
@@ -311,9 +313,9 @@ class CheckedNet:
             method, address, fields, body = following
 
     async def _connected(self, method: str, address: WebAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection to a checked address; over TLS, to one that proved the host's name.
+        """Open a connection to a checked address; with https, verify the host's certificate.
 
-        :raises ToolError: ``denied`` where it may not be reached, ``backend`` where it cannot
+        :raises ToolError: ``denied`` if the host is not allowed, ``backend`` if it cannot be reached
         """
         host = address.host
         attempt = Attempt(bracketed(host.name), host.port or 0, method)
@@ -355,7 +357,10 @@ def _system_trust() -> ssl.SSLContext:
 
 
 def _checked(method: str, headers: Mapping[str, str], max_bytes: int, timeout_ms: int, max_redirects: int) -> Fields:
-    """:raises ToolError: ``invalid_input`` with the first thing that cannot be sent"""
+    """Check the arguments of a request and return its header fields.
+
+    :raises ToolError: ``invalid_input`` with the first problem
+    """
     problem = fault_in_method(method)
     for name, value in headers.items():
         problem = problem or fault_in_field(name, value)
@@ -396,9 +401,9 @@ def _turns_to_get(status: int, method: str) -> bool:
 def _next(
     method: str, address: WebAddress, fields: Fields, body: bytes, status: int, told: Fields
 ) -> tuple[str, WebAddress, Fields, bytes] | None:
-    """The request that a redirect leads to; None where the answer is none, or is left to the tool to follow.
+    """Return the request that a redirect leads to; None without a redirect, or if the tool must follow it.
 
-    A body is not taken to another origin: it was meant for the one that it was sent to.
+    A body is not sent to another origin: it was meant for the first one.
     """
     location = next((value for name, value in told if name == "location"), None)
     if status not in _REDIRECTS or location is None:

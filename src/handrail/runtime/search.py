@@ -45,10 +45,10 @@ _T = TypeVar("_T")
 
 
 class RipgrepSearch:
-    """Implements :class:`handrail.contract.doors.files.Search`.
+    """A search service that implements :class:`handrail.contract.doors.files.Search` with ripgrep.
 
-    :param profile: the session's; the search runs with its workspace read-only
-    :param may: judges each file that has a result, by its canonical path, for ``fs.read``
+    :param profile: of the session; the search runs with a read-only workspace
+    :param may: evaluates ``fs.read`` for the canonical path of each file with a result
     :param hidden: the hidden files that the session has met
     """
 
@@ -155,9 +155,9 @@ class RipgrepSearch:
             raise ToolError(refusal, kind="denied")
 
     async def _output(self, place: _Place, arguments: Sequence[str], records: Records) -> AsyncGenerator[bytes]:
-        """What ripgrep writes, in pieces. Leaving early ends it.
+        """Run ripgrep and yield its output in pieces; closing the generator ends ripgrep.
 
-        :raises ToolError: when it ends by itself and says that it could not do its work
+        :raises ToolError: if ripgrep reports an error
         """
         process = await self._start(place, arguments)
         try:
@@ -193,9 +193,9 @@ class RipgrepSearch:
         return process
 
     def _shows(self, place: _Place) -> Callable[[str], bool]:
-        """Make the judge of what is hidden from programs and this search may read all the same.
+        """Return a function that tells which hidden paths this search may read anyway.
 
-        A rule about the tool, or a person's answer to this call, can allow that.
+        A rule about the tool, or the user's answer to this call, can allow that.
         """
         searched = (place.file or place.folder).absolute
 
@@ -209,7 +209,7 @@ class RipgrepSearch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Place:
-    """Where to search: a folder, and the one file in it if a file was named."""
+    """The target of a search: a folder, and the one file in it if a file was named."""
 
     folder: Located
     file: Located | None
@@ -220,7 +220,7 @@ class _Place:
 
 
 class _Judge:
-    """Decides once per file whether its results may be shown."""
+    """A filter that decides once per file whether its results may be shown."""
 
     def __init__(self, roots: Roots, may: May, hidden: HiddenFiles, folder: str) -> None:
         self._roots = roots
@@ -230,7 +230,7 @@ class _Judge:
         self._known: dict[tuple[bytes, bool], Located | None] = {}
 
     def judged(self, raw: bytes, wanted: PathFilter | None) -> Located | None:
-        """The file that a reported path names; None for one that is not wanted or not to be shown."""
+        """Return the file at a reported path; None if it is not wanted or may not be shown."""
         key = (raw, wanted is None)
         if key in self._known:
             return self._known[key]
@@ -257,8 +257,10 @@ def _matches(hits: Sequence[Hit], most: int) -> Found:
 
 
 def _in_order(paths: Sequence[str]) -> list[str]:
-    """Return the paths in order. One sort of all of them would hold the interpreter for the time of a stall; sorted parts
-    are brought together in a fraction of it."""
+    """Return the paths sorted.
+
+    One large sort would block the interpreter for too long. Sorting and merging parts takes a fraction of that time.
+    """
     return sorted(
         path for at in range(0, len(paths), _SORTED_AT_ONCE) for path in sorted(paths[at : at + _SORTED_AT_ONCE])
     )
@@ -277,7 +279,7 @@ class _Process(Protocol):
 
 
 class _Direct:
-    """ripgrep without a sandbox: it starts nothing itself, so ending it ends all of it."""
+    """A ripgrep process without a sandbox. It starts no other process, so killing it ends all of it."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process

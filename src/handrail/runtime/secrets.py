@@ -15,24 +15,24 @@ from handrail.contract.tool.settings import line_to_add
 from handrail.contract.tool.spec import ToolSpec
 
 NAME = re.compile(r"[\w./:-]+")
-"""What a secret may be called; a name may be shown to anybody."""
+"""The pattern of a secret's name. A name is not confidential."""
 _NONE: Mapping[str, str] = MappingProxyType({})
 _NO_SETTINGS: Mapping[str, Mapping[str, str]] = MappingProxyType({})
 
 
 def fault_in_name(name: object) -> str | None:
-    """Why a secret cannot be called so, or None."""
+    """Return why a name is not valid for a secret; None if it is."""
     if isinstance(name, str) and NAME.fullmatch(name):
         return None
     return f"{name!r} is not a valid name for a secret. Use letters, digits and any of . _ - / :"
 
 
 class SecretStore:
-    """What is known by name, and why the rest that was configured is not.
+    """The known secrets by name, and why configured ones are missing.
 
     :param values: name to value
-    :param missing: name to the reason why its value could not be had
-    :param settings: of tools by their ids: which of their settings is which secret
+    :param missing: name to the reason why its value is not available
+    :param settings: by tool id: which setting of the tool is which secret
     """
 
     __slots__ = ("_missing", "_settings", "_values")
@@ -52,47 +52,48 @@ class SecretStore:
 
     @property
     def names(self) -> frozenset[str]:
+        """The names of the known secrets."""
         return frozenset(self._values)
 
     def with_values(self, values: Mapping[str, str]) -> SecretStore:
-        """These as well, the given ones before those of the same name."""
+        """Return a store with these secrets added; they replace secrets of the same name."""
         return SecretStore({**self._values, **values}, self._missing, self._settings) if values else self
 
     def with_settings(self, settings: Mapping[str, Mapping[str, str]]) -> SecretStore:
-        """The same values, and which of them the secret settings of tools are."""
+        """Return a store with the same secrets and other secret settings of tools."""
         return SecretStore(self._values, self._missing, settings)
 
     def without(self, name: str, why: str) -> SecretStore:
-        """All but ``name``, which is missing for this reason."""
+        """Return a store in which ``name`` is missing for this reason."""
         values = {other: value for other, value in self._values.items() if other != name}
         return SecretStore(values, {**self._missing, name: why}, self._settings)
 
     def only(self, names: Iterable[str], why: str) -> SecretStore:
-        """Those of ``names``; every other one is missing for this reason."""
+        """Return a store of ``names`` only; all others are missing for this reason."""
         kept = self.chosen(names)
         missing = {name: why for name in self._values if name not in kept}
         return SecretStore(kept, {**self._missing, **missing}, self._settings)
 
     def chosen(self, names: Iterable[str]) -> dict[str, str]:
-        """Those of ``names`` that are known."""
+        """Return the known secrets among ``names``."""
         return {name: self._values[name] for name in names if name in self._values}
 
     def given(self, spec: ToolSpec) -> dict[str, str]:
-        """What a tool is given: the secrets it declares, by their names, and its secret settings, by their keys."""
+        """Return the secrets that a tool declares, by name, and its secret settings, by key."""
         found = {name: self._values[name] for name in spec.secrets if name in self._values}
         own = self._settings.get(spec.id, _NONE)
         found |= {key: self._values[own[key]] for key in secret_settings(spec) if own.get(key) in self._values}
         return found
 
     def reason_unset(self, spec: ToolSpec, key: str) -> str | None:
-        """Why a tool cannot be given its secret setting ``key``, with what its operator does about it."""
+        """Return why a secret setting of a tool is not available, with the remedy; None if it is."""
         name = self._settings.get(spec.id, _NONE).get(key)
         if name is not None:
             return self.reason_missing(name)
         return f"{key} (not set; add {line_to_add(spec.id, key, secret=True)})"
 
     def reason_missing(self, name: str) -> str | None:
-        """Why a tool cannot be given ``name``, with what its operator does about it; None where it can."""
+        """Return why ``name`` is not available, with the remedy for the operator; None if it is."""
         if name in self._values:
             return None
         remedy = f'add {name} = {{ env = "…" }} (or file, or command) under [secrets] of handrail.toml, or pass it to open_kernel'
@@ -105,19 +106,19 @@ NO_SECRETS = SecretStore()
 
 
 def secret_settings(spec: ToolSpec) -> tuple[str, ...]:
-    """The keys of its settings that are secret."""
+    """Return the keys of a tool's secret settings."""
     return tuple(key for key, setting in spec.config.items() if setting.secret)
 
 
 class DeclaredSecrets:
-    """Implements :class:`~handrail.contract.doors.runtime.Secrets` for one tool."""
+    """A secrets service for one tool: :class:`~handrail.contract.doors.runtime.Secrets`.
+
+    :param refusal: why this call gets no secrets, whatever its tool declared
+    """
 
     __slots__ = ("_refusal", "_spec", "_store")
 
     def __init__(self, spec: ToolSpec, store: SecretStore, refusal: str | None = None) -> None:
-        """
-        :param refusal: why this call gets none, whatever its tool declared
-        """
         self._spec = spec
         self._store = store
         self._refusal = refusal

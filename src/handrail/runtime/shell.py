@@ -35,9 +35,9 @@ from handrail.sandbox.filters.limits import ended_by
 from handrail.sandbox.view import toolchains
 
 _FEW_PATHS = 200
-"""Paths that are looked at on the event loop, each for about 25 µs."""
+"""Up to this number of paths are checked on the event loop, each in about 25 µs."""
 MAX_OUTPUT_BYTES = 64 * 1024 * 1024
-"""How much output is kept of one run; the rest is read and counted, so the program does not block."""
+"""The maximum output kept of one run. The rest is read and counted, so the program does not block."""
 
 _SH = ("/bin/sh", "-c")
 _REDIRECTING = frozenset("<>")
@@ -47,11 +47,11 @@ _FIXED_BEGIN = ("LD_", "BASH", "HANDRAIL", "DYLD_")
 
 
 class SandboxedShell:
-    """Implements :class:`handrail.contract.doors.runtime.Shell` on a sandbox.
+    """A shell service that implements :class:`handrail.contract.doors.runtime.Shell` on a sandbox.
 
-    :param profile: the session's folders; each run has its own working directory in it
-    :param may: judges ``shell.run``: a shell text is handed over as one text, a program with its arguments as a sequence
-    :param as_argv: a shell text as the program and arguments that it is without any shell; None where it needs one
+    :param profile: the session's folders; each run has its own working directory in them
+    :param may: evaluates ``shell.run`` for a shell text as one string, or for a program with arguments as a sequence
+    :param as_argv: returns the program and arguments that a shell text stands for; None if it needs a shell
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class SandboxedShell:
         trusted: bool = False,
         terminal: TerminalSize | None = None,
     ) -> Process:
-        """Judge and start a program; whoever asks for it ends it. See :meth:`run`.
+        """Authorise and start a program, as :meth:`run` does. The caller must end it.
 
-        :param terminal: of this size, where it is to have one
+        :param terminal: the size of the program's terminal, if it is to have one
         """
         given = _variables(command, environment or {})
         argv = self._argv(command)
@@ -176,7 +176,7 @@ class SandboxedShell:
         return argv
 
     def _trusted(self, argv: Sequence[str], given: Mapping[str, str]) -> tuple[Sequence[str], Mapping[str, str]]:
-        """The argv with a program from outside of the workspace, and variables with such a PATH."""
+        """Return the argv with a program from outside the workspace, and variables with such a PATH."""
         workspace = self._profile.workspace
         folders = [one for one in toolchains.find(workspace).path if folder_around(one, (workspace,)) is None]
         try:
@@ -210,8 +210,9 @@ class SandboxedShell:
 
 
 def _variables(command: str | Sequence[str], given: Mapping[str, str]) -> Mapping[str, str]:
-    """
-    :raises ToolError: ``invalid_input`` for what is no variable, or not a tool's to set
+    """Check the environment variables that a tool sets.
+
+    :raises ToolError: ``invalid_input`` for an invalid variable, or one that a tool must not set
     """
     if given and isinstance(command, str):
         raise ToolError(
@@ -240,7 +241,7 @@ def _shell() -> tuple[str, ...]:
 
 
 async def ended(process: Process) -> None:
-    """End the process and all it started, also when this very task is being cancelled."""
+    """End the process and everything it started, even if the current task is being cancelled."""
     ending = asyncio.ensure_future(process.kill())
     cancelled: asyncio.CancelledError | None = None
     while not ending.done():
@@ -256,24 +257,25 @@ async def ended(process: Process) -> None:
 # Terminals of one session: its calls open them and type into them, and their output is that of their jobs.
 
 MOST_TERMINALS = 16
-"""Of one session at once."""
+"""The maximum number of open terminals in one session."""
 LONGEST_LINE = 4095
-"""Bytes of one line that a terminal gives a program that reads lines; what is beyond it the kernel drops (n_tty)."""
+"""The longest line, in bytes, that a terminal passes to a program that reads lines. The kernel drops the rest (n_tty).
+"""
 TAKEN_S = 5.0
-"""How long a program may take to take what is typed."""
+"""How long typing waits for the program to read the text."""
 _HANG_UP_S = 0.5
-"""How long one whose line was cut has before it is killed."""
+"""How long a program may take to end after its terminal was closed, before it is killed."""
 _READ = 1 << 16
 _BURST, _PAUSE_S = 256 * 1024, 0.05
-"""After so many bytes a program that floods is held up for a moment, so that others get their turn."""
+"""After this many bytes, a program with much output is paused, so that other tasks get a turn."""
 _PASSED_ON_S = 0.1
-"""How long the system may take to pass on what was typed."""
+"""How long the system may take to pass on typed text."""
 _TAKE_NOTHING = frozenset(("", "echo", "printf", "true", "false", ":", "pwd", "cd", "ls", "date", "sleep", "stty"))
 _MOST_REMEMBERED = 1_000
 ENTERS = frozenset(("enter", "ctrl-j", "ctrl-m"))
 _SUBMITS = ENTERS | {"ctrl-c"}
 _QUOTES = frozenset(("ctrl-v", "ctrl-q"))
-"""The key after one of these is put into the line as it is, whatever it does else."""
+"""The key after one of these is inserted literally."""
 _LEAVES = frozenset(("ctrl-d", "ctrl-l", "ctrl-z", "ctrl-backslash"))
 _EDITS = frozenset(
     (
@@ -292,17 +294,17 @@ _EDITS = frozenset(
         "page-down",
     )
 ) | {f"ctrl-{letter}" for letter in "abefghknptuwy"}
-"""Change what stands in a shell's line, and run nothing."""
+"""Keys that change the line of a shell and run nothing."""
 
 
 @dataclass(eq=False, slots=True)
 class OpenTerminal:
-    """One that has not ended.
+    """A terminal whose program has not ended.
 
-    :param command: what it was started with
-    :ivar line_open: something was typed that nobody has entered
-    :ivar quoting: the next key is put into the line as it is
-    :ivar fed: a line was typed into its shell that may have started something which takes what is typed next
+    :param command: the command that it was started with
+    :ivar line_open: whether the input line contains text that was not entered
+    :ivar quoting: whether the next key is inserted literally
+    :ivar fed: whether a line was typed that may have started a program that reads the next input
     """
 
     id: str
@@ -315,11 +317,11 @@ class OpenTerminal:
 
     @property
     def taken(self) -> bool:
-        """Whether what is typed now may be taken by something else than its shell, or in part."""
+        """Whether typed text may go to a program other than the shell, or continue an open line."""
         return self.line_open or (self.fed and not self.process.at_prompt())
 
     def note(self, text: str, keys: Sequence[str]) -> None:
-        """What has been typed, as far as it says whether something stands in the line."""
+        """Update the state of the input line after typing."""
         if text:
             self.fed = takes_input(text) or (self.fed and self.taken)
             self.line_open = self.quoting or not text.endswith("\n")
@@ -332,16 +334,16 @@ class OpenTerminal:
 
 
 class SessionTerminals:
-    """What the calls of one session share of its terminals."""
+    """The terminals of one session, shared by its calls."""
 
     def __init__(self) -> None:
         self.open: dict[str, OpenTerminal] = {}
         self.starting: set[str] = set()
-        """Jobs that are to become one."""
+        """Jobs that are about to open a terminal."""
         self.no_shells: set[str] = set()
-        """Those that are known to run something else than a shell: what is typed into others is judged as a shell's text."""
+        """Terminals that run something other than a shell. Text for all others is evaluated as a shell command."""
         self.changes = 0
-        """How often one was opened, has shown something, or has ended."""
+        """How often a terminal was opened, showed output or ended."""
         self._changed = asyncio.Event()
         self.read_up_to: dict[str, int] = {}
 
@@ -349,24 +351,24 @@ class SessionTerminals:
         return self.open.get(terminal_id)
 
     def ring(self) -> None:
-        """Something has changed: wake those who wait for that."""
+        """Count a change, and wake the tasks that wait for one."""
         self.changes += 1
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def changed(self, since: int) -> None:
-        """Wait until there was a change after the first ``since``."""
+        """Wait until ``changes`` is greater than ``since``."""
         while self.changes == since:
             await self._changed.wait()
 
 
 class CallTerminals:
-    """Implements :class:`handrail.contract.doors.jobs.Terminals` for one call.
+    """A terminal service for one call: :class:`handrail.contract.doors.jobs.Terminals`.
 
-    :param shell: opens programs in the sandbox of this call; raises where its tool declared none, which then types nothing
-    :param may: judges what is typed
-    :param output: told of what a terminal shows
-    :param job_id: the call's own, where it is a job
+    :param shell: returns the shell service of the call; raises if its tool did not declare one
+    :param may: evaluates the rules for typed text
+    :param output: called with the output of a terminal
+    :param job_id: the job that the call is; None for a direct call
     """
 
     def __init__(
@@ -434,7 +436,7 @@ class CallTerminals:
             raise ToolError(veto.text, kind="denied", data={"exit_code": veto.exit_code}) from None
 
     async def _follow(self, terminal: OpenTerminal) -> None:
-        """Have all that it shows told, as it comes."""
+        """Pass on the output of a terminal as it arrives."""
         passed = 0
         while piece := await terminal.process.read(_READ):
             self._output(piece)
@@ -446,7 +448,7 @@ class CallTerminals:
 
     @staticmethod
     async def _cut(process: TerminalProcess) -> None:
-        """As the end of a connection: most programs end by that, some in good order."""
+        """Close the terminal as a lost connection does, and wait: most programs end then."""
         process.hang_up()
         with contextlib.suppress(TimeoutError, ToolError):
             async with asyncio.timeout(_HANG_UP_S):
@@ -541,14 +543,16 @@ class CallTerminals:
 
 
 def takes_input(text: str) -> bool:
-    """Whether a shell's text may run something that takes what is typed behind it: all but a few plain commands are taken
-    for that."""
+    """Return whether a shell text may run a program that reads the input typed after it.
+
+    This is assumed of everything but a few simple commands.
+    """
     commands = (part.split(maxsplit=1) for part in re.split(r"[;&|\n]", text))
     return any(sign in text for sign in "$`(<") or any(c and c[0] not in _TAKE_NOTHING for c in commands)
 
 
 def runs_unseen(text: str, keys: Sequence[str], line_open: bool) -> bool:
-    """Whether ``keys`` have a shell run a line that they, or others before them, have made: nobody can read it here."""
+    """Return whether ``keys`` make a shell run a line that was made by keys, which nobody can read here."""
     if text:
         line_open = not text.endswith("\n")
         if line_open and keys[:1] and keys[0] in ENTERS:
@@ -567,6 +571,8 @@ def runs_unseen(text: str, keys: Sequence[str], line_open: bool) -> bool:
 
 
 def typed_value(text: str, *, open_line: bool) -> str:
-    """A shell's text as it is judged: what is added to a line that is not empty is no command by itself, and reads as
-    something that cannot be judged, so that no rule takes it for one."""
+    """Return a shell text in the form in which the rules are evaluated.
+
+    Text that continues an open line is not a command by itself. It gets a prefix that no rule can allow.
+    """
     return f"$(…){text}" if open_line else text

@@ -40,12 +40,12 @@ from handrail.runtime.secrets import NO_SECRETS, DeclaredSecrets, SecretStore, s
 from handrail.runtime.shell import CallTerminals, SandboxedShell, SessionTerminals
 
 NOBODY_TO_ASK = "question is unavailable: no user is attached to this session"
-"""The one fixed text of a headless session's ``question``."""
+"""The fixed text of ``question`` in a headless session."""
 
 
 @dataclass(slots=True)
 class Surroundings:
-    """What all calls of one session share."""
+    """The values and services that all calls of one session share."""
 
     session_id: str
     agent: str
@@ -56,26 +56,26 @@ class Surroundings:
     values: Values
     attendant: Attendant | None = None
     peer: Peer | None = None
-    """The client at the face, where it can do more than call."""
+    """The client of the session, if it can answer requests."""
     topic: str | None = None
     client: ClientContext | None = None
     seen: SeenFiles = field(default_factory=SeenFiles)
     hidden_files: HiddenFiles = field(default_factory=HiddenFiles)
     hidden: tuple[str, ...] = ()
-    """Folders that no program may see, wherever they lie: the kernel's own state."""
+    """Folders that no program may see, wherever they are: the kernel's state."""
     secrets: SecretStore = NO_SECRETS
-    """Those of whoever opened the session; a tool gets of them what it declared."""
+    """The secrets of the session; a tool gets those that it declared."""
     denials: Callable[[], Denials] | None = None
-    """What the session's rules keep from programs, as they are now."""
+    """Returns what the session's rules currently keep from programs."""
     home_of: Callable[[str], str] | None = None
-    """The HOME of a tool's own; None where all have the session's scratch."""
+    """Returns the HOME of a tool; None if all tools use the session's scratch folder."""
     quarantine: str = ""
-    """Where what programs made under protected names is moved to."""
+    """The folder to which files that programs made under protected names are moved."""
     terminals: SessionTerminals = field(default_factory=SessionTerminals)
     transcript: Transcript | None = None
 
     def profile(self, *, workspace_writable: bool = True, readable: tuple[str, ...] = ()) -> Profile:
-        """The sandbox profile of this session: its roots, and its scratch as HOME."""
+        """Return the sandbox profile of this session, with its scratch folder as HOME."""
         return Profile(
             workspace=self.workdir,
             scratch=self.scratch,
@@ -90,13 +90,13 @@ class Surroundings:
 
 
 class Doors(Protocol):
-    """What a call's runtime needs of whoever carries the call out."""
+    """The services that the arbiter provides to the runtime of one call."""
 
     @property
     def cancellation(self) -> Cancellation: ...
 
     def may(self) -> May:
-        """The judge of everything this call actually touches."""
+        """Return the check of everything that the call touches."""
         ...
 
     def tell(self, message: str, fraction: float | None, done: float | None, total: float | None) -> None: ...
@@ -109,78 +109,81 @@ class Doors(Protocol):
 
     @property
     def job_id(self) -> str | None:
-        """The job that the call is, where it is one."""
+        """The job that the call is; None for a direct call."""
         ...
 
     @property
     def callers(self) -> tuple[str, ...]:
-        """The ids by which programs can run for this very call, and for the calls that made it."""
+        """The ids under which programs run for this call and for the calls that made it."""
         ...
 
     def offers(self, runtime: Runtime) -> Offers:
-        """
-        :param runtime: what an offering is handed
+        """Return the resources and prompts for this call.
+
+        :param runtime: passed to a resource provider
         """
         ...
 
     def opened(self, runtime: Runtime) -> Opened:
-        """
-        :param runtime: what the tool that is open is handed
-        :raises ToolError: ``denied`` for a call that goes on with no state
+        """Return the tool session that the call continues.
+
+        :param runtime: passed to the open tool
+        :raises ToolError: ``denied`` for a call that continues no tool session
         """
         ...
 
     def peer(self, require: Callable[[str], None]) -> PeerDoor:
-        """
-        :param require: raises unless the tool has a capability, by its name
+        """Return the service for requests to the client.
+
+        :param require: raises unless the tool has the capability of this name
         """
         ...
 
     def reached(self, attempt: Attempt) -> None:
-        """Keep for the call's record that it wanted to reach a host. Safe from any thread."""
+        """Add a host that the call tried to reach to its record. Thread-safe."""
         ...
 
     async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result: ...
 
     def catalog(self) -> Catalog:
-        """What the call's interaction sees of the generation that the call is at."""
+        """Return the tools that the call's interaction sees."""
         ...
 
     def agents(self) -> Agents:
-        """The sub-agents that the call may hand work to."""
+        """Return the sub-agents to which the call may delegate work."""
         ...
 
     def channels(self) -> Channels:
-        """The channels of the call's session, for this call."""
+        """Return the channels of the session, for this call."""
         ...
 
     def triggers(self) -> Triggers:
-        """The triggers of the call's session."""
+        """Return the triggers of the session."""
         ...
 
     def skills(self) -> Skills:
-        """The skills of the call's session."""
+        """Return the skills of the session."""
         ...
 
     def answered(self, questions: Sequence[Question]) -> list[list[str]] | None:
-        """What people answered to exactly these questions before the call began; None where they were not asked."""
+        """Return the answers that the user gave to exactly these questions before the call began; else None."""
         ...
 
     async def ask(self, questions: Sequence[Question]) -> list[list[str]]:
-        """Ask them now, where somebody is attached to the session."""
+        """Ask the user now, through the approval handler of the session."""
         ...
 
 
 class CallRuntime:
-    """Implements :class:`~handrail.contract.doors.runtime.Runtime` for one call."""
+    """The runtime of one call: :class:`~handrail.contract.doors.runtime.Runtime`."""
 
     # A door stands on the class until it is touched, which keeps making a runtime cheap.
     kept: Any = None
-    """What the tool wants shown should it be stopped."""
+    """The partial result to return if the tool is stopped."""
     read_only: bool = False
-    """Programs find everything read-only, whatever the tool declared."""
+    """Whether programs find everything read-only, whatever the tool declared."""
     as_argv: Callable[[str], Sequence[str] | None] | None = None
-    """A shell text as the argv that it is without any shell, where it is one."""
+    """Returns the argv that a shell text stands for; None if it needs a shell."""
     _files: RootedFiles | None = None
     _search: RipgrepSearch | None = None
     _shell: SandboxedShell | None = None
@@ -285,7 +288,7 @@ class CallRuntime:
         return self._net
 
     def _online(self, profile: Profile) -> Profile:
-        """``profile`` with the rules' judge of hosts, where the call's set has any, and with the tool's own HOME."""
+        """Return ``profile`` with the check of hosts, if the call has any, and with the tool's HOME."""
         call = self._doors.job_id or self.call_id
         profile = replace(profile, tool=self.tool_id, call=call, callers=self._doors.callers, scratch=self._home)
         if not self.capabilities.uses("net.fetch"):
@@ -299,10 +302,10 @@ class CallRuntime:
 
     @property
     def _home(self) -> str:
-        """The session's scratch; a folder of the tool's own where it may do more than ``bash``.
+        """The session's scratch folder, or a separate folder for a tool that may do more than ``bash``.
 
-        What lies in a HOME decides what programs run (a start-up file, git's own configuration, a module that every
-        interpreter loads): what one tool's programs write there must not run with another's hosts and secrets.
+        Files in HOME decide what programs run: start-up files, git's configuration, Python modules. Files that one
+        tool's programs write there must not run with another tool's hosts and secrets.
         """
         spec, around = self._spec, self._around
         more = (
@@ -312,8 +315,10 @@ class CallRuntime:
 
     @property
     def profile(self) -> Profile:
-        """The folders of this call's session, and the secrets that the tool is given, for executables that are started
-        on its behalf. What the shell door starts gets no secrets."""
+        """The sandbox profile of this call for executables, with the secrets that the tool declared.
+
+        Programs that the shell service starts get no secrets.
+        """
         profile = self._around.profile(workspace_writable=self._spec.side_effect != "read")
         if (self._spec.secrets or self._spec.config) and not self.read_only:
             profile = replace(profile, secrets=self._around.secrets.given(self._spec))
@@ -423,7 +428,10 @@ class CallRuntime:
         return await self._doors.call_tool(tool_id, arguments)
 
     def _require_named(self, name: str) -> None:
-        """Declared by the tool, and held by every other layer of the call's set."""
+        """Check that the tool declared a capability and that every layer of the call has it.
+
+        :raises ToolError: ``denied`` if not
+        """
         self._require(name in self._spec.requires.capabilities, name, f'{{"capabilities": ["{name}"]}}')
         if not self.capabilities.has(name):
             lacking = ", ".join(layer.owner for layer in self.capabilities.layers if name not in layer.capabilities)
@@ -444,7 +452,7 @@ class CallRuntime:
 
 @dataclass(frozen=True, slots=True)
 class ToolState:
-    """One tool's values in one session."""
+    """A state service: the values of one tool in one session."""
 
     around: Surroundings
     tool_id: str
@@ -458,6 +466,8 @@ class ToolState:
 
 @dataclass(frozen=True, slots=True)
 class SessionPeople:
+    """A service that asks the user questions."""
+
     around: Surroundings
     doors: Doors
 

@@ -34,19 +34,24 @@ READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 _OF_THE_WAY = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
-"""What the kernel answers also where the root itself is what is missing or changed."""
+"""Error numbers that the kernel also returns if the root itself is missing or has changed."""
 
 
 def open_root(root: str, resolve: int = 0) -> int:
-    """A descriptor of a canonical root folder; no part of its path may have become a link."""
+    """Open a canonical root folder and return its descriptor.
+
+    No part of the path may be a link.
+
+    :raises OSError: if the folder is missing, or a part of the path is a link
+    """
     return openat2(AT_FDCWD, root, HANDLE | os.O_DIRECTORY, NO_SYMLINKS | NO_MAGICLINKS | resolve)
 
 
 def open_beneath(located: Located, flags: int, resolve: int = 0) -> int:
-    """Open what ``located`` names, links refused all the way.
+    """Open the file that ``located`` names below its root, without following any link.
 
     :param located: a place inside a root
-    :raises OSError: as the kernel answers
+    :raises OSError: with the kernel's error
     """
     assert located.root is not None
     root = open_root(located.root, resolve)
@@ -57,7 +62,7 @@ def open_beneath(located: Located, flags: int, resolve: int = 0) -> int:
 
 
 def regular(descriptor: int, located: Located) -> os.stat_result:
-    """What the open descriptor is; refuses whatever is no regular file.
+    """Return the status of an open regular file, and refuse everything else.
 
     :raises ToolError: ``invalid_input`` for a folder, ``denied`` for a device, FIFO or socket
     """
@@ -70,6 +75,7 @@ def regular(descriptor: int, located: Located) -> os.stat_result:
 
 
 def not_regular(located: Located) -> ToolError:
+    """Return the error for a file that is not a regular file."""
     return ToolError(
         f"`{located.shown}` is a device, FIFO or socket. Only regular files can be read or written. Use another file.",
         kind="denied",
@@ -77,7 +83,10 @@ def not_regular(located: Located) -> ToolError:
 
 
 def explained(error: OSError, located: Located, doing: str) -> ToolError:
-    """The model's version of what the kernel answered."""
+    """Return the error for the model that corresponds to an error of the kernel.
+
+    :param doing: the operation as a gerund, such as ``reading``
+    """
     shown = located.shown
     if error.errno in _OF_THE_WAY and located.root is not None and (lost := lost_root(located.root)) is not None:
         return lost
@@ -119,18 +128,18 @@ def explained(error: OSError, located: Located, doing: str) -> ToolError:
 # An agent's further roots: real folders, separate from everything that Handrail itself relies on.
 
 _OF_THE_SYSTEM = ("/proc", "/sys", "/dev", "/run", "/boot", "/etc", "/usr/local/etc")
-"""What a sandbox masks in parts or makes anew; a mount over it would undo that."""
+"""Folders that a sandbox masks in part or creates anew. A mount over them would undo that."""
 
 
 def further_roots(
     roots: Sequence[AgentRoot], workspace: str, apart: Iterable[str | Path]
 ) -> tuple[FurtherRoots, list[tuple[str, str]]]:
-    """The folders that ``roots`` name now, and ``(place, problem)`` for each that cannot be one.
+    """Resolve the folders that ``roots`` name now, and return them with the problems found.
 
-    A writable root in the workspace adds nothing to it and is left out.
+    A problem is ``(place, text)``. A writable root in the workspace adds nothing, so it is left out.
 
-    :param workspace: canonical
-    :param apart: folders that no root may meet: Handrail's state and configuration
+    :param workspace: a canonical path
+    :param apart: folders that no root may overlap: Handrail's state and configuration
     """
     own = [os.path.realpath(folder) for folder in apart]
     found: dict[str, Literal["read", "write"]] = {}
@@ -177,7 +186,7 @@ def _problem(root: AgentRoot, real: str, workspace: str, own: Sequence[str]) -> 
 def _inside_writable(
     roots: Sequence[AgentRoot], found: dict[str, Literal["read", "write"]]
 ) -> Iterator[tuple[str, str]]:
-    """A folder to be read only, in one that may be written, would not stay as it is."""
+    """Yield a problem for each read-only root that lies in a writable one."""
     for index, root in enumerate(roots):
         real = _real(root)
         if found.get(real) != "read":
@@ -191,7 +200,7 @@ def _inside_writable(
 
 
 def _real(root: AgentRoot) -> str:
-    """The canonical path; empty for a text that can name none."""
+    """Return the canonical path of a root; empty if its text cannot name a folder."""
     try:
         return os.path.realpath(Path(root.path).expanduser())
     except (OSError, RuntimeError, ValueError):

@@ -46,13 +46,14 @@ from handrail.sandbox.view.tree import check_passing
 
 
 class SeenFiles:
-    """Canonical path → sha256 (hex) of the content last read or written in this session. Safe from any thread.
+    """A record of the content hash of each file that a session last read or wrote. Thread-safe.
 
-    Content, not the time of change: two writes within one second that keep the size are still told apart.
+    It maps a canonical path to a SHA-256 hash in hex. A hash of the content detects two writes within one second that
+    keep the size; a change time does not.
 
-    :param max_files: beyond it the file longest unused is forgotten, and has to be read again before an edit
-    :param known: pairs of path and hash to begin with, the longest unused first
-    :param keep: told each path and its new hash, None for one that is forgotten; it must not wait
+    :param max_files: above it, the file that was unused for longest is forgotten, and must be read again before an edit
+    :param known: pairs of path and hash to start with, the longest unused first
+    :param keep: called with each path and its new hash, or None if it is forgotten; must not block
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class SeenFiles:
         self._lock = Lock()
 
     def note(self, path: str, sha256: str) -> None:
+        """Record the content hash of a file that was read or written."""
         with self._lock:
             if self._keep is not None and self._digests.get(path) != sha256:
                 self._keep(path, sha256)
@@ -77,11 +79,12 @@ class SeenFiles:
                 self._digests.popitem(last=False)
 
     def digest(self, path: str) -> str | None:
-        """The hash noted for a canonical path, or None if this session never saw it."""
+        """Return the hash of a canonical path; None if this session has never seen the file."""
         with self._lock:
             return self._digests.get(path)
 
     def forget(self, path: str) -> None:
+        """Forget the hash of a file."""
         with self._lock:
             if self._digests.pop(path, None) is not None and self._keep is not None:
                 self._keep(path, None)
@@ -97,13 +100,14 @@ _HEAD = "head"
 _REFERENCE = re.compile(rb"\s*(?:ref:|[0-9a-fA-F]{40})")
 _CONTENTS = frozenset(("objects", "refs"))
 _MOST_ENTRIES = 5_000
-"""Entries of a folder that are looked at for links."""
+"""How many entries of a folder are checked for links."""
 _TELLING = ("config", "head", "hooks", "commondir", "objects", "refs")
 
 
 def check_write(located: Located, data: bytes) -> None:
-    """
-    :raises ToolError: ``denied`` where writing ``data`` there changes what git runs, or makes a git directory
+    """Check that a write does not change what git runs, and does not make a git directory.
+
+    :raises ToolError: ``denied`` if it does
     """
     assert located.root is not None
     for path in vcs.pointed_around(located.root, located.absolute):
@@ -122,8 +126,9 @@ def check_write(located: Located, data: bytes) -> None:
 
 
 def _check_names(located: Located, parts: Sequence[str], data: bytes) -> None:
-    """
-    :raises ToolError: ``denied`` where ``data`` under that name is what makes a git directory, or lies in one
+    """Check that a file name and its content do not mark or change a git directory.
+
+    :raises ToolError: ``denied`` if they do
     """
     names = [plain(part) for part in parts]
     if names[-1] == _HEAD and _REFERENCE.match(data):
@@ -144,9 +149,12 @@ def _check_names(located: Located, parts: Sequence[str], data: bytes) -> None:
 
 
 def _linked_to(located: Located) -> Protection | None:
-    """Return what a path is protected as for being behind a link that a person made with a protected name, or in a protected
-    folder. Looked at are the root, the path's own folder and the protected folders in both. Writing the file behind the
-    link writes what the name stands for."""
+    """Return the protection of a path that a link with a protected name leads to; None without one.
+
+    A user may have made a link with a protected name, or a link in a protected folder. Writing the file behind such a
+    link writes the protected file. The links are looked for in the root, in the path's folder and in the protected
+    folders of both.
+    """
     assert located.root is not None
     own = located.absolute.rpartition("/")[0] or "/"
     for folder in dict.fromkeys((located.root, own)):
@@ -157,9 +165,9 @@ def _linked_to(located: Located) -> Protection | None:
 
 
 def _protected_links(root: str, folder: str, *, inner: bool = True) -> Iterator[tuple[str, Protection]]:
-    """Yield the links in a folder that are never written, with why.
+    """Yield the links in a folder that no tool may write, each with its protection.
 
-    :param inner: those in the protected folders in it, too
+    :param inner: whether to include the links in protected subfolders
     """
     below = folder[len(root.rstrip("/")) + 1 :]
     try:
@@ -182,7 +190,10 @@ def _protected_links(root: str, folder: str, *, inner: bool = True) -> Iterator[
 
 
 def _is_git_directory(located: Located, folder: list[str]) -> bool:
-    """Whether git takes a folder for a git directory. Where that cannot be seen, the write fails by itself."""
+    """Return whether git takes a folder for a git directory; False if the folder cannot be read.
+
+    In that case the write itself fails.
+    """
     if not _there(located, [*folder, "HEAD"], unseen=False):
         return False
     contents = all(_there(located, [*folder, part], unseen=False) for part in _CONTENTS)
@@ -190,9 +201,9 @@ def _is_git_directory(located: Located, folder: list[str]) -> bool:
 
 
 def _there(located: Located, parts: list[str], *, unseen: bool = True) -> bool:
-    """Whether there is such an entry, of whatever kind.
+    """Return whether an entry of any kind exists.
 
-    :param unseen: the answer where that cannot be seen
+    :param unseen: the answer if the entry cannot be looked at
     """
     assert located.root is not None
     inner = "/".join(parts)
@@ -212,18 +223,24 @@ def _there(located: Located, parts: list[str], *, unseen: bool = True) -> bool:
 # Lines end at ``\n`` (a ``\r`` before it is dropped). Bytes that are not UTF-8 are shown as U+FFFD.
 
 STEP = 1 << 20
-"""One mark of the index per so many bytes."""
+"""Bytes between two marks of the index."""
 MAX_SCAN = 4 << 30
-"""How many bytes one call looks through for line ends; a sparse file of a tebibyte must not hold a thread."""
+"""How many bytes one call searches for line ends, so that a huge sparse file does not block a thread."""
 _CHUNK = 1 << 18
 
 Read = Callable[[int, int], bytes]
-"""``read(offset, count)``: bytes of the file, fewer only at its end."""
+"""``read(offset, count)``: bytes of the file; fewer only at its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Lines ``first …``; ``next`` where to go on or None at the end; ``total`` where the end was seen."""
+    """A range of lines of a file.
+
+    :param first: the number of the first line
+    :param next: the number of the line to continue with; None at the end
+    :param total: the number of lines, if the end was seen
+    :param cut: the numbers of the lines that were shortened
+    """
 
     lines: tuple[str, ...]
     first: int
@@ -233,7 +250,7 @@ class Window:
 
 
 class LineIndex:
-    """Counts of line ends before each :data:`STEP` of one file's content, built as far as it was needed."""
+    """An index of the line ends before each :data:`STEP` of one file, built as far as it is needed."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -255,17 +272,20 @@ class LineIndex:
                 self._marks.append(self._marks[-1] + chunk.count(b"\n"))
 
     def total(self, read: Read) -> int:
-        """The number of lines; a last one without an end counts."""
+        """Return the number of lines; a last line without a line end counts."""
         self._count_to(read, lambda _: False)
         open_end = self.size > 0 and read(self.size - 1, 1) != b"\n"
         return self._marks[-1] + open_end
 
     def known_total(self, read: Read) -> int | None:
-        """:meth:`total` if the file has been counted to its end before."""
+        """Return the number of lines if the file has already been counted to its end; else None.
+
+        :meth:`total` if the file has been counted to its end before.
+        """
         return self.total(read) if len(self._marks) > self._steps else None
 
     def start_of(self, line: int, read: Read) -> int | None:
-        """The offset where ``line`` (1-based) starts; None past the last."""
+        """Return the offset at which ``line`` (1-based) starts; None past the last line."""
         if line <= 1:
             return 0
         ends = line - 1
@@ -284,7 +304,10 @@ class LineIndex:
 
 
 def _nth(chunk: bytes, n: int) -> int:
-    """Where the ``n``-th line end of ``chunk`` is, by halving: counting is far quicker than finding one by one."""
+    """Return the position of the ``n``-th line end in ``chunk``, found by bisection.
+
+    Counting is far quicker than finding line ends one by one.
+    """
     low, high = 0, len(chunk)
     while high - low > 4096:
         middle = (low + high) // 2
@@ -303,7 +326,7 @@ def _nth(chunk: bytes, n: int) -> int:
 
 
 class LineIndexes:
-    """The indexes of the files last read by line, each valid for one state of one inode."""
+    """A cache of the line indexes of recently read files, each valid for one state of one inode."""
 
     def __init__(self, max_files: int = 64) -> None:
         self._max_files = max_files
@@ -311,6 +334,7 @@ class LineIndexes:
         self._lock = Lock()
 
     def of(self, found: os.stat_result) -> LineIndex:
+        """Return the index for a file, creating it if the file has changed."""
         key, state = (found.st_dev, found.st_ino), (found.st_size, found.st_mtime_ns, found.st_ctime_ns)
         with self._lock:
             kept = self._kept.get(key)
@@ -324,10 +348,11 @@ class LineIndexes:
 
 
 def window(read: Read, index: LineIndex, first: int, count: int | None, max_bytes: int, max_line: int) -> Window:
-    """The lines from ``first`` on, at most ``count`` and ``max_bytes`` of text, each at most ``max_line`` characters.
+    """Read the lines from ``first`` on, at most ``count`` lines and ``max_bytes`` bytes of text.
 
-    :param first: 1-based, or below 0 from the end
-    :raises ToolError: ``invalid_input`` for line 0 or an empty window, ``limit`` where a line lies too deep
+    :param first: 1-based, or below 0 to count from the end
+    :param max_line: the maximum number of characters of a line
+    :raises ToolError: ``invalid_input`` for line 0 or an empty range, ``limit`` if a line lies too deep in the file
     """
     _check_asked(first, count, max_bytes, max_line)
     if first < 0:
@@ -369,7 +394,7 @@ def _check_asked(first: int, count: int | None, max_bytes: int, max_line: int) -
 
 
 def _raw_lines(read: Read, start: int, size: int, keep: int) -> Iterator[tuple[bytes, bool]]:
-    """Each line's first ``keep`` bytes, and whether that is all of it."""
+    """Yield the first ``keep`` bytes of each line, and whether that is the whole line."""
     head = bytearray()
     whole = True
     offset = start
@@ -405,9 +430,9 @@ def _raw_lines(read: Read, start: int, size: int, keep: int) -> Iterator[tuple[b
 __all__ = ["MAX_EDIT_BYTES", "MAX_LIST", "RootedFiles", "SeenFiles", "openat2_works"]
 
 MAX_LIST = 100_000
-"""Entries one listing gives at most."""
+"""The maximum number of entries in one listing."""
 INLINE_BYTES = 64 * 1024
-"""Files up to this size that lie in the page cache are read at once: a thread would cost five times the read."""
+"""Cached files up to this size are read on the event loop: a thread would take five times as long."""
 
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _indexes = LineIndexes()
@@ -415,7 +440,7 @@ _T = TypeVar("_T")
 
 
 class Content:
-    """An open file: its whole content where that is small enough to be hashed, else ranges of it."""
+    """An open file, with its whole content if that is small enough to be hashed."""
 
     def __init__(self, descriptor: int, found: os.stat_result, data: bytes | None) -> None:
         self.descriptor = descriptor
@@ -424,17 +449,18 @@ class Content:
         self.size = found.st_size if data is None else len(data)
 
     def read(self, offset: int, count: int) -> bytes:
+        """Read a range of the file."""
         if self.data is not None:
             return self.data[offset : offset + count]
         return os.pread(self.descriptor, count, offset)
 
 
 class RootedFiles:
-    """Implements :class:`handrail.contract.doors.files.Files` on :class:`~handrail.runtime.files.roots.Roots`.
+    """A file service that implements :class:`handrail.contract.doors.files.Files` on ``Roots``.
 
     :param seen: shared by all calls of one session
-    :param may: judges each canonical path for ``fs.read`` and ``fs.write``
-    :param hidden: the hidden files that the session has met, which are not read under another name either
+    :param may: evaluates the rules for each canonical path, for ``fs.read`` and ``fs.write``
+    :param hidden: the hidden files that the session has met; they are not read under another name either
     """
 
     def __init__(self, roots: Roots, seen: SeenFiles, may: May, hidden: HiddenFiles | None = None) -> None:
@@ -565,7 +591,10 @@ class RootedFiles:
         return located
 
     async def _with_content(self, located: Located, take: Callable[[Content], _T], *, note: bool = True) -> _T:
-        """Open, note the hash, and let ``take`` pick its part; in a thread unless all of it is at hand."""
+        """Open a file, record its hash, and pass its content to ``take``.
+
+        This runs in a thread, unless the whole content is in the page cache.
+        """
         content = _at_hand(located)
         if content is not None:
             if self._hidden.known:
@@ -588,14 +617,17 @@ class RootedFiles:
         return await _in_thread(read)
 
     def _check_identity(self, found: os.stat_result, located: Located) -> None:
-        """:raises ToolError: ``denied`` for a hidden file under another name"""
+        """Check that an open file is not a hidden file under another name.
+
+        :raises ToolError: ``denied`` if it is
+        """
         refused = self._hidden.refusal(found, located, self._may)
         if refused is not None:
             raise ToolError(refused, kind="denied")
 
 
 class _Opened:
-    """A descriptor for the length of a ``with``; the kernel's refusals become the model's."""
+    """A context manager that opens a file and maps the kernel's errors to errors for the model."""
 
     def __init__(self, located: Located, flags: int, doing: str) -> None:
         self._located, self._flags, self._doing = located, flags, doing
@@ -615,7 +647,7 @@ class _Opened:
 
 
 def _at_hand(located: Located) -> Content | None:
-    """The whole of a small file if the kernel can give it without waiting for a disk; else None."""
+    """Return a small file's content if it can be read without waiting for a disk; else None."""
     if not _NOWAIT:
         return None
     try:
@@ -654,9 +686,9 @@ async def _in_thread(work: Callable[[], _T]) -> _T:
 
 
 async def _to_its_end(work: Callable[[], _T]) -> _T:
-    """Run ``work`` in a thread; a caller that is cancelled is told so only when the thread has finished.
+    """Run ``work`` in a thread, and finish it even if the caller is cancelled.
 
-    So no write lands after its call was answered as cancelled.
+    The cancellation is raised once the thread has finished. So no write lands after its call was answered as cancelled.
     """
     running = asyncio.get_running_loop().run_in_executor(None, work)
     try:

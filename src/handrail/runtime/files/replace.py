@@ -28,28 +28,31 @@ from handrail.runtime.guard.quarantine import open_parent
 from handrail.sandbox.view.tree import Tree, check_passing
 
 MAX_EDIT_BYTES = 16 * 1024 * 1024
-"""The largest file that can be replaced; larger ones can be read."""
+"""The largest file that can be replaced. Larger files can be read."""
 
 _STRICT = BENEATH | NO_SYMLINKS | NO_MAGICLINKS
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 _libc = ctypes.CDLL(None, use_errno=True)
 _turns = [threading.Lock() for _ in range(256)]
-"""Writers of one name in this process take turns for the last step; many names share a lock."""
+"""Locks for the last step of a write: writers of one name take turns; several names share a lock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
+    """The result of writing a file: whether it is new, its old content and its new hash."""
+
     created: bool
     before: bytes | None
     sha256: str
 
 
 def replace(located: Located, data: bytes, over: bytes | Literal["new", "seen"], seen: str | None) -> Replaced:
-    """Put ``data`` where ``located`` points, creating parent folders.
+    """Write ``data`` to the file that ``located`` names, creating parent folders.
 
-    :param over: what must be there: these bytes, ``"new"`` (nothing), or ``"seen"`` (nothing, or content of hash ``seen``)
-    :raises ToolError: ``conflict`` when something else is there, ``denied`` for what is no regular file of one name
-    :raises OSError: as the kernel answers
+    :param over: the expected old content: these bytes, ``"new"`` (no file), or ``"seen"`` (no file, or content with the
+        hash ``seen``)
+    :raises ToolError: ``conflict`` if the file is not as expected, ``denied`` if it is not a regular file with one name
+    :raises OSError: with the kernel's error
     """
     path = located.inner
     if path == ".":
@@ -73,12 +76,14 @@ def replace(located: Located, data: bytes, over: bytes | Literal["new", "seen"],
 
 @dataclass(frozen=True, slots=True)
 class _Current:
+    """The content and status of a file as it is now."""
+
     data: bytes
     stat: os.stat_result
 
 
 def read_whole(descriptor: int, size: int) -> bytes:
-    """All bytes of an open regular file, at most one more than :data:`MAX_EDIT_BYTES`."""
+    """Read all bytes of an open regular file, at most one more than :data:`MAX_EDIT_BYTES`."""
     parts: list[bytes] = []
     offset = 0
     while offset <= MAX_EDIT_BYTES:
@@ -91,7 +96,7 @@ def read_whole(descriptor: int, size: int) -> bytes:
 
 
 def _open_parent(root: int, path: str, located: Located) -> int:
-    """The folder the file goes to; missing ones are made one by one, each beneath the one before."""
+    """Open the folder of a file, creating missing folders one by one, each below the one before."""
     try:
         return openat2(root, path or ".", FOLDER, _STRICT)
     except OSError as error:
@@ -117,7 +122,7 @@ def _open_parent(root: int, path: str, located: Located) -> int:
 
 
 def _current(parent: int, name: str, located: Located) -> _Current | None:
-    """What has the name now, or None."""
+    """Read the file that has a name now; None if there is none."""
     try:
         descriptor = openat2(parent, name, READ, _STRICT)
     except FileNotFoundError:
@@ -169,7 +174,10 @@ def _agree(located: Located, before: _Current | None, over: bytes | Literal["new
 
 
 def check_seen(located: Located, data: bytes, seen: str | None) -> None:
-    """:raises ToolError: ``conflict`` unless ``data`` is what the session saw last."""
+    """Check that ``data`` is the content that the session saw last.
+
+    :raises ToolError: ``conflict`` if it is not
+    """
     if seen is None:
         raise ToolError(f"`{located.shown}` has not been read in this session. Read it, then write.", kind="conflict")
     if hashlib.sha256(data).hexdigest() != seen:
@@ -177,6 +185,7 @@ def check_seen(located: Located, data: bytes, seen: str | None) -> None:
 
 
 def changed(located: Located) -> ToolError:
+    """Return the error for a file that has changed since it was read."""
     return ToolError(
         f"`{located.shown}` has changed since it was read. Nothing was written. Read it again and repeat the edit.",
         kind="conflict",
@@ -214,14 +223,17 @@ def _put(parent: int, name: str, data: bytes, before: _Current | None, located: 
 
 
 def _adopt(descriptor: int, like: os.stat_result) -> None:
-    """Give a file made by root the owner of what it replaces or lies in: a workspace stays its user's."""
+    """Give a file made by root the owner of the file it replaces or of its folder.
+
+    So a workspace stays its user's.
+    """
     if os.geteuid() == 0 and (like.st_uid, like.st_gid) != (0, 0):
         with contextlib.suppress(PermissionError):
             os.fchown(descriptor, like.st_uid, like.st_gid)
 
 
 def _claim(parent: int, temporary: str, name: str, located: Located) -> None:
-    """Take a name that nothing has."""
+    """Give the temporary file a name that no file has."""
     try:
         if not _rename(parent, temporary, name, _RENAME_NOREPLACE):
             os.link(temporary, name, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
@@ -232,7 +244,7 @@ def _claim(parent: int, temporary: str, name: str, located: Located) -> None:
 
 
 def _exchange(parent: int, temporary: str, name: str, before: _Current, located: Located) -> None:
-    """Take the name of exactly ``before``."""
+    """Give the temporary file the name of a file that still is exactly ``before``."""
     now = _current(parent, name, located)
     if now is None or now.data != before.data:
         raise changed(located)
@@ -254,15 +266,18 @@ def _exchange(parent: int, temporary: str, name: str, before: _Current, located:
 
 
 def exchange(parent: int, one: str, other: str) -> bool:
-    """Let two names in a folder change places; False where the system or file system cannot.
+    """Exchange two names in a folder; return False if the file system cannot do that.
 
-    :raises OSError: as the kernel answers
+    :raises OSError: with the kernel's error
     """
     return _rename(parent, one, other, _RENAME_EXCHANGE)
 
 
 def _rename(parent: int, old: str, new: str, flags: int) -> bool:
-    """renameat2 within one folder; False where the system or file system does not know ``flags``."""
+    """Call renameat2 within one folder; return False if the system does not support ``flags``.
+
+    :raises OSError: with the kernel's error
+    """
     call = getattr(_libc, "renameat2", None)
     if call is None:
         return False
@@ -283,16 +298,16 @@ def _rename(parent: int, old: str, new: str, flags: int) -> bool:
 
 MOST_FILES = 20_000
 MOST_BYTES = 256 * 1024 * 1024
-"""Copied before one start. What is beyond is read-only for that program, and copied before the next ones."""
+"""The limit of one start. Files beyond it are read-only for that program, and copied before later ones."""
 _AT_ONCE = 500
 _PIECE = 8 * 1024 * 1024
 _CLONE = 0x40049409
-"""FICLONE: share the blocks of another file until one of them is written, where the file system can."""
+"""FICLONE: share the blocks of another file until one of the files is written, if the file system can."""
 _SHORT = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS))
 
 
 def shared(trees: Sequence[Tree]) -> Mapping[str, tuple[int, int]]:
-    """The paths in these trees of files that have names outside of them, each with its device and number."""
+    """Return the paths in these trees whose files also have names outside, with device and inode."""
     if not any(tree.linked() for tree in trees):
         return {}
     known: dict[tuple[int, int], tuple[set[str], int]] = {}
@@ -303,11 +318,11 @@ def shared(trees: Sequence[Tree]) -> Mapping[str, tuple[int, int]]:
 
 
 def make_private(root: str, files: Iterable[tuple[str, tuple[int, int]]]) -> set[str]:
-    """Give each of these paths beneath ``root`` to a copy of its file. Gives those that have one now.
+    """Replace each of these paths below ``root`` by a copy of its file, and return the paths done.
 
     Paths of the same file get one copy each.
 
-    :raises ToolError: ``unavailable`` where the system is short of descriptors or memory
+    :raises ToolError: ``unavailable`` if the system is short of descriptors or memory
     """
     done: set[str] = set()
     room = _Room(MOST_FILES, MOST_BYTES)
@@ -338,16 +353,18 @@ def make_private(root: str, files: Iterable[tuple[str, tuple[int, int]]]) -> set
 
 @dataclass(slots=True)
 class _Room:
+    """How many files and bytes may still be copied."""
+
     files: int
     bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A copy that has not taken its name yet.
+    """A copy that does not have its final name yet.
 
-    :param parent: the folder's descriptor
-    :param seen: what the file was while it was copied
+    :param parent: the descriptor of the folder
+    :param seen: the state of the file while it was copied
     """
 
     path: str
@@ -357,14 +374,16 @@ class _Copy:
     seen: tuple[int, ...]
 
     def drop(self) -> None:
+        """Remove the temporary file and close the folder."""
         with contextlib.suppress(OSError):
             os.unlink(self.temporary, dir_fd=self.parent)
         os.close(self.parent)
 
 
 def _copied(root: str, path: str, file: tuple[int, int], room: _Room) -> _Copy | None:
-    """
-    :raises OSError: where it cannot be copied
+    """Copy one file next to itself; None if it changed, or does not fit into the limits.
+
+    :raises OSError: if it cannot be copied
     """
     parent = open_parent(root, path)
     if parent is None:
@@ -420,7 +439,7 @@ def _copy(source: int, target: int, found: os.stat_result) -> None:
 
 
 def _taken(batch: Sequence[_Copy]) -> Iterator[str]:
-    """Make the copies durable, and give each its name. Gives the paths that have one."""
+    """Make the copies durable, give each its name, and yield the paths that were replaced."""
     if not batch:
         return
     device = None

@@ -25,16 +25,16 @@ NO_MAGICLINKS = 0x02
 NO_SYMLINKS = 0x04
 BENEATH = 0x08
 CACHED = 0x20
-"""Fail with EAGAIN rather than wait for a disk."""
+"""Fail with EAGAIN instead of waiting for a disk."""
 
 HANDLE = getattr(os, "O_PATH", 0) | os.O_CLOEXEC
-"""Names a file without opening it: enough to look at what it is."""
+"""Flags that name a file without opening it, which is enough to ask for its status."""
 
 _OPENAT2 = 437  # one number on every architecture, as for all calls since 5.1
 AT_FDCWD = -100
 _ON_LINUX = sys.platform.startswith("linux")
 _RACE_RETRIES = 64
-"""The kernel answers EAGAIN when something was renamed while it resolved ``..``; the next try usually holds."""
+"""The kernel returns EAGAIN if something was renamed while it resolved ``..``. A retry usually succeeds."""
 
 
 class _How(ctypes.Structure):
@@ -57,10 +57,10 @@ _LOOKING = ctypes.byref(_How(HANDLE, 0, NO_SYMLINKS | NO_MAGICLINKS))
 
 
 def openat2(folder: int, path: str, flags: int, resolve: int, mode: int = 0) -> int:
-    """One openat2 call.
+    """Call openat2 and return the descriptor.
 
     :param folder: the descriptor that ``path`` is relative to
-    :raises OSError: as the kernel answers; EAGAIN only with :data:`CACHED`
+    :raises OSError: with the kernel's error; EAGAIN only with :data:`CACHED`
     """
     how = _How(flags, mode, resolve)
     raw = os.fsencode(path)
@@ -76,7 +76,10 @@ def openat2(folder: int, path: str, flags: int, resolve: int, mode: int = 0) -> 
 
 
 def canonical(path: str) -> str:
-    """What :func:`os.path.realpath` gives for an absolute path without NUL; in one system call where no part of it is a link."""
+    """Return :func:`os.path.realpath` of an absolute path without NUL.
+
+    If no part of the path is a link, this takes one system call.
+    """
     if _ON_LINUX and path.startswith("/") and "//" not in path and "/." not in path and not path.endswith("/"):
         raw = os.fsencode(path)
         descriptor = _syscall(_OPENAT2, AT_FDCWD, raw, _LOOKING, ctypes.sizeof(_How))
@@ -89,7 +92,7 @@ def canonical(path: str) -> str:
 
 
 def openat2_works() -> str | None:
-    """Why files cannot be confined here, with the remedy; None where they can."""
+    """Return why files cannot be confined here, with the remedy; None if they can."""
     if not _ON_LINUX:
         return f"File tools need openat2 of Linux. This system is {sys.platform}. Use Linux."
     try:
@@ -102,15 +105,15 @@ def openat2_works() -> str | None:
 
 
 MAX_PATH_BYTES = 4095
-"""What the kernel takes as one path, without its final NUL."""
+"""The kernel's limit for one path, without its final NUL."""
 MAX_NAME_BYTES = 255
 _MOST_BYTES = 4
-"""Of one character."""
+"""The maximum length of one character in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class FurtherRoots:
-    """What an agent has beside the workspace: absolute, canonical folders."""
+    """The folders of an agent besides the workspace: absolute, canonical paths."""
 
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
@@ -120,7 +123,11 @@ NO_FURTHER = FurtherRoots()
 
 
 class Roots:
-    """The folders that one session's file tools may name: its workspace, its agent's further ones, its own outputs."""
+    """The folders that a session's file tools may use: workspace, further roots and saved outputs.
+
+    :param readable: the session's own folders, read-only
+    :raises StartError: if the workspace is not an existing folder
+    """
 
     def __init__(
         self,
@@ -128,10 +135,6 @@ class Roots:
         readable: Sequence[str | os.PathLike[str]] = (),
         further: FurtherRoots = NO_FURTHER,
     ) -> None:
-        """
-        :param readable: the session's own folders, to be read only
-        :raises StartError: when the workspace is not an existing folder
-        """
         self.workspace = os.path.realpath(workspace)
         if not Path(self.workspace).is_dir():
             raise StartError(
@@ -146,13 +149,13 @@ class Roots:
         self._ordered = tuple(
             (root, f"{root.rstrip('/')}/", root in self.writable) for root in sorted(every, key=len, reverse=True)
         )
-        """Each root, the beginning of what lies in it, and whether it may be written."""
+        """Each root with the prefix of the paths in it, and whether it may be written."""
 
     def locate(self, path: str) -> Located:
-        """The canonical form of ``path``, which is absolute or relative to the workspace.
+        """Return the canonical form of ``path``, which is absolute or relative to the workspace.
 
-        :raises ToolError: ``invalid_input`` for text that can name no file: empty, with NUL, over-long, unencodable;
-            ``unavailable`` where the workspace has become a link to somewhere else
+        :raises ToolError: ``invalid_input`` for a text that cannot name a file: empty, with NUL, too long or not
+            encodable; ``unavailable`` if the workspace has become a link to another folder
         """
         if not (0 < len(path) <= MAX_NAME_BYTES and path.isascii() and "\0" not in path):
             _check(path)
@@ -165,7 +168,10 @@ class Roots:
         return located
 
     def of_canonical(self, absolute: str) -> Located:
-        """:class:`Located` for a path that is already canonical, without asking the file system."""
+        """Return the location of a path that is already canonical, without asking the file system.
+
+        :class:`Located` for a path that is already canonical, without asking the file system.
+        """
         for root, within, writable in self._ordered:
             if absolute.startswith(within) or absolute == root:
                 inner = absolute[len(within) :] or "."
@@ -176,7 +182,7 @@ class Roots:
         return Located(absolute, visible(absolute), False)
 
     def outside(self, located: Located) -> str:
-        """Why a path that is in none of the roots is refused, for a model."""
+        """Return the error text for the model about a path that is in none of the roots."""
         there = dict.fromkeys((self.workspace, *self.further.readable, *self.further.writable))
         outputs = " and its saved outputs" if self.readable else ""
         return (
@@ -186,7 +192,7 @@ class Roots:
         )
 
     def shown(self, absolute: str) -> str:
-        """How a canonical path is written in results and messages."""
+        """Return a canonical path as results and messages show it."""
         if absolute == self.workspace:
             return "."
         if absolute.startswith(self._within):
@@ -195,7 +201,10 @@ class Roots:
 
 
 def _check(path: str) -> None:
-    """:raises ToolError: for text that can name no file"""
+    """Check that a text can name a file.
+
+    :raises ToolError: ``invalid_input`` if it cannot
+    """
     if not path:
         raise ToolError("The path is empty. Name a file or folder, or '.' for the workspace.", kind="invalid_input")
     if "\0" in path:
@@ -211,9 +220,9 @@ def _check(path: str) -> None:
 
 
 def lost_root(root: str) -> ToolError | None:
-    """Why nothing can be done in a root any more; None while it is the folder that its canonical name says.
+    """Return the error for a root that is no longer a folder at its canonical path; else None.
 
-    A folder that stands where another one stood is taken for it: so does a fresh checkout.
+    Another folder at the same path is accepted, such as a fresh checkout.
     """
     if not os.path.lexists(root):
         what = "no longer exists: it was moved or deleted while it was open"
@@ -231,7 +240,10 @@ def lost_root(root: str) -> ToolError | None:
 
 
 def is_beneath(path: str, folder: str) -> bool:
-    """Whether canonical ``path`` is ``folder`` or lies in it: by whole names, so ``/ws`` does not hold ``/ws_secret``."""
+    """Return whether canonical ``path`` is ``folder`` or lies in it, compared by whole names.
+
+    So ``/ws`` does not contain ``/ws_secret``.
+    """
     return path == folder or path.startswith(folder if folder.endswith("/") else folder + "/")
 
 

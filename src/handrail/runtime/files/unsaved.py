@@ -29,9 +29,9 @@ from handrail.runtime.files.roots import Roots
 from handrail.runtime.ripgrep import HiddenFiles
 
 SETTLED_NS = 200_000_000
-"""How long ago a folder must have changed for a further change to show: the clock of file systems ticks up to every 10 ms."""
+"""How old a folder's last change must be, so that another change is visible: file clocks tick every 10 ms."""
 FRESH_NS = 2_000_000_000
-"""What was written so shortly ago an editor may not have seen."""
+"""An editor may not have noticed a write that is younger than this."""
 PATIENCE_S = 5.0
 _MOST_FILES = 4_096
 _MOST_TEXTS = 8
@@ -41,12 +41,13 @@ _Way = tuple[tuple[int, int, int], ...]
 
 
 class Texts:
-    """What a session knows to have stood in files: an editor that still shows such a text has nothing unsaved, it is behind."""
+    """A record of texts that files are known to have had: an editor that shows one is only outdated."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, OrderedDict[bytes, None]] = OrderedDict()
 
     def note(self, path: str, data: bytes) -> None:
+        """Record a text of a file."""
         mark = _mark(data)
         texts = self._known.setdefault(path, OrderedDict())
         self._known.move_to_end(path)
@@ -58,17 +59,18 @@ class Texts:
             self._known.popitem(last=False)
 
     def knows(self, path: str, data: bytes) -> bool:
+        """Return whether a file is known to have had this text."""
         return _mark(data) in self._known.get(path, ())
 
 
 _texts: WeakKeyDictionary[Buffers, Texts] = WeakKeyDictionary()
-"""Of each session, as long as it is open."""
+"""The known texts of each open session."""
 
 
 class EditorFiles(RootedFiles):
-    """:class:`~handrail.runtime.files.files.RootedFiles` of a session whose client is an editor.
+    """A file service for a session whose client is an editor, with the user's unsaved changes.
 
-    :param buffers: what the editor shows of a file; one for each session
+    :param buffers: asks the editor for the text of a file; one for each session
     """
 
     def __init__(
@@ -93,9 +95,10 @@ class EditorFiles(RootedFiles):
         return written
 
     async def _with_content(self, located: Located, take: Callable[[Content], _T], *, note: bool = True) -> _T:
-        """As it is on the disk, unless the user has changed it since.
+        """Pass the content of a file to ``take``: the editor's unsaved text, else the text on disk.
 
-        :param note: the content is read to be shown; else to be changed, which unsaved changes refuse
+        :param note: whether the content is shown to the model. If not, it is to be changed, and unsaved changes raise
+            an error.
         """
         unsaved = await self._unsaved(located)
         if unsaved is None:
@@ -106,7 +109,7 @@ class EditorFiles(RootedFiles):
         return take(Content(-1, on_disk, unsaved))
 
     async def _unsaved(self, located: Located) -> bytes | None:
-        """What the editor shows of a file, where its user has changed it and that can be believed."""
+        """Return the unsaved text that the editor shows for a file; None if there is none to trust."""
         data, found = await super()._with_content(located, lambda content: (content.data, content.stat), note=False)
         if data is None or b"\0" in data or not located.writable:
             return None
@@ -130,7 +133,7 @@ class EditorFiles(RootedFiles):
 
 
 def unsaved_changes(located: Located) -> ToolError:
-    """Why a file is not changed."""
+    """Return the error for a write to a file with unsaved changes."""
     return ToolError(
         f"`{located.shown}` was not changed: the user has unsaved changes to it in their editor. Ask the "
         "user to save or discard them, then read the file again.",
@@ -143,13 +146,15 @@ def _mark(data: bytes) -> bytes:
 
 
 def _plain(data: bytes) -> bytes:
-    """A text as editors may show it: not the last line's end, and line ends and byte order marks their own way."""
+    """Return a text without the differences that editors make: line ends, last newline, byte order mark."""
     return data.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").rstrip(b"\n")
 
 
 def _way_to(located: Located, found: os.stat_result) -> _Way | None:
-    """Every folder from the root to the file, and when it last changed; None where one has too shortly ago, is a link, or
-    the file is another than was found."""
+    """Return the state of each folder from the root to the file; None if it cannot be trusted.
+
+    It cannot be trusted if a folder changed too recently or is a link, or if the file is not the one that was found.
+    """
     settled = time.time_ns() - SETTLED_NS
     if os.name == "nt":  # its file times say something else
         return None

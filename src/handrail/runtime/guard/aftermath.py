@@ -35,7 +35,7 @@ from handrail.sandbox.view.tree import DEEPEST, LONGEST, Protected, Tree, check_
 
 _OPENED_IN_ONE_LOOK = 64
 _TOLD = 8
-"""How many of the things that were moved away are named in one answer."""
+"""How many findings one message names."""
 _TOO_MANY_HIDDEN = (
     f"rules hide such names from programs, and a sandbox can hide at most {protected.MOST_MOUNTS:,} of them"
 )
@@ -49,7 +49,7 @@ _UNLOOKED = (
 
 
 class Vetoed(ToolError):
-    """A program made what no program may make: it was moved away, and its call fails."""
+    """An error for a program that made or changed protected files: they were moved away, and its call fails."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, kind="denied")
@@ -57,7 +57,7 @@ class Vetoed(ToolError):
 
 
 class Place:
-    """One folder that programs work in, with what is known of it."""
+    """A folder that programs work in, with the cached results of looking at it."""
 
     def __init__(self, root: str) -> None:
         self.tree = Tree(root)
@@ -66,7 +66,7 @@ class Place:
         self._shared: tuple[object, Mapping[str, tuple[int, int]]] = (), {}
         self._over: dict[object, tuple[tuple[str, ...], tuple[str, ...]]] = {}
         self.pointed = vcs.Pointed()
-        """What the settings of git named when the pins were last found."""
+        """What git's settings named when the pinned paths were last found."""
 
     @property
     def root(self) -> str:
@@ -74,38 +74,41 @@ class Place:
 
     @property
     def size(self) -> int:
-        """How many folders are in it; 0 before the first look."""
+        """The number of folders in it; 0 before the first look."""
         return len(self.tree.order)
 
     @property
     def files(self) -> int:
-        """How many files were in it at the last look."""
+        """The number of files at the last look."""
         return self.tree.files
 
     def look(self) -> None:
+        """Read the folders that have changed since the last look."""
         self.tree.look()
 
     def pins(self, denials: Denials | None) -> tuple[str, ...]:
+        """Return the paths to mount read-only: protected files, and files that git's settings name."""
         key = ("pins", None if denials is None else denials.key)
         found = self._once(key, lambda: protected.pins(self.tree, denials))
         self.pointed = vcs.pointed_at(self.tree)
         return (*found, *(path for path in self.pointed.targets if os.path.lexists(path)))
 
     def masks(self, denials: Denials | None) -> tuple[str, ...]:
-        """The paths that programs do not see. Without ``denials`` these are the folders that could not be read."""
+        """Return the paths that programs do not see; without ``denials`` those that could not be read."""
         if denials is None:
             return tuple(self.tree.closed())
         key = ("hides", denials.key)
         return self._once(key, lambda: protected.masks(self.tree, denials.hides, key))
 
     def fixed(self, denials: Denials) -> tuple[str, ...]:
+        """Return the paths that rules keep programs from writing."""
         if not denials.fixes_any:
             return ()
         key = ("fixes", denials.key)
         return self._once(key, lambda: protected.fixed(self.tree, denials.fixes, key))
 
     def shared(self, others: Sequence[Place]) -> Mapping[str, tuple[int, int]]:
-        """The files in this and the other places that have names outside of them, as of the last look."""
+        """Return the files in this and the other places that have names outside of them."""
         trees = [place.tree for place in (self, *others)]
         versions = tuple((tree.root, tree.version) for tree in trees)
         if self._shared[0] != versions:
@@ -115,10 +118,11 @@ class Place:
     def mounted_over(
         self, others: Sequence[Place], writable: Sequence[Place], pinned: tuple[str, ...], masked: tuple[str, ...]
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What a sandbox with this and the other places mounts over, for ``pinned`` and ``masked`` to hold: second names of
-        files too, and folders instead of what lies in them where there are too many.
+        """Return the pinned and the masked paths that a sandbox mounts over.
 
-        :raises ToolError: ``unavailable`` where there are too many all the same
+        Other names of pinned files are included. If there are too many paths, whole folders replace the paths in them.
+
+        :raises ToolError: ``unavailable`` if there are still too many
         """
         trees = [place.tree for place in (self, *others)]
         key = *((tree.root, tree.version) for tree in trees), len(writable), pinned, masked
@@ -132,7 +136,7 @@ class Place:
         return known
 
     def _once(self, key: object, find: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
-        """What ``find`` gives for the tree as it stands, found once for each version of it."""
+        """Return the result of ``find``, computed once for each version of the tree."""
         known = self._known.get(key)
         if known is not None and known[0] == self.tree.version:
             return known[1]
@@ -145,7 +149,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """One place as it stood."""
+    """The state of one folder before a program ran."""
 
     version: int
     entries: dict[str, Protected]
@@ -157,17 +161,17 @@ class _Before:
     hidden: tuple[str, ...]
     configs: dict[str, Kept]
     steps: dict[str, tuple[bytes, ...]]
-    """What begun rebases run once they go on, by the file that says so."""
+    """The rebase steps that run a command, by the file that lists them."""
     missing: tuple[str, ...]
-    """What a repository's configuration names as hooks or configuration, and is not there."""
+    """Hooks and configuration that git's settings name and that do not exist."""
     dangling: dict[str, Protection]
-    """What a protected link leads to, and is not there, with why the link is protected."""
+    """Targets of protected links that do not exist, with the protection of the link."""
 
 
 class Aftermath:
-    """What one program, or one call of one that stays up, is found to have done.
+    """A check of what a program, or one call of a long-running process, changed in its folders.
 
-    :param vcs: it may change version-control configuration, by keys
+    :param vcs: whether the program may change version-control configuration, by keys
     """
 
     def __init__(self, places: Sequence[Place], profile: Profile, *, vcs: bool) -> None:
@@ -182,15 +186,15 @@ class Aftermath:
         self._reported = 0
         self._asked_only = True
         self._stays: dict[str, None] = {}
-        """What the program made that stays, and from which a tool runs code."""
+        """Files that the program made, that stay, and that a tool runs or loads as code."""
         self._looked_at: dict[str, int] = {}
 
     def begin(self) -> None:
-        """Take what stands now for what was there, as of the last look."""
+        """Take the state at the last look as the baseline."""
         self._before = [self._as_it_stands(place) for place in self._places]
 
     def mounted(self, paths: Iterable[str]) -> None:
-        """Remember as they are now the paths that are mounted over read-only, to compare them when the program has ended.
+        """Remember the paths that are mounted over read-only, to compare them after the program has ended.
 
         A configuration that is compared by keys anyway is left out.
         """
@@ -208,8 +212,11 @@ class Aftermath:
                 place.originals.retain(set(mine))
 
     def begin_anew(self) -> list[str]:
-        """The same after another look; what was told is forgotten. Gives what has been found since the last report, and what has
-        appeared under protected names since then, and no call that may is known to have made."""
+        """Take a new baseline for the next call, and return what was found since the last report.
+
+        The result includes what has appeared under protected names since then and was not made by a call that may do
+        so. Earlier findings are dropped.
+        """
         found = self._told[self._reported :]
         self._told, self._more, self._reported = [], 0, 0
         self._asked_only, self._stays = True, {}
@@ -235,11 +242,11 @@ class Aftermath:
         return found
 
     def changeable(self) -> frozenset[str]:
-        """What is not pinned, because it is compared afterwards."""
+        """Return the paths that are not pinned because they are compared afterwards."""
         return frozenset(path for before in self._before for path in before.configs)
 
     def veto(self) -> Vetoed | None:
-        """What was found by all looks so far; None where there is nothing to find fault with."""
+        """Return the error for everything found so far; None if nothing was found."""
         if not self._told:
             return None
         more = len(self._told) + self._more - _TOLD
@@ -252,12 +259,15 @@ class Aftermath:
         )
 
     def report(self) -> Vetoed | None:
-        """:meth:`veto`, for a call of a process that stays up: what it says is not given again."""
+        """Return the error as :meth:`veto` does, and mark its findings as reported.
+
+        For a call of a long-running process.
+        """
         self._reported = len(self._told)
         return self.veto()
 
     def notices(self) -> tuple[str, ...]:
-        """Return what the program made that stays, and from which a tool runs code; empty where there is nothing."""
+        """Return a note about files that the program made, that stay, and that a tool runs as code."""
         if not self._stays:
             return ()
         more = len(self._stays) - _TOLD
@@ -267,9 +277,9 @@ class Aftermath:
         )
 
     def look(self) -> None:
-        """Compare, and move away or put back what may not stay: the program has ended, or its call has.
+        """Compare the folders with the baseline after the program, or its call, has ended; undo what may not stay.
 
-        :raises ToolError: ``unavailable`` where the system is too short of something to look
+        :raises ToolError: ``unavailable`` if the system is short of a resource
         """
         for place, before, mounted in zip(self._places, self._before, self._mounted, strict=True):
             self._open_up(place, before)
@@ -287,7 +297,7 @@ class Aftermath:
                     running_programs.vouch(path for path in tree.protected() if path not in before.entries)
 
     def look_meanwhile(self) -> None:
-        """Move away what is new under protected names while the program runs, as of the places' last look."""
+        """Move away new files under protected names while the program runs, as of the last look."""
         if self._vcs:
             return  # what it makes is judged when it is complete
         for place, before in zip(self._places, self._before, strict=True):
@@ -297,9 +307,9 @@ class Aftermath:
                 self._settle(place, before, meanwhile=True)
 
     def _tell(self, text: str, *, asks: bool = False) -> None:
-        """Note what was found.
+        """Add a finding.
 
-        :param asks: a rule could have opened it to the program
+        :param asks: whether a rule could have allowed it
         """
         self._asked_only = self._asked_only and asks
         if len(self._told) < _MOST_TOLD:
@@ -327,8 +337,11 @@ class Aftermath:
         )
 
     def _links(self, place: Place, entries: Mapping[str, Protected], links: Mapping[str, Protection]) -> Iterator[str]:
-        """Yield the links that are to stay as they are: those with a protected name, those that lead on from ``links``, and
-        those on the way to what the settings of git name."""
+        """Yield the links that must not change.
+
+        These are links with a protected name, links that ``links`` lead on to, and links on the way to what git's
+        settings name.
+        """
         yield from (path for path in links if path in entries)
         folders = (entry for entry in entries.values() if entry.folder and not protected.is_open(entry, self._denials))
         pinned = {*(entry.path for entry in folders), *place.pointed.targets}
@@ -337,14 +350,14 @@ class Aftermath:
 
     @staticmethod
     def _dangling(place: Place, links: Mapping[str, Protection]) -> dict[str, Protection]:
-        """Return what ``links`` lead to beneath the root and is not there, with why the link is protected."""
+        """Return the missing targets of ``links`` below the root, with the protection of the link."""
         top = place.root.rstrip("/") + "/"
         ends = ((os.path.realpath(path), why) for path, why in links.items())
         return {end: why for end, why in ends if end.startswith(top) and not os.path.lexists(end)}
 
     @staticmethod
     def _open_up(place: Place, before: _Before) -> None:
-        """Look into folders that the program has closed, too."""
+        """Look also into folders that the program has closed."""
         place.look()
         for _ in range(_OPENED_IN_ONE_LOOK):
             shut = [path for path in place.tree.closed() if path not in before.closed]
@@ -374,7 +387,7 @@ class Aftermath:
     def _faults(
         self, place: Place, before: _Before, *, meanwhile: bool
     ) -> Iterator[tuple[str, Protection | None, str]]:
-        """``(path, why it is protected, what is wrong)`` of all that may not stay; what is to be moved is the path."""
+        """Yield ``(path, protection, problem)`` for everything that may not stay."""
         now = place.tree.protected()
         yield from self._faults_by_name(place, before, now)
         for path, kept in before.configs.items():
@@ -390,7 +403,7 @@ class Aftermath:
     def _faults_by_name(
         self, place: Place, before: _Before, now: Mapping[str, Protected]
     ) -> Iterator[tuple[str, Protection | None, str]]:
-        """Yield the same of what has a protected name. What a rule or a clone allows is noted as something that stays."""
+        """Yield the faults of protected names, and note what rules or a clone allow."""
         tree = place.tree
         fresh = [path for path in tree.repositories() if path not in before.repositories and path not in before.folders]
         moved = self._mounted_files(place)
@@ -412,7 +425,7 @@ class Aftermath:
                 yield _to_move(path, entry, fresh, by_keys=by_keys), entry.why, problem
 
     def _is_asked_for(self, path: str, entry: Protected, cloned: Collection[str]) -> bool:
-        """Whether a rule opens a protected name, or it is a file in a work tree that was cloned."""
+        """Return whether a rule opens a protected name, or the file is in a cloned work tree."""
         return protected.is_open(entry, self._denials) or (entry.why.asks and protected.beneath_any(path, cloned))
 
     def _note_made(self, tree: Tree, path: str, entry: Protected, cloned: Collection[str]) -> None:
@@ -420,11 +433,11 @@ class Aftermath:
             self._stays[visible(path[len(tree.root.rstrip("/")) + 1 :])] = None
 
     def _check_mounted(self, place: Place, path: str, original: Original, before: _Before) -> None:
-        """Put back what was mounted over, if the mount did not stay on it to the end.
+        """Restore a file that was mounted over if the mount did not stay on it to the end.
 
-        The same file with other content is a person's change, since the mount was on it all the time. A git configuration
-        that differs in harmless keys only may stay too, whoever wrote it. Everything else can be the program's: what is
-        there now is moved away, never deleted.
+        The same file with other content is the user's change, since the mount was on it all the time. A git
+        configuration that differs in harmless keys only may stay too. Everything else can be the program's: it is moved
+        away, never deleted.
         """
         tree = place.tree
         fate = place.originals.fate(path, original)
@@ -449,7 +462,7 @@ class Aftermath:
         )
 
     def _put_back(self, root: str, path: str, original: Original, fate: Fate) -> str:
-        """Returns what became of the path, as a message says it."""
+        """Restore a path and return the result as a message says it."""
         moved = ""
         if fate == "replaced" and (kept := self._quarantine.take(root, path)) is not None:
             moved = f"; the file in its place was moved to {kept}" if kept else "; the file in its place was removed"
@@ -459,7 +472,10 @@ class Aftermath:
         return f"was restored{moved}"
 
     def _mounted_files(self, place: Place) -> frozenset[object]:
-        """The identities of what is mounted over, to recognise it under another path. A program can neither move it nor link it."""
+        """Return the identities of the mounted-over files, to recognise them under another path.
+
+        A program can neither move such a file nor link it.
+        """
         mounted = next(
             (mine for other, mine in zip(self._places, self._mounted, strict=True) if other is place), _NOTHING
         )
@@ -470,7 +486,7 @@ class Aftermath:
         )
 
     def _cloned(self, fresh: Sequence[str], before: _Before) -> frozenset[str]:
-        """Return the work trees that are new with their repositories: a person who clones asks for the files in them."""
+        """Return the work trees that are new together with their repository: a clone includes their files."""
         if not self._vcs:
             return frozenset()
         trees = (path.rpartition("/")[0] for path in fresh if plain(path.rpartition("/")[2]) == GIT)
@@ -503,7 +519,7 @@ class Aftermath:
             self._tell(f"{shown} {became}, because {_because(why, what)}")
 
     def _unplant(self, tree: Tree, path: str, planted: Sequence[bytes], known: Collection[bytes]) -> None:
-        """Take the steps that run a command out of a rebase that has begun."""
+        """Remove the steps that run a command from a rebase that has begun."""
         shown = visible(path[len(tree.root.rstrip("/")) + 1 :])
         what = visible(", ".join(step.decode("utf-8", "replace")[:100] for step in planted[:3]))
         try:
@@ -523,7 +539,7 @@ class Aftermath:
             )
 
     def _relink(self, root: str, path: str, target: str) -> None:
-        """Put back a protected link that was changed or removed."""
+        """Restore a protected link that was changed or removed."""
         shown = visible(path[len(root.rstrip("/")) + 1 :])
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -543,12 +559,12 @@ class Aftermath:
 
 
 def _has_moved(place: Place, path: str, entry: Protected, mounted: Collection[object]) -> bool:
-    """Whether a process outside renamed a folder around it, and the mount went along."""
+    """Return whether another process renamed a folder around a path, and the mount moved with it."""
     return not entry.link and bool(mounted) and place.originals.identify(path) in mounted
 
 
 def _is_kept(path: str, entry: Protected, before: _Before) -> bool:
-    """Whether a protected name was there before and is what it was, as far as the names say."""
+    """Return whether a protected name existed before and is unchanged, as far as the names show."""
     prior = before.entries.get(path)
     if prior is None or prior.link != entry.link:
         return False
@@ -558,14 +574,14 @@ def _is_kept(path: str, entry: Protected, before: _Before) -> bool:
 
 
 def _to_move(path: str, entry: Protected, fresh: Sequence[str], *, by_keys: bool) -> str:
-    """What is to be moved for a path: the outermost new repository that it lies in, else itself."""
+    """Return the path to move away: the outermost new repository around ``path``, else ``path`` itself."""
     if entry.why.kind == "hook" and by_keys:
         return path  # the samples' neighbours go, the repository stays
     return min((one for one in fresh if path.startswith(one + "/")), key=len, default=path)
 
 
 def _faults_where_names_lead(place: Place, before: _Before) -> Iterator[tuple[str, Protection | None, str]]:
-    """Yield the faults in what was made where the settings of git or a protected link lead."""
+    """Yield the faults in new files that git's settings or a protected link lead to."""
     pointed = vcs.pointed_at(place.tree) if before.missing else vcs.Pointed()
     for path in before.missing:
         made = _outermost(place, path)
@@ -579,9 +595,9 @@ def _faults_where_names_lead(place: Place, before: _Before) -> Iterator[tuple[st
 def _faults_by_denials(
     place: Place, before: _Before, denials: Denials, *, hides: bool
 ) -> Iterator[tuple[str, Protection | None, str]]:
-    """Yield the faults in what rules deny.
+    """Yield the faults in paths that rules deny.
 
-    :param hides: whether to look at what is hidden, too
+    :param hides: whether to check hidden paths too
     """
     hidden = place.masks(denials) if hides else ()
     if len(hidden) > protected.MOST_MOUNTS:
@@ -595,7 +611,7 @@ def _faults_by_denials(
 
 
 def _may_stay(tree: Tree, entry: Protected | None, original: Original, fate: Fate) -> bool:
-    """Whether what is where something was mounted over may stay there."""
+    """Return whether the current content of a mounted-over path may stay."""
     if fate in ("same", "edited"):
         return True
     if fate == "gone":
@@ -606,7 +622,7 @@ def _may_stay(tree: Tree, entry: Protected | None, original: Original, fate: Fat
 
 
 def _outermost(place: Place, path: str) -> str:
-    """Return the first link on the way to a path; the path itself where there is none."""
+    """Return the first link on the way to a path; the path itself if there is none."""
     return next(iter(protected.links_on_the_way(place.root, path)), path)
 
 

@@ -31,10 +31,10 @@ _MOST_HOOKS = 1_000
 
 
 class Pointed(NamedTuple):
-    """What settings of git name beneath a root. Absolute paths.
+    """The paths below a root that git's settings name. All are absolute.
 
-    :param targets: what git executes, or takes settings from, whether there is something or not
-    :param links: the symbolic links on the way there; whoever replaces one decides what git finds
+    :param targets: what git runs or takes settings from, whether it exists or not
+    :param links: the symbolic links on the way there; a changed link changes what git finds
     """
 
     targets: tuple[str, ...] = ()
@@ -42,11 +42,11 @@ class Pointed(NamedTuple):
 
 
 _pointed: dict[str, tuple[tuple[object, ...], Pointed]] = {}
-"""By root: what :func:`pointed_at` last found, and what it was found from."""
+"""By root: the last result of :func:`pointed_at`, and its key."""
 
 
 def snapshot(tree: Tree) -> dict[str, Kept]:
-    """The configuration and the words of where repositories are, as they stand now."""
+    """Return the git configuration files and repository pointers, with their current content."""
     found: dict[str, Kept] = {}
     for entry in tree.protected().values():
         if entry.why.kind == "vcs" and not entry.folder and not entry.link:
@@ -57,11 +57,11 @@ def snapshot(tree: Tree) -> dict[str, Kept]:
 
 
 def pointed_at(tree: Tree) -> Pointed:
-    """Return what git executes, or takes settings from, for being named in the settings of a tree's repositories, of the
-    person or of the machine, wherever it lies in the tree.
+    """Return the paths in a tree that git runs or takes settings from because settings name them.
 
-    Hooks may lie in a folder of a repository's own (``core.hooksPath``), a file of the work tree may be included, and a
-    command may be a script of the work tree.
+    The settings are those of the tree's repositories, of the user and of the machine. Hooks may lie in a folder of the
+    repository (``core.hooksPath``), a file of the work tree may be included, and a command may be a script of the work
+    tree.
     """
     places = [*((folder, None) for folder in tree.repositories()), *_above(tree.root)]
     person = gitconfig.of_person()
@@ -86,8 +86,10 @@ def pointed_at(tree: Tree) -> Pointed:
 
 
 def pointed_around(root: str, path: str) -> Iterator[str]:
-    """Yield the same for one path beneath ``root``: of the repositories whose work trees it can lie in, and of what was
-    found when a program was last started there."""
+    """Yield such paths for one path below ``root``: those of the repositories around it.
+
+    The paths that were found at the last start of a program are included.
+    """
     if root in _pointed:
         yield from _pointed[root][1].targets
     person = gitconfig.of_person()
@@ -100,7 +102,7 @@ def pointed_around(root: str, path: str) -> Iterator[str]:
 
 
 def _above(root: str) -> list[tuple[str, str]]:
-    """Return the git directories whose work trees a root lies in, with these."""
+    """Return the git directories and work trees that a root lies in."""
     found: list[tuple[str, str]] = []
     while root := root.rpartition("/")[0]:
         if (place := _git_directory(root)) is not None:
@@ -109,7 +111,7 @@ def _above(root: str) -> list[tuple[str, str]]:
 
 
 def _git_directory(work_tree: str) -> str | None:
-    """Return the git directory of a work tree; None where it has none."""
+    """Return the git directory of a work tree; None if it has none."""
     place = f"{work_tree}/.git"
     try:
         mode = Path(place).stat().st_mode
@@ -124,7 +126,7 @@ def _git_directory(work_tree: str) -> str | None:
 
 
 def _short_text(path: str) -> str:
-    """Return a file's only line; empty where it is no plain, short file."""
+    """Return the only line of a file; empty if it is not a short regular file."""
     try:
         descriptor = os.open(path, READ)
     except OSError as error:
@@ -141,7 +143,7 @@ def _short_text(path: str) -> str:
 
 
 def _configs(folder: str) -> tuple[str, ...]:
-    """Return the paths of the files that a git directory's settings are in."""
+    """Return the paths of the files with a git directory's settings."""
     found = (f"{folder}/config", f"{folder}/config.worktree")
     common = _short_text(f"{folder}/commondir") if os.path.lexists(f"{folder}/commondir") else ""
     return found if not common else (*found, f"{os.path.realpath(Path(folder, common))}/config")
@@ -150,10 +152,10 @@ def _configs(folder: str) -> tuple[str, ...]:
 def _pointed_by(
     root: str, folder: str, person: Iterable[gitconfig.Named], work_tree: str | None, links: dict[str, None]
 ) -> Iterator[str]:
-    """Yield what the settings of one git directory, and of the person who uses it, name beneath a root.
+    """Yield the paths below a root that the settings of a git directory and its user name.
 
-    :param work_tree: one that is known to be its own
-    :param links: gets the links on the way
+    :param work_tree: a work tree that is known to belong to the git directory
+    :param links: receives the links on the way
     """
     named: dict[gitconfig.Named, None] = dict.fromkeys(person)
     trees = [folder.rpartition("/")[0] if plain(folder.rpartition("/")[2]) == ".git" else folder]
@@ -174,7 +176,7 @@ def _pointed_by(
 
 
 def _linked_from(root: str, hooks: str, links: dict[str, None]) -> Iterator[str]:
-    """Yield what the links in a folder of hooks lead to beneath a root: git executes the file behind the link."""
+    """Yield the targets of links in a hooks folder that lie below a root; git runs the target."""
     top = root.rstrip("/") + "/"
     try:
         with os.scandir(hooks) as entries:
@@ -202,8 +204,10 @@ def _resolved(root: str, named: Iterable[gitconfig.Named], work_tree: str, links
 
 
 def steps_that_run(tree: Tree) -> dict[str, tuple[bytes, ...]]:
-    """Return the steps of begun rebases and of sequences of commits that run a command once a person lets git go on, by
-    the path of the file that lists them."""
+    """Return the steps of unfinished rebases and sequences that run a command, by file.
+
+    Git runs these commands when the user continues the operation.
+    """
     found: dict[str, tuple[bytes, ...]] = {}
     for folder in tree.repositories():
         for name in _STEPS:
@@ -216,7 +220,7 @@ def steps_that_run(tree: Tree) -> dict[str, tuple[bytes, ...]]:
 
 
 def without_steps(tree: Tree, path: str, known: Collection[bytes]) -> Kept | None:
-    """Return such a file without the steps that run a command and were not ``known``; None where it is no plain file."""
+    """Return the file without unknown steps that run a command; None if it is not a regular file."""
     kept = read_plain(tree.root, path)
     if kept is None:
         return None
@@ -247,7 +251,7 @@ _RUNS_NOTHING = frozenset(
         *(b"label", b"l", b"reset", b"t", b"merge", b"m", b"update-ref", b"u", b"noop", b"revert"),
     )
 )
-"""Steps of git's own, see git-rebase(1); any other is taken for one that runs a command."""
+"""Steps of git itself, see git-rebase(1). Any other step counts as one that runs a command."""
 
 
 def _runs(line: bytes) -> bool:
@@ -256,9 +260,9 @@ def _runs(line: bytes) -> bool:
 
 
 def fault(tree: Tree, entry: Protected, before: Kept | None) -> str | None:
-    """Why a protected entry that is there now may not stay as it is; None where it may.
+    """Return why a protected entry may not stay as it is; None if it may.
 
-    :param before: what was there; None where nothing was
+    :param before: the earlier content; None if the entry is new
     """
     name = plain(entry.path.rpartition("/")[2])
     if entry.why.kind == "hook" and entry.folder and name == "hooks":
@@ -275,7 +279,7 @@ def fault(tree: Tree, entry: Protected, before: Kept | None) -> str | None:
 
 
 def lost(tree: Tree, path: str, before: Kept) -> str | None:
-    """Why a configuration that is gone has to be put back; None where nothing is the matter."""
+    """Return why a missing configuration must be restored; None if it need not be."""
     folder = path.rpartition("/")[0]
     if plain(path.rpartition("/")[2]) not in _CONFIGS or folder not in tree.repositories():
         return None  # what it was about is gone with it
@@ -325,7 +329,7 @@ def _fault_in_pointer(tree: Tree, path: str, repositories: Collection[str]) -> s
 
 
 def _fault_in_hooks(tree: Tree, path: str) -> str | None:
-    """Samples are never run; anything else in it would be."""
+    """Return why a hooks folder may not stay; git never runs samples, but everything else in it."""
     for folder in tree.order:
         if folder.path == path:
             others = [

@@ -32,13 +32,13 @@ class Entry(NamedTuple):
 
 
 class Unreadable(ValueError):
-    """git would not read it, or not every git alike."""
+    """An error for a file that git, or some version of git, would not read."""
 
 
 def read(data: bytes) -> list[Entry]:
-    """The entries of one file, in order; what it includes is not followed.
+    """Return the entries of one file in order, without its includes.
 
-    :raises Unreadable: saying what is wrong in which line
+    :raises Unreadable: with the problem and its line
     """
     if len(data) > MAX_CONFIG_BYTES:
         raise Unreadable(f"it has {len(data)} bytes; the limit is {MAX_CONFIG_BYTES}")
@@ -177,7 +177,7 @@ _PATH = re.compile(r"(?!-)[^\s:\x00-\x1f\x7f][^:\x00-\x1f\x7f]*")
 
 
 def harmless_url(value: str) -> bool:
-    """Whether git reaches it by itself: no remote helper (``ext::``), no host that reads as an option."""
+    """Return whether git fetches a URL itself: no remote helper (``ext::``), no host like an option."""
     if "::" in value:
         return False
     host = value.partition("://")[2].rpartition("@")[2] if "://" in value else value.rpartition("@")[2]
@@ -205,7 +205,7 @@ def _url(value: str | None) -> bool:
 
 
 def _remote(value: str | None) -> bool:
-    """A remote's name, or this repository itself; never a URL, which would be one that nobody checked."""
+    """Return whether a value is the name of a remote or this repository; never an unchecked URL."""
     return value is not None and (value == "." or _NAME.fullmatch(value) is not None)
 
 
@@ -245,7 +245,7 @@ _NAMED: Mapping[tuple[str, str], Callable[[str | None], bool]] = {
 
 
 def harmless(entry: Entry, inside: Callable[[str], bool]) -> bool:
-    """Whether an entry runs nothing, whoever wrote it.
+    """Return whether an entry runs nothing, whatever program wrote it.
 
     :param inside: whether a path, relative to the git directory, stays in the folder that the tool may write
     """
@@ -261,7 +261,7 @@ def harmless(entry: Entry, inside: Callable[[str], bool]) -> bool:
 
 
 def beyond_the_list(before: Sequence[Entry], after: Iterable[Entry], inside: Callable[[str], bool]) -> list[str]:
-    """The keys outside the list whose entries are not as they were: added, removed, changed or put in another order."""
+    """Return the keys outside the allow-list whose entries were added, removed, changed or reordered."""
     had = [entry for entry in before if not harmless(entry, inside)]
     has = [entry for entry in after if not harmless(entry, inside)]
     if had == has:
@@ -296,7 +296,7 @@ _PROGRAMS = {
     "VISUAL": "core.editor",
     "PAGER": "core.pager",
 }
-"""Variables that stand for an entry."""
+"""Environment variables that stand for an entry."""
 
 _WHOLE_PATHS = frozenset(
     (
@@ -313,15 +313,15 @@ _NAMES_NOTHING = re.compile(
     r"|color\..*|log\.date|format\.pretty|pretty\..*|log\.excludedecoration|protocol\..*",
     re.DOTALL,
 )
-"""Keys whose value is no path that git executes or reads settings from."""
+"""Keys whose value is not a path that git runs or reads settings from."""
 _PARTS = re.compile(r"[\s;|&()<>\"'`$={},]+")
 
 
 class Named(NamedTuple):
-    """A path as settings name it.
+    """A path that settings name.
 
-    :param base: the folder it is relative to; None for the work tree of the repository that the settings are used in
-    :param of_command: it is a word of a command, so a folder of that name is not executed
+    :param base: the folder it is relative to; None for the work tree of the repository that uses the settings
+    :param of_command: whether it is a word of a command; then a folder of that name is not run
     """
 
     value: str
@@ -335,13 +335,13 @@ class _Read(NamedTuple):
 
 
 _files: dict[str, _Read] = {}
-"""By path of a file of settings: what it was when it was read, and its entries."""
+"""By path of a settings file: its state when it was read, and its entries."""
 
 
 def of_file(path: str, *, follow: bool = False) -> tuple[tuple[Named, ...], tuple[Entry, ...]]:
-    """Return what one file of settings names, with what it includes, and its own entries.
+    """Return the paths that one settings file names, includes followed, and its own entries.
 
-    :param follow: whether it may be a symbolic link, as in a person's home
+    :param follow: whether the file may be a symbolic link, as in a home folder
     """
     found: dict[Named, None] = {}
     entries = _entries(path, follow)
@@ -350,9 +350,9 @@ def of_file(path: str, *, follow: bool = False) -> tuple[tuple[Named, ...], tupl
 
 
 def of_person(environment: Mapping[str, str] | None = None) -> tuple[Named, ...]:
-    """Return what the settings of the person and of the machine name, for whichever repository they use git in.
+    """Return the paths that the settings of the user and of the machine name, for any repository.
 
-    :param environment: this process's where None
+    :param environment: the environment of this process if None
     """
     env = os.environ if environment is None else environment
     found: dict[Named, None] = {}
@@ -399,7 +399,7 @@ def _lowered(key: str) -> str:
 
 
 def _entries(path: str, follow: bool) -> tuple[Entry, ...]:
-    """Return the entries of one file; none where git could not read it, or it is no plain file of some length."""
+    """Return the entries of one file; none if git could not read it, or it is not a short regular file."""
     try:
         status = os.stat(path, follow_symlinks=follow)  # noqa: PTH116 - on the way of each start
         key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
@@ -456,11 +456,11 @@ def _expanded(value: str) -> str:
 
 
 def _can_be_path(word: str, *, first: bool) -> bool:
-    """Whether git can find a program by this word of a value from the folder that it runs in.
+    """Return whether git can find a program by this word from the folder it runs in.
 
-    A program without a slash is looked for in PATH; a script that one is given as an argument is not.
+    Git looks for a program without a slash in PATH, but not for a script that is an argument.
 
-    :param first: whether it is where a command names its program
+    :param first: whether the word is the program of a command
     """
     if word.startswith("-") or "://" in word or "\0" in word:
         return False
@@ -468,7 +468,7 @@ def _can_be_path(word: str, *, first: bool) -> bool:
 
 
 def _words(entry: Entry) -> Iterator[str]:
-    """Yield the words of a value that can be paths which git executes."""
+    """Yield the words of a value that can be paths which git runs."""
     value = entry.value or ""
     if _NAMES_NOTHING.fullmatch(entry.key) or harmless(entry, lambda _: True):
         return

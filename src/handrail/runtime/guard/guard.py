@@ -32,30 +32,30 @@ __all__ = ["Guarded", "GuardedProcess", "Vetoed", "explained"]
 
 _MOST_PLACES = 32
 _AT_ONCE = 300
-"""Folders that are looked at without a thread: it takes less than handing over to one."""
+"""Up to this number of folders, a look runs without a thread: handing over to one would take longer."""
 _FILES_AT_ONCE = 1_000
-"""Files in them. One whose folder has changed is judged anew, which takes up to 50 µs."""
+"""The limit on files in them. Checking a file whose folder has changed takes up to 50 µs."""
 _LOOKED_AT = 64 * 1024
 _MOST_NOTES = 4
 _REFUSED = (b"ermission denied", b"ead-only file system", b"evice or resource busy", b"EACCES", b"EROFS", b"EBUSY")
 PACE_S = 1.0
-"""How often the folders that programs run in are looked at meanwhile, at the most."""
+"""The minimum time between two checks of the folders in which programs run."""
 _SHARE = 100
-"""A look is followed by a pause of so many times the processor time that it took: so they take one hundredth of a core."""
+"""The pause after a check is this many times the processor time of the check, so checks use 1 % of a core."""
 _LAST_LOOKS = (0.05, 0.25, 1.0)
-"""Pauses, in seconds, before the last look is tried again where the system was too short of something for it."""
+"""Pauses, in seconds, before the last check is retried if the system was short of a resource."""
 _T = TypeVar("_T")
 
 
 def pause_after(spent_s: float) -> float:
-    """How long to wait after a look that took so much processor time."""
+    """Return how long to wait after a check that took this much processor time, in seconds."""
     return max(PACE_S, _SHARE * spent_s)
 
 
 class Guarded:
-    """Implements :class:`handrail.contract.sandbox.Sandbox` around another.
+    """A sandbox that protects paths around another :class:`handrail.contract.sandbox.Sandbox`.
 
-    What a folder holds is remembered from one start to the next. For one event loop.
+    It remembers the contents of folders from one start to the next. For one event loop.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -63,11 +63,11 @@ class Guarded:
         self._places: dict[str, Place] = {}
         self._turn = threading.Lock()
         self._living: dict[GuardedProcess, tuple[Aftermath, tuple[Place, ...]]] = {}
-        """Those that may write."""
+        """The running processes that may write."""
         self._owed: list[Aftermath] = []
-        """Of programs that have ended without a last look, because the system was short of something."""
+        """The checks of ended programs that failed because the system was short of a resource."""
         self._due: asyncio.TimerHandle | None = None
-        """The next look, until it has been taken."""
+        """The timer of the next check, until the check has run."""
         self._looking: asyncio.Task[None] | None = None
 
     @property
@@ -129,9 +129,9 @@ class Guarded:
             ) from error
 
     def _settle_owed(self) -> None:
-        """Take the last looks that could not be taken, before another program starts.
+        """Run the last checks that failed earlier, before another program starts.
 
-        :raises ToolError: ``unavailable`` where that still cannot be done, ``conflict`` for what was found
+        :raises ToolError: ``unavailable`` if a check fails again, ``conflict`` if it finds a problem
         """
         while self._owed:
             aftermath = self._owed[0]
@@ -145,9 +145,9 @@ class Guarded:
                 )
 
     async def look_meanwhile(self) -> float:
-        """Look at the folders that programs run in, and move away what is new under protected names.
+        """Check the folders in which programs run, and move away new files under protected names.
 
-        Gives the processor time that it took, in seconds.
+        :return: the processor time that it took, in seconds
         """
         living = list(self._living.values())
         places = list({id(place): place for _, mine in living for place in mine}.values())
@@ -163,7 +163,7 @@ class Guarded:
         return await self._run(look, places)
 
     def _plan_look(self, pause_s: float) -> None:
-        """Schedule the next look, as long as a program runs."""
+        """Schedule the next check while a program runs."""
         if self._living and self._due is None:
             self._due = asyncio.get_running_loop().call_later(pause_s, self._begin_look)
 
@@ -191,8 +191,10 @@ class Guarded:
         return place
 
     async def _run(self, work: Callable[[], _T], places: Sequence[Place]) -> _T:
-        """``work`` on its own with the places: at once where they are small and nothing is being done with them, else in a
-        thread."""
+        """Run ``work`` with exclusive use of the folders.
+
+        It runs at once if the folders are small and unused, else in a thread.
+        """
         folders, files = sum(place.size for place in places), sum(place.files for place in places)
         if 0 < folders < _AT_ONCE and files <= _FILES_AT_ONCE and self._turn.acquire(blocking=False):
             try:
@@ -214,18 +216,19 @@ class Guarded:
 
 
 class _TakesLongError(Exception):
-    """Work that is not done on an event loop."""
+    """An error for work that is too long for an event loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """What a program is started in.
+    """The conditions in which a program is started.
 
-    :param profile: with everything that is to be mounted over
-    :param aftermath: what will be looked at afterwards; None where the program can write nothing
-    :param shared: files with names outside of the workspace, which are read-only for it
-    :param in_use: configurations that the program could change, if others that run did not have them mounted over, with these
-    :param changeable: the configurations that it can change; None for a program that may never change any
+    :param profile: with all paths to mount over
+    :param aftermath: the check after the program has ended; None if the program cannot write
+    :param shared: files with names outside the workspace, which are read-only for the program
+    :param in_use: configurations that the program could change if other running programs had not mounted them over,
+        with the names of these programs
+    :param changeable: the configurations that the program can change; None for a program that may never change any
     """
 
     profile: Profile
@@ -284,9 +287,11 @@ def _hidden(place: Place, profile: Profile, *, writes: bool) -> Sequence[str]:
 
 
 def _made_private(places: Sequence[Place], closed: Collection[str]) -> tuple[str, ...]:
-    """Give the files that have names outside of these places, too, a copy each; what is left is to be read-only.
+    """Replace files that have names outside these folders by copies, and return the files left over.
 
-    :param closed: what the program cannot write anyway
+    The files left over are to be read-only.
+
+    :param closed: paths that the program cannot write anyway
     """
     found = places[0].shared(places[1:])
     wanted = {path: file for path, file in found.items() if not protected.beneath_any(path, closed)}
@@ -313,7 +318,7 @@ def _on_event_loop() -> bool:
 
 
 class GuardedProcess(Delegating):
-    """A process whose :meth:`wait` fails for what the program left behind."""
+    """A process whose :meth:`wait` raises an error if the program changed protected files."""
 
     def __init__(
         self,
@@ -335,15 +340,17 @@ class GuardedProcess(Delegating):
         self._told: list[Callable[[bool], None]] = []
         self._calls = 0
         self._unsettled = False
-        """A call has ended, and the look after it has not."""
+        """Whether a call has ended and the check after it has not."""
 
     def when_settled(self, told: Callable[[bool], None]) -> None:
-        """Have ``told`` called once nobody is left in the sandbox, with whether the last look could be taken."""
+        """Call ``told`` when the sandbox is empty, with whether the last check could run."""
         self._told.append(told)
 
     async def wait(self) -> int:
-        """
-        :raises Vetoed: when it has ended, for what it made under a protected name
+        """Wait for the end of the program and for the last check, and return the exit code.
+
+        :raises Vetoed: if the program changed protected files
+        :raises ToolError: if the check could not run, or the process failed
         """
         code, error = 0, None
         try:
@@ -369,20 +376,21 @@ class GuardedProcess(Delegating):
 
     @property
     def veto(self) -> Vetoed | None:
-        """Once it has been waited for or killed: what it was found to have done."""
+        """The error for what the process changed; valid after :meth:`wait` or :meth:`kill`."""
         return None if self._aftermath is None else self._aftermath.veto()
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """Once it has been waited for: what it made that stays, and that the model and the person should know of."""
+        """Notes for the model about files that the process made and that stay; valid after :meth:`wait`."""
         return () if self._aftermath is None else self._aftermath.notices()
 
     async def begin(self, call: str = "") -> tuple[str, ...]:
-        """A call begins in a process that stays up: what others did since the last one is not its doing.
+        """Begin a call of a long-running process, and return what changed since the last call.
+
+        The result names what has appeared under protected names or was moved away since then. Either the process did it
+        between its calls, or the user did. It is not counted as a change of this call.
 
         :param call: its id, which distinguishes programs that the call starts from those that wait for its end
-        Gives what has appeared under protected names or was moved away since then, and no call made that may: the process may
-        have done it between its calls, or a person.
         """
         self._calls += 1
         self._works_for(call)
@@ -394,9 +402,9 @@ class GuardedProcess(Delegating):
         return tuple(appeared)
 
     async def settle(self) -> None:
-        """A call ends in a process that stays up.
+        """End a call of a long-running process, and check what it changed.
 
-        :raises Vetoed: for what was made under a protected name during it
+        :raises Vetoed: if it changed protected files
         """
         if self._aftermath is None:
             return
@@ -407,7 +415,7 @@ class GuardedProcess(Delegating):
             raise veto
 
     async def _settle(self, aftermath: Aftermath) -> None:
-        """Look after the last call, unless that has been done."""
+        """Run the check after the last call unless it has run."""
         if self._unsettled:
             await self._run(aftermath.look)
             self._unsettled = False
@@ -417,7 +425,7 @@ class GuardedProcess(Delegating):
         await self._settled()
 
     async def _settled(self) -> None:
-        """Nobody of the sandbox is left: the last look, once, and to its end whoever is cancelled meanwhile."""
+        """Run the last check once, after the sandbox is empty; a cancelled caller does not stop it."""
         if self._last_look is None:
             self._last_look = asyncio.ensure_future(self._look_last())
         await asyncio.shield(self._last_look)
@@ -446,7 +454,7 @@ class GuardedProcess(Delegating):
 
 
 def explained(process: Process, output: bytes) -> tuple[str, ...]:
-    """Why a program could not read or write what it says it could not, where that was kept from it; for the model."""
+    """Return notes for the model on why the program could not read or write files that its output names."""
     said = output[-_LOOKED_AT:]
     if not isinstance(process, GuardedProcess):
         return ()
@@ -513,5 +521,5 @@ def _why_fixed(path: str, relative: str, process: GuardedProcess) -> str:
 
 
 def _mentions(said: bytes, shown: str) -> bool:
-    """Whether the whole path is in it, or its last two names."""
+    """Return whether an output contains the last two names of a path."""
     return os.fsencode("/".join(shown.split("/")[-2:])) in said

@@ -28,7 +28,7 @@ from handrail.sandbox.view.tree import Tree, check_passing
 from handrail.store.folders import remove_tree
 
 MAX_COPIED_BYTES = 64 * 1024 * 1024
-"""Where the quarantine is on another file system, what goes beyond this is not kept."""
+"""If the quarantine is on another file system, content beyond this limit is not kept."""
 MAX_COPIED_FILES = 10_000
 _DEEPEST_COPIED = 64
 _STRICT = BENEATH | NO_SYMLINKS | NO_MAGICLINKS
@@ -36,19 +36,20 @@ _SUFFIX = ".quarantined"
 
 
 class Quarantine:
-    """A private folder outside of every workspace.
+    """A private folder outside every workspace, for files that programs may not make.
 
-    :param folder: made when it is first needed
+    :param folder: created when it is first needed
     """
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
 
     def take(self, root: str, path: str) -> str | None:
-        """Move ``path``, which lies beneath ``root``, here. Gives where it is now; None where it is gone already.
+        """Move ``path``, which lies below ``root``, into the quarantine.
 
-        :raises OSError: where it can neither be moved nor removed
-        :raises ToolError: ``unavailable`` where the system is short of descriptors or memory; it is still there
+        :return: the new path; empty if the file could only be removed; None if it no longer exists
+        :raises OSError: if it can neither be moved nor removed
+        :raises ToolError: ``unavailable`` if the system is short of descriptors or memory; the file is still there
         """
         parent = open_parent(root, path)
         if parent is None:
@@ -80,9 +81,9 @@ class Quarantine:
 
 
 def open_parent(root: str, path: str) -> int | None:
-    """The folder that ``path`` lies in, opened beneath ``root`` without following a link; None where there is none.
+    """Open the folder of ``path`` below ``root`` without following a link; None if that fails.
 
-    :raises ToolError: ``unavailable`` where the system is short of descriptors or memory
+    :raises ToolError: ``unavailable`` if the system is short of descriptors or memory
     """
     relative = path[len(root.rstrip("/")) + 1 :].rpartition("/")[0]
     try:
@@ -102,7 +103,7 @@ def open_parent(root: str, path: str) -> int | None:
 
 
 def make_readable(root: str, path: str) -> bool:
-    """Give a folder's owner, which is who runs this, the rights to look into it. Whether that could be done."""
+    """Give the owner of a folder, who runs this process, access to it; return whether that worked."""
     try:
         top = open_root(root)
     except OSError:
@@ -151,8 +152,9 @@ def _renamed(parent: int, name: str, target: str) -> None:
 
 
 def _remove(parent: int, name: str) -> None:
-    """
-    :raises OSError: where it is still there
+    """Remove a file or folder.
+
+    :raises OSError: if it still exists
     """
     try:
         os.unlink(name, dir_fd=parent)
@@ -166,7 +168,7 @@ def _remove(parent: int, name: str) -> None:
 
 
 class _Copy:
-    """A bounded copy of files and folders to another file system. Links, devices and pipes are left out."""
+    """A bounded copy of files and folders to another file system, without links, devices and pipes."""
 
     def __init__(self, parent: int, name: str, target: Path) -> None:
         self._parent, self._name, self._target = parent, name, target
@@ -202,7 +204,7 @@ class _Copy:
 
 
 def _disarm(place: Path) -> None:
-    """Let no git directory in it be taken for one, and nothing in it be run by its name."""
+    """Make a quarantined folder harmless: git finds no repository in it, and nothing runs by its name."""
     if place.is_symlink() or not place.is_dir():
         return
     tree = Tree(str(place))
@@ -229,9 +231,9 @@ def _disarm(place: Path) -> None:
 # was there all the time.
 
 MAX_KEPT_BYTES = 32 * 1024 * 1024
-"""Content kept of all files of one folder that programs work in; a file beyond it is compared, not put back."""
+"""The limit of kept content for all files of one folder. Files beyond it are compared, not restored."""
 _TICK_NS = 2_100_000_000
-"""Longer than a tick of any file system's clock: a file that changed so recently may change again unseen."""
+"""Longer than a clock tick of any file system. A file that changed more recently may change again unnoticed."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _BORN, _BORN_AT, _STATX_BYTES, _NO_FOLLOW = 0x800, 80, 256, 0x100
 
@@ -240,7 +242,7 @@ Fate = Literal["same", "edited", "replaced", "gone"]
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The content of a plain file."""
+    """The content of a regular file, with its mode and owner."""
 
     data: bytes
     mode: int
@@ -249,12 +251,12 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """One path as it was.
+    """The state of one path before a program ran.
 
-    :param identity: what :func:`os.lstat` said of it, as far as that changes with the file and its content
-    :param born: when the file was made; None where the file system does not say
-    :param settled: the file was old enough for ``identity`` to change with any later write
-    :param kept: its content; None for a folder, and for what is no plain file or too long
+    :param identity: values of :func:`os.lstat` that change with the file and its content
+    :param born: when the file was made, in nanoseconds; None if the file system does not record it
+    :param settled: whether the file was old enough for ``identity`` to change with any later write
+    :param kept: the content; None for a folder, and for a file that is too long or not regular
     """
 
     identity: tuple[int, ...]
@@ -266,7 +268,10 @@ class Original:
 
 
 class Originals:
-    """The files of one folder that programs work in, read again only when they have changed. For one thread at a time."""
+    """The states of files in one folder, read again only after a change. For one thread at a time.
+
+    :param root: the folder
+    """
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -274,7 +279,7 @@ class Originals:
         self._bytes = 0
 
     def take(self, path: str) -> Original | None:
-        """``path`` as it is now; None where nothing is there."""
+        """Return the current state of ``path``; None if nothing is there."""
         try:
             status = os.lstat(path)
         except OSError:
@@ -300,19 +305,21 @@ class Originals:
         return original
 
     def retain(self, paths: set[str]) -> None:
-        """Forget all but ``paths``."""
+        """Forget all paths except ``paths``."""
         for path in [path for path in self._known if path not in paths]:
             self._forget(path)
 
     @property
     def count(self) -> int:
+        """The number of remembered paths."""
         return len(self._known)
 
     def fate(self, path: str, original: Original) -> Fate:
-        """What became of ``path`` since.
+        """Return what happened to ``path`` since its state was taken.
 
-        ``edited`` is the same file with other content: nothing in the sandbox can have written it, since the mount stays
-        on the file and it has no second name. ``replaced`` is another file, or one that could be written by another name.
+        ``edited`` is the same file with other content. Nothing in the sandbox can have written it, since the mount
+        stays on the file and it has no second name. ``replaced`` is another file, or one that could be written by
+        another name.
         """
         try:
             status = os.lstat(path)
@@ -338,7 +345,7 @@ class Originals:
         return now is not None and now.data == kept.data
 
     def identify(self, path: str) -> tuple[tuple[int, ...], int | None] | None:
-        """What file or folder is at ``path``, and when it was made; None where nothing is."""
+        """Return the identity and the birth time of the file or folder at ``path``; None if there is none."""
         try:
             status = os.lstat(path)
         except OSError:
@@ -352,10 +359,12 @@ class Originals:
 
 
 def read_plain(root: str, path: str, *, any_links: bool = False) -> Kept | None:
-    """The content of a plain file, not too long and with one name; None for everything else. Never waits for a FIFO.
+    """Return the content of a short regular file with one name; None for everything else.
 
-    :param any_links: also of a file that has several names
-    :raises ToolError: ``unavailable`` where the system is short of descriptors or memory
+    It never waits for a FIFO.
+
+    :param any_links: whether the file may have several names
+    :raises ToolError: ``unavailable`` if the system is short of descriptors or memory
     """
     try:
         top = open_root(root)
@@ -385,9 +394,9 @@ def read_plain(root: str, path: str, *, any_links: bool = False) -> Kept | None:
 
 
 def restore(root: str, path: str, before: Kept) -> None:
-    """Put back what was there, in one step.
+    """Restore the earlier content of a file in one step.
 
-    :raises OSError: where that cannot be done
+    :raises OSError: if that fails
     """
     parent = open_parent(root, path)
     if parent is None:
@@ -425,7 +434,10 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
 
 
 def _birth(path: str) -> int | None:
-    """When the file was made, in nanoseconds: it tells a file from a later one that was given the same number."""
+    """Return when a file was made, in nanoseconds; None if unknown.
+
+    It tells a file from a later one with the same inode number.
+    """
     call = getattr(_libc, "statx", None)
     if call is None:
         return None

@@ -22,7 +22,8 @@ from handrail.sandbox.view.protected import beneath_any
 
 _MOST_VOUCHED = 100_000
 WAIT_S = 5.0
-"""How long a write waits for the programs that have its file mounted over, and a program for what would end its mounts."""
+"""How long a write waits for programs that have its file mounted over, and a program for tools that would end its
+mounts."""
 
 
 @dataclass(slots=True)
@@ -31,7 +32,7 @@ class _Holder:
 
     :param mounted: the paths that it has mounted over
     :param changes: the folders in which it may change version-control configuration
-    :param works_for: the call or job that it works for now; empty between the calls of a process that stays up
+    :param works_for: the call or job that it works for now; empty between the calls of a long-running process
     """
 
     name: str
@@ -41,13 +42,13 @@ class _Holder:
 
 
 class RunningPrograms:
-    """For all event loops and threads of this process."""
+    """The running programs of this process, for all its event loops and threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._holders: dict[object, _Holder] = {}
         self.vouched: set[str] = set()
-        """What programs that may change version-control configuration made under protected names."""
+        """Paths under protected names that programs with ``vcs.config`` made and that passed the check."""
         self._replacing: dict[str, int] = {}
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
 
@@ -60,13 +61,14 @@ class RunningPrograms:
         changeable: Collection[str] | None = None,
         begun_s: float,
     ) -> bool:
-        """Register a program that is about to start.
+        """Register a program that is about to start; return whether it may start now.
 
+        :param holder: identifies the program
         :param repositories: the git directories that it sees
-        :param changeable: the version-control configuration that it may change now; None where it may never change any
+        :param changeable: the version-control configuration that it may change now; None if it may never change any
         :param begun_s: when its start began, by the event loop's clock
-        :return: False, after a wait, if a tool could replace one of its files; then the profile has to be made again
-        :raises ToolError: ``conflict`` where such a tool does not end in time
+        :return: False, after a wait, if a tool could replace one of its files; then the profile must be made again
+        :raises ToolError: ``conflict`` if such a tool does not end in time
         """
         paths = frozenset((*profile.pinned, *profile.masked))
         with self._lock:
@@ -89,31 +91,31 @@ class RunningPrograms:
         return False
 
     def works_for(self, holder: object, call: str) -> None:
-        """Note for which call a process that stays up works from now on; for none where ``call`` is empty."""
+        """Set the call that a long-running process works for from now on; empty for none."""
         with self._lock:
             if (one := self._holders.get(holder)) is not None:
                 one.works_for = call
                 self._ring()
 
     def release(self, holder: object) -> None:
-        """Forget a program whose sandbox is empty."""
+        """Unregister a program whose sandbox is empty."""
         with self._lock:
             if self._holders.pop(holder, None) is not None:
                 self._ring()
 
     def held(self, paths: Collection[str]) -> dict[str, str]:
-        """Those of ``paths`` that a running program has mounted over, each with the name of one such program."""
+        """Return those of ``paths`` that a running program has mounted over, each with a program's name."""
         with self._lock:
             return {path: one.name for one in self._holders.values() for path in one.mounted.intersection(paths)}
 
     def changes_configuration(self, root: str) -> bool:
-        """Whether a running program may change version-control configuration in this folder."""
+        """Return whether a running program may change git configuration in this folder."""
         with self._lock:
             changed = [other for one in self._holders.values() for other in one.changes]
         return any(is_beneath(root, other) or is_beneath(other, root) for other in changed)
 
     def vouch(self, paths: Iterable[str]) -> None:
-        """Remember what such a program has made, once it has been judged."""
+        """Remember paths that such a program made, once they have passed the check."""
         if len(self.vouched) < _MOST_VOUCHED:
             self.vouched.update(paths)
 
@@ -121,7 +123,7 @@ class RunningPrograms:
     async def replacing(self, path: str, shown: str) -> AsyncGenerator[None]:
         """Reserve a file for a write that replaces it.
 
-        :raises ToolError: ``conflict`` where a running program has it mounted over, and does not end in time
+        :raises ToolError: ``conflict`` if a running program has it mounted over and does not end in time
         """
         await self._claim(path, shown)
         try:
@@ -154,8 +156,10 @@ class RunningPrograms:
     def _replaces(
         self, profile: Profile, paths: Collection[str], repositories: Iterable[str]
     ) -> tuple[str, str] | None:
-        """What may replace one of ``paths`` now, and which. A program of the same call, or of one that made this call, is left
-        out: it may wait for this one."""
+        """Return what may replace one of ``paths`` now, and the path; None if nothing may.
+
+        Programs of the same call, and of the calls that made it, are left out: they may wait for this program.
+        """
         for path in paths:
             if path in self._replacing:
                 return "a file tool", path
@@ -199,7 +203,7 @@ def _may_replace(holder: _Holder, path: str) -> bool:
 
 
 def named(profile: Profile) -> str:
-    """A running program as an answer names it: by its tool, and the call or job that it runs for."""
+    """Return how an answer names a running program: by its tool, and its call or job."""
     tool = f"a program of {profile.tool}" if profile.tool else "a program"
     return f"{tool} ({profile.call})" if profile.call else tool
 
@@ -210,4 +214,4 @@ def _set(future: asyncio.Future[None]) -> None:
 
 
 running_programs = RunningPrograms()
-"""Of this process: mounts and names are the machine's, whichever kernel started the program."""
+"""The programs of this process. Mounts and names belong to the machine, whichever kernel started the program."""
