@@ -1,4 +1,4 @@
-"""What does the operating system enforce?
+"""What does the operating system enforce? The confinement of programs: view, filters, network and start.
 
 For programs, this package has what a sandbox provider is written with and checked by. It loads what is used first.
 Everything that is not in ``__all__`` is private by convention, all its modules included.

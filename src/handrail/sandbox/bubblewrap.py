@@ -46,12 +46,12 @@ _FIXED = (
 
 
 class Bubblewrap:
-    """Implements :class:`handrail.contract.sandbox.Sandbox`.
+    """A sandbox that starts programs with bubblewrap: :class:`handrail.contract.sandbox.Sandbox`.
 
     :param binary: the bubblewrap to start
-    :param first: what its first process is
-    :param landlock_abi: the version of Landlock to be put into force; 0 for none
-    :param system_calls: the filter instead of the shipped one; empty for none
+    :param first: the launcher that is the sandbox's first process
+    :param landlock_abi: the version of Landlock to enforce; 0 for none
+    :param system_calls: a filter that replaces the shipped one; empty for none
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class Bubblewrap:
         profile: Profile,
         ahead: network.Ahead | None = None,
     ) -> Process:
-        """Let the program of a waiting sandbox begin; where it has hosts, once the proxy to them answers in it.
+        """Let the program of a waiting sandbox begin, behind a proxy if the call has hosts.
 
-        :param ahead: the socket for that proxy, where it is being made already
-        :raises ToolError: ``backend`` when its network cannot be set up; it is ended then
+        :param ahead: the socket for that proxy, if it is already being made
+        :raises ToolError: ``backend`` if the network cannot be set up; the sandbox is ended then
         """
 
         def begin() -> None:
@@ -110,19 +110,19 @@ class Bubblewrap:
     async def plan(
         self, capabilities: CapabilitySet, profile: Profile, program: Program, *, ready_made: bool = False
     ) -> Plan:
-        """What :meth:`start` would start.
+        """Return the plan of what :meth:`start` would start.
 
-        :param ready_made: for a sandbox that is started before its call: a shell's text is then read by a shell that
-            waits for it
+        :param ready_made: whether the sandbox starts before its call; then a waiting shell reads the shell text
         :raises ToolError: as :meth:`start`
         """
         return await self._planning.plan(capabilities, profile, program, ready_made=ready_made)
 
     def prepare(self, plan: Plan, descriptors: Mapping[int, int] | None = None) -> Confined:
-        """Start the sandbox of a plan; its program waits to be begun.
+        """Start the sandbox of a plan; its program waits until it is told to begin.
 
-        Bubblewrap reads all its options before it starts anybody. The first come from where nothing comes but an end,
-        and that when it has been marked: so whoever it starts is born with the mark.
+        As root, bubblewrap must be marked for the kernel's out-of-memory killer before it starts another process, so
+        that these inherit the mark. It reads all its options first, and the first options come from a socket that is
+        closed only once bubblewrap is marked.
         """
         first = self._launcher()
         made = plan.made
@@ -195,7 +195,7 @@ class Bubblewrap:
         return first
 
     def _spawn(self, made: Made, command: list[str], descriptors: Mapping[int, int]) -> int:
-        """Start bubblewrap, as the person that the sandbox is for. Returns its process id."""
+        """Start bubblewrap as the user that the sandbox is for, and return its process id."""
         program, processes = self._binary, made.limits.processes
         if is_inside(program, workspaces()):
             raise ToolError(
@@ -238,7 +238,7 @@ def _restrictions(
     *,
     terminal: bool = False,
 ) -> bytes:
-    """The letter's first part: the same for the same, and so remembered."""
+    """Return the first part of the letter, cached for equal arguments."""
     ruleset = landlock.ruleset(landlock_abi, dict(folders), tcp=tcp, connect=connect) if landlock_abi else None
     counts = user_counts()
     return launcher.preparation(
@@ -247,9 +247,9 @@ def _restrictions(
 
 
 def command_options(capabilities: CapabilitySet, profile: Profile) -> list[str]:
-    """All of bubblewrap's options for one call.
+    """Return all bubblewrap options for one call.
 
-    :raises ToolError: ``unavailable`` where the set cannot be enforced
+    :raises ToolError: ``unavailable`` if the capability set cannot be enforced
     """
     look = Looks()
     folders = mounts.folder_access(capabilities, profile, toolchains.find(profile.workspace, look), look)
@@ -267,7 +267,7 @@ def _beyond_standard(descriptors: Mapping[int, int]) -> dict[int, int]:
 
 
 def _open_streams(plan: Plan, ours: dict[str, int], theirs: dict[int, int]) -> None:
-    """Open the program's standard streams: a terminal, or pipes. Each end is noted as soon as it is open."""
+    """Open the program's standard streams: a terminal, or pipes. Each end is recorded once it is open."""
     if plan.terminal is not None:
         ours["stdin"], theirs[0] = terminal.opened(plan.terminal)
         ours["stdout"], theirs[1], theirs[2] = os.dup(ours["stdin"]), os.dup(theirs[0]), os.dup(theirs[0])

@@ -25,14 +25,14 @@ from handrail.sandbox.view import toolchains
 # process that leaves the group survives.
 
 NAME = "nothing"
-"""What results say that a program was confined by."""
+"""The name of the sandbox in results of unconfined programs."""
 SECRETS_VARIABLE = "HANDRAIL_SECRETS_FD"
 _IN_FOLDER = ("/bin/sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh")
 _KEPT = ("HOME",)
 
 
 class Unconfined:
-    """Implements :class:`handrail.contract.sandbox.Sandbox` by confining nothing."""
+    """A sandbox that confines nothing: :class:`handrail.contract.sandbox.Sandbox`."""
 
     @property
     def tier(self) -> Tier:
@@ -91,9 +91,10 @@ class Unconfined:
 
 
 class _Free(Piped):
-    """Implements :class:`handrail.contract.sandbox.Process` on a process group.
+    """A process in its own process group: :class:`handrail.contract.sandbox.Process`.
 
-    :raises ToolError: where the program cannot be held on to; it has been ended then, and the ends are still the caller's
+    :raises ToolError: if Handrail cannot wait for the program; then it has been ended, and the caller still owns the
+        descriptors
     """
 
     def __init__(self, pid: int, stdin: int, stdout: int, stderr: int | None) -> None:
@@ -133,7 +134,7 @@ class _Free(Piped):
             os.killpg(self._pid, signal.SIGKILL)
 
     def _exited(self) -> None:
-        """The program has ended; now what is left of its group, while its number is still taken."""
+        """Handle the end of the program: end its group while the group's number is still in use."""
         self._loop.remove_reader(self._pidfd)
         self._end_group()
         try:
@@ -155,9 +156,9 @@ def _memory_file(content: bytes) -> int:
 
 
 class Operated:
-    """Implements :class:`handrail.contract.sandbox.Sandbox` on another one.
+    """A sandbox with the operator's settings around another :class:`handrail.contract.sandbox.Sandbox`.
 
-    :param limits: of every program
+    :param limits: for every program
     :param unix_sockets: whether programs may make Unix sockets
     :param unconfined: ids of the tools whose programs run without ``sandbox``
     """
@@ -182,11 +183,11 @@ class Operated:
         return await chosen.start(capabilities, profile, program)
 
     async def release(self, scratch: str) -> None:
-        """End what is ready for the session with this scratch folder."""
+        """End the ready sandboxes of the session with this scratch folder."""
         if isinstance(self._sandbox, Pooled):
             await self._sandbox.release(scratch)
 
     async def aclose(self) -> None:
-        """End what is ready for any."""
+        """End all ready sandboxes."""
         if isinstance(self._sandbox, Pooled):
             await self._sandbox.aclose()

@@ -32,12 +32,12 @@ _ANY_PROGRAM = ShellRequires(cmd="*")
 
 
 class NotTried(Exception):
-    """A check cannot be made here; the text says why."""
+    """An error for a check that cannot run here, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """How a program in the sandbox ended and what it said."""
+    """The result of a program in the sandbox: exit code and output."""
 
     code: int
     out: str
@@ -46,18 +46,18 @@ class Ran:
 
     @property
     def said(self) -> str:
-        """For a report: its last words."""
+        """The exit code and the last line of output, for a report."""
         words = (self.errors or self.out).strip().split("\n")
         return f"exit code {self.code}{': ' if words[-1] else ''}{words[-1][:120]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """Where checks are made: folders of their own, and what lies outside of the sandbox to be reached for.
+    """The fixture of one check: its folders, and targets outside the sandbox.
 
-    :param secret: what stands in ``outside / "secret"`` and in :data:`_VARIABLE` of this process
+    :param secret: the content of ``outside / "secret"`` and of the variable :data:`_VARIABLE` of this process
     :param port: of a server on this machine's loopback
-    :param connections: how often it was reached, or the server at ``workspace / "server"``
+    :param connections: one item for each connection to it, or to the server at ``workspace / "server"``
     """
 
     sandbox: Sandbox
@@ -76,7 +76,10 @@ class Ground:
         return replace(Profile(str(self.workspace), str(self.scratch)), **changes)
 
     async def was_reached(self, name: Literal["tcp", "unix"]) -> bool:
-        """Whether a program has reached the server: a connection of our own is taken in after all before it."""
+        """Return whether a program has connected to the server.
+
+        This makes another connection, which the server accepts after all earlier ones.
+        """
         if name == "tcp":
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         else:
@@ -91,7 +94,7 @@ class Ground:
         return name in self.connections
 
     async def bash(self, script: str, *, write: bool = True, max_bytes: int = 1 << 20, **profile: Any) -> Ran:
-        """Run a script and wait until nothing is left of it."""
+        """Run a script and wait until no process of it is left."""
         return await self.run(("/bin/bash", "-c", script), write=write, max_bytes=max_bytes, **profile)
 
     async def run(self, argv: Sequence[str], *, write: bool = True, max_bytes: int = 1 << 20, **profile: Any) -> Ran:
@@ -104,7 +107,7 @@ class Ground:
         return Ran(code, out.decode("utf-8", "replace"), errors.decode("utf-8", "replace"), dropped)
 
     def left(self, mark: str) -> list[int]:
-        """The processes of this machine that have ``mark`` among their arguments, which are ended now."""
+        """End the processes of this machine with ``mark`` among their arguments, and return their ids."""
         found: list[int] = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -117,9 +120,9 @@ class Ground:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that a sandbox has to do.
+    """One property that a sandbox must have.
 
-    :param run: gives None where it is held, else what was reached
+    :param run: returns None if the sandbox has it, else what was reached
     """
 
     group: str
@@ -129,7 +132,7 @@ class Check:
 
 @contextlib.contextmanager
 def standing_by(mark: str) -> Generator[int, None, None]:
-    """A process of this machine with ``mark`` in its arguments."""
+    """Run a process on this machine with ``mark`` in its arguments."""
     waiting = subprocess.Popen(["/bin/sh", "-c", "read -r _", mark], stdin=subprocess.PIPE, env={})
     try:
         yield waiting.pid
@@ -146,9 +149,10 @@ _AT_ONCE = 3
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one check.
+    """The result of one check.
 
-    :param state: ``open``: what should be out of reach was reached. ``not tried``: this machine lacks what it takes
+    :param state: ``held``; ``open`` if something was reached that should not be; ``not tried`` if this machine lacks
+        what the check needs
     """
 
     group: str
@@ -161,9 +165,9 @@ class Outcome:
 
 
 async def self_check(sandbox: Sandbox, checks: Sequence[Check] | None = None) -> list[Outcome]:
-    """What a provider holds and what not, check by check.
+    """Run the checks on a sandbox provider, and return their results.
 
-    :param checks: only these
+    :param checks: only these; all by default
     """
     if checks is None:
         checks = CHECKS
@@ -194,7 +198,7 @@ async def _outcome(check: Check, ground: Ground) -> Outcome:
 
 @contextlib.contextmanager
 def _folders() -> Generator[Path, None, None]:
-    """A folder that others can get through but not list, for a sandbox may run as somebody else."""
+    """Make a folder that other users can enter but not list, since a sandbox may run as another user."""
     place = Path(os.path.realpath(tempfile.mkdtemp(prefix="handrail-self-check-")))
     place.chmod(0o711)
     try:
@@ -205,7 +209,7 @@ def _folders() -> Generator[Path, None, None]:
 
 @contextlib.contextmanager
 def _marked() -> Generator[str, None, None]:
-    """Something in this process's environment that no program may see."""
+    """Set a variable in this process's environment that no program may see."""
     secret = f"secret-{secrets.token_hex(16)}"
     os.environ[_VARIABLE] = secret
     try:
@@ -253,7 +257,7 @@ async def _ground(sandbox: Sandbox, place: Path, secret: str) -> AsyncGenerator[
 
 
 def counted(outcomes: Sequence[Outcome]) -> Mapping[str, int]:
-    """How many are held, open and not tried."""
+    """Return how many checks are held, open and not tried."""
     return {state: sum(one.state == state for one in outcomes) for state in ("held", "open", "not tried")}
 
 
@@ -543,4 +547,4 @@ async def _output(ground: Ground) -> str | None:
 
 
 CHECKS = tuple(_found)
-"""In the order that they are made and shown."""
+"""All checks, in the order in which they run and are shown."""

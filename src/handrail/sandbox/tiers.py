@@ -30,9 +30,10 @@ from handrail.sandbox.start.spawn import SYSTEM_BWRAP, binaries
 from handrail.sandbox.view import identity
 
 Optional = Literal["landlock", "seccomp"]
-"""The layers that an operator can do without by name. Nothing replaces the namespaces."""
+"""The layers that an operator can disable by name. Nothing replaces the namespaces."""
 _WITHHOLDING = ("hosts", "processes", "memory", "watches")
-"""What no confinement depends on: without it single tools are withheld, or operators told."""
+"""Mechanisms that confinement does not depend on. Without one, single tools are unavailable or the doctor reports it.
+"""
 _TRY_S = 20
 _INSTALL = "install bubblewrap 0.8 or newer (apt install bubblewrap, dnf install bubblewrap, pacman -S bubblewrap)"
 _BOUNDED = "start Handrail in a control group with a bound, as systemd makes one: systemd-run --user --scope -p MemoryMax=75% …"
@@ -47,11 +48,12 @@ for setting in /proc/sys/user/max_inotify_*; do echo "setting $setting $(cat $se
 (echo handrail > /proc/self/comm) 2> /dev/null && echo "proc: written"
 : > tried && echo "workspace: written"
 """
-"""What a program inside sees of its confinement. The last but one only Landlock refuses: the mount of /proc lets it."""
+"""Prints a program's view of its confinement. Only Landlock denies the last write but one; the mount of /proc allows
+it."""
 
 
 class Refusing:
-    """Implements :class:`handrail.contract.sandbox.Sandbox` where nothing can be confined: starts nothing."""
+    """A sandbox for a machine that can confine nothing: it starts no program."""
 
     def __init__(self, tier: Tier) -> None:
         self._tier = tier
@@ -70,15 +72,15 @@ class Refusing:
 
 
 def probe(without: frozenset[str] = frozenset()) -> Tier:
-    """The tier of this machine. Starts a program in a sandbox as a real call does, and looks from inside."""
+    """Return the tier of this machine, found by starting a program in a sandbox."""
     return choose(without).tier
 
 
 @lru_cache(maxsize=4)
 def choose(without: frozenset[str] = frozenset()) -> Sandbox:
-    """The sandbox to use: the first bubblewrap that works, else one that refuses.
+    """Return the sandbox to use: the first bubblewrap that works, else one that refuses every start.
 
-    :param without: which of :data:`Optional` may be missing, by an operator's word
+    :param without: the layers of :data:`Optional` that the operator allows to be missing
     """
     if not sys.platform.startswith("linux"):
         return Refusing(Tier("none", f"Handrail has no sandbox for {sys.platform} in this version", "use Linux"))
@@ -98,7 +100,7 @@ def choose(without: frozenset[str] = frozenset()) -> Sandbox:
 
 
 def _sandbox_of(binary: str, mechanisms: tuple[Mechanism, ...], without: frozenset[str]) -> Sandbox:
-    """The sandbox of a bubblewrap that works: one that refuses where a mechanism fails that may not be missing."""
+    """Return the sandbox of a working bubblewrap; one that refuses if a required mechanism fails."""
     failed = [one for one in mechanisms if one.held is False]
     missing = [one for one in failed if one.name not in (*without, *_WITHHOLDING)]
     if missing:
@@ -117,7 +119,7 @@ def _layers(lacking: Sequence[str]) -> str:
 
 
 def remedy(failure: str, sysctls: Path, system_bwrap: bool) -> str:
-    """What to change so that bubblewrap works, from what it said and the kernel's settings.
+    """Return what to change so that bubblewrap works, from its messages and the kernel's settings.
 
     :param sysctls: where the kernel's settings are read (``/proc/sys``)
     :param system_bwrap: whether the distribution's bubblewrap is installed
@@ -157,7 +159,7 @@ def _setting(path: Path) -> int | None:
 
 @dataclass(slots=True)
 class _Seen:
-    """What a program saw of its confinement: namespaces, and lines of /proc by their first word."""
+    """A program's view of its confinement: namespaces, and lines of /proc by their first word."""
 
     spaces: dict[str, str] = field(default_factory=dict[str, str])
     status: dict[str, str] = field(default_factory=dict[str, str])
@@ -165,10 +167,10 @@ class _Seen:
     settings: set[str] = field(default_factory=set[str])
     written: set[str] = field(default_factory=set[str])
     no_hosts: str | None = None
-    """Why no proxy could be put in front of it."""
+    """Why no proxy could be started for it."""
 
     def note(self, line: str) -> None:
-        """Take in a line that the program printed."""
+        """Record a line that the program printed."""
         word, _, rest = line.partition(" ")
         if "[" in line and word.endswith("]"):
             self.spaces[line.partition(":")[0]] = line
@@ -183,7 +185,7 @@ class _Seen:
 
 
 def _looked_at(binary: str) -> _Seen | str:
-    """What is seen in a sandbox by ``binary``, or why there is none."""
+    """Return what a program sees in a sandbox of ``binary``, or why no sandbox could be made."""
     with tempfile.TemporaryDirectory(prefix="handrail-probe-") as folder:
         place = os.path.realpath(folder)
         found: list[_Seen | str] = []
@@ -242,7 +244,7 @@ def _mechanisms(seen: _Seen) -> list[Mechanism]:
 
 
 def _not_tried() -> tuple[Mechanism, ...]:
-    """What stands on namespaces, where there are none; Landlock can be asked for all the same."""
+    """Return the mechanisms as untried because there are no namespaces; only Landlock can be asked for."""
     reason = "not tried without namespaces"
     version, why = _landlock_version()
     of_landlock = (
@@ -311,7 +313,7 @@ _LANDLOCK = (
 
 
 def _landlock_version() -> tuple[int, str]:
-    """The version, or 0 and why there is none."""
+    """Return the version of Landlock, or 0 with the reason."""
     if version := landlock.abi():
         return version, ""
     call = ctypes.CDLL(None, use_errno=True).syscall

@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import Literal
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
-"""The system calls, which have these numbers on every architecture."""
+"""The system call numbers, which are the same on every architecture."""
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 REMOVE_DIR, REMOVE_FILE = 1 << 4, 1 << 5
@@ -31,28 +31,28 @@ BIND_TCP, CONNECT_TCP = 1 << 0, 1 << 1
 SCOPE_ABSTRACT_SOCKETS, SCOPE_SIGNALS = 1 << 0, 1 << 1
 
 OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
-"""What a rule for something that is no folder may carry; the kernel refuses it with more."""
+"""The rights that a rule for something other than a folder may have. The kernel refuses more."""
 READING = READ_FILE | READ_DIR | EXECUTE
 WRITING = (
     READING
     | (WRITE_FILE | TRUNCATE | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_REG | MAKE_SOCK | MAKE_FIFO | MAKE_SYM)
     | REFER
 )
-"""Everything but making device nodes and speaking to devices."""
+"""Everything except making device nodes and talking to devices."""
 DEVICES = READ_FILE | READ_DIR | WRITE_FILE | TRUNCATE | IOCTL_DEV
 
 _SYSTEM = ("/usr", "/etc", "/run", "/var")
 _OF_USR = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-"""Links into ``/usr`` nowadays, and so beneath its rule already."""
+"""Links into ``/usr`` on current systems, which its rule already covers."""
 _PRIVATE = ("/tmp", "/dev/shm")  # noqa: S108 - the sandbox's own
 
 
 @dataclass(frozen=True, slots=True)
 class Ruleset:
-    """What the launcher hands to the kernel.
+    """The Landlock ruleset that the launcher passes to the kernel.
 
-    :param attributes: ``struct landlock_ruleset_attr``, as long as the kernel knows it
-    :param folders: path and rights; the launcher takes off what only folders can have where the path is none
+    :param attributes: ``struct landlock_ruleset_attr``, as long as this kernel's version
+    :param folders: path and rights; for a path that is not a folder, the launcher removes the rights of folders
     :param ports: TCP port and rights
     """
 
@@ -63,7 +63,7 @@ class Ruleset:
 
 @lru_cache(maxsize=1)
 def abi() -> int:
-    """The version that this kernel has in force; 0 for none."""
+    """Return the Landlock version that this kernel enforces; 0 for none."""
     found = ctypes.CDLL(None, use_errno=True).syscall(CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(1))
     return max(0, int(found))
 
@@ -71,11 +71,11 @@ def abi() -> int:
 def ruleset(
     version: int, folders: Mapping[str, Literal["ro", "rw"]], *, tcp: bool = False, connect: Iterable[int] = ()
 ) -> Ruleset:
-    """What a sandbox with these mounts is given.
+    """Return the ruleset for a sandbox with these mounts.
 
-    :param version: the kernel's, at least 1
-    :param folders: what is mounted beside the system, with its access
-    :param tcp: leave TCP, in the sandbox's own network namespace, as it is
+    :param version: of this kernel, at least 1
+    :param folders: the folders mounted in addition to the system, with their access
+    :param tcp: whether to leave TCP in the sandbox's own network namespace unrestricted
     :param connect: the ports that may be connected to without ``tcp``
     """
     files = handled_of_files(version)
@@ -104,6 +104,6 @@ def _beside_usr() -> tuple[str, ...]:
 
 
 def handled_of_files(version: int) -> int:
-    """The rights on files that a kernel of this version can take away: all it knows."""
+    """Return the rights on files that a kernel of this version can restrict."""
     bits = 13 if version < 2 else 14 if version < 3 else 15 if version < 5 else 16
     return (1 << bits) - 1

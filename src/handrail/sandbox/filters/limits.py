@@ -47,17 +47,17 @@ Controller = Literal["pids", "memory"]
 
 
 class Top(NamedTuple):
-    """A group beneath which others can be made, and the version of its hierarchy."""
+    """A control group that can have subgroups, with the version of its hierarchy."""
 
     place: Path
     version: int
 
 
 def groups_for(processes: int | None, memory: int | None) -> tuple[Path, ...]:
-    """The groups that bound processes and memory, to be entered; none where there is none, or no need.
+    """Return the groups to enter that limit processes and memory; none if there are none, or no need.
 
-    :param processes: of all sandboxes of this process that have the same bounds
-    :param memory: bytes, of all of them
+    :param processes: for all sandboxes of this process with the same limits
+    :param memory: in bytes, for all of them
     """
     if os.geteuid() != 0:
         return ()
@@ -71,10 +71,10 @@ def groups_for(processes: int | None, memory: int | None) -> tuple[Path, ...]:
 def started(
     groups: tuple[Path, ...], program: str, argv: Sequence[str], start: Callable[[str, Sequence[str]], int]
 ) -> int:
-    """What ``start`` gives for a program that is in these groups from its beginning.
+    """Start a program in these groups and return the result of ``start``.
 
-    A process is born into the groups of the thread that makes it. So where threads may be in groups of their own, there
-    is one that does nothing but start programs; elsewhere a shell enters and becomes the program, which takes longer.
+    A process is born in the groups of the thread that makes it. So if threads can have their own groups, one thread
+    does nothing but start programs. Elsewhere a shell enters the groups and becomes the program, which takes longer.
     """
     if not groups:
         return start(program, argv)
@@ -87,18 +87,18 @@ def started(
 
 
 _starters: dict[tuple[int, tuple[Path, ...]], ThreadPoolExecutor | None] = {}
-"""The threads that start programs, by their process and groups; None where there cannot be one."""
+"""The threads that start programs, by process and groups; None if there cannot be one."""
 
 
 def rest() -> None:
-    """End the threads of this process that start programs. Whoever starts one more gets another."""
+    """End the threads of this process that start programs. The next start makes new ones."""
     for key in tuple(_starters):
         if key[0] == os.getpid() and (thread := _starters.pop(key, None)) is not None:
             thread.shutdown()  # after what it has been given
 
 
 def _inside(owner: int, groups: tuple[Path, ...]) -> ThreadPoolExecutor | None:
-    """A thread that is in these groups; None where it cannot be. A forked copy of this process has none, so another."""
+    """Return a thread in these groups; None if there cannot be one. A forked process gets another thread."""
     key = owner, groups
     if key not in _starters:
         made = _starter(groups)
@@ -108,8 +108,11 @@ def _inside(owner: int, groups: tuple[Path, ...]) -> ThreadPoolExecutor | None:
 
 
 def _starter(groups: tuple[Path, ...]) -> ThreadPoolExecutor | None:
-    """The kernel counts a process's memory where its first thread is, and looks there for whom to end for lack of memory:
-    one further thread in the groups changes neither."""
+    """Make a thread in these groups; None if that is impossible.
+
+    The kernel counts a process's memory in the groups of its first thread, and selects there for the out-of-memory
+    killer. One more thread in other groups changes neither.
+    """
     entrances = [group / "tasks" for group in groups]
     if not all(place.exists() for place in entrances):
         return None
@@ -124,17 +127,17 @@ def _starter(groups: tuple[Path, ...]) -> ThreadPoolExecutor | None:
 
 
 def command(groups: Sequence[Path], program: str, argv: Sequence[str]) -> tuple[str, list[str]]:
-    """The program to start in place of ``program``, and its argv: it enters the groups and becomes that one."""
+    """Return the program and argv to start instead: a shell that enters the groups and becomes ``program``."""
     entrances = (str(entrance(group)) for group in groups)
     return _SHELL, [_SHELL, "-c", _ENTER, _SHELL, *entrances, "--", program, *argv[1:]]
 
 
 def entrance(group: Path) -> Path:
-    """The file by which a process enters that has one thread only, as a shell has.
+    """Return the file through which a process with one thread, such as a shell, enters a group.
 
-    ``cgroup.procs`` moves all threads of a process, and for that the kernel waits until no process anywhere is in the
-    middle of a fork: 10 ms, where a sandbox takes as long in all. A thread that moves itself waits for nobody; only the
-    first version lets it.
+    ``cgroup.procs`` moves all threads of a process, so the kernel waits until no process anywhere is in the middle of a
+    fork: 10 ms, as long as a sandbox takes in all. A thread that moves itself does not wait, which only version 1
+    allows.
     """
     threads = group / "tasks"
     return threads if threads.exists() else group / "cgroup.procs"
@@ -166,7 +169,7 @@ def _made(folder: Path, owner: int, bounds: dict[str, int]) -> bool:
 
 
 def top(controller: Controller, mounts: str = "/proc/self/mountinfo", own: str = "/proc/self/cgroup") -> Top | None:
-    """Where a new group can bound what ``controller`` counts; None where none can."""
+    """Return the group below which a new group can limit ``controller``; None if there is none."""
     for mounted, version, group in _hierarchies(controller, mounts, own):
         if version == 1:
             return Top(group if group.is_dir() else mounted, 1)
@@ -177,7 +180,7 @@ def top(controller: Controller, mounts: str = "/proc/self/mountinfo", own: str =
 
 
 def own_bound(mounts: str = "/proc/self/mountinfo", own: str = "/proc/self/cgroup") -> int | None:
-    """The bytes of memory that Handrail itself and all that it starts may have, by the groups it was started in."""
+    """Return the memory limit, in bytes, of Handrail and its programs, set by their control groups; else None."""
     bounds: list[int] = []
     for mounted, version, group in _hierarchies("memory", mounts, own):
         for folder in (group, *group.parents):
@@ -190,7 +193,7 @@ def own_bound(mounts: str = "/proc/self/mountinfo", own: str = "/proc/self/cgrou
 
 
 def _hierarchies(controller: Controller, mounts: str, own: str) -> list[tuple[Path, int, Path]]:
-    """Those that may count it: where each is mounted, its version, and this process's own group in it."""
+    """Return the hierarchies for a controller: mount point, version, and this process's group in it."""
     try:
         lines = [line.split() for line in Path(mounts).read_text().splitlines()]
         groups = [line.split(":", 2) for line in Path(own).read_text().splitlines()]
@@ -211,7 +214,7 @@ def _hierarchies(controller: Controller, mounts: str, own: str) -> list[tuple[Pa
 
 
 def _sweep(place: Path) -> None:
-    """Remove the groups of those that ended without doing it; one with processes in it stays."""
+    """Remove the groups of ended processes. A group with processes in it stays."""
     for left in place.glob(f"{_PREFIX}*"):
         owner = left.name.removeprefix(_PREFIX).partition("-")[0]
         if owner.isdigit() and not Path("/proc", owner).exists():
@@ -226,24 +229,23 @@ def _removed(folder: Path, owner: int) -> None:
 
 
 _NO_CORE = 1
-"""Byte. 0 would keep core files away and still start the host's crash handler, as its root; 1 is how Linux says neither."""
+"""In bytes. 0 prevents core files but still starts the host's crash handler, as root; 1 prevents both in Linux."""
 _GRACE_S = 5
-"""After SIGXCPU, which a program may catch to save its work, until SIGKILL."""
+"""From SIGXCPU, which a program may catch to save its work, to SIGKILL."""
 _TAIL = 4096
 _USERS_LIMITS: Mapping[int, int] = {
     resource.RLIMIT_SIGPENDING: 4096,
     resource.RLIMIT_MSGQUEUE: 256 * 1024,
     resource.RLIMIT_MEMLOCK: 1024 * 1024,
 }
-"""Limits whose use the kernel counts for the whole user: POSIX timers and queued signals, message queues, locked memory.
-The most of each that a sandbox gets."""
+"""Limits that the kernel counts per user: queued signals, message queues, locked memory. The maximum for a sandbox."""
 _PART = 4
-"""A sandbox gets at most this part of a bound that it shares with its user."""
+"""The divisor for limits that a sandbox shares with its user."""
 _INOTIFY = ("instances", "watches")
 
 
 def rlimits(limits: Limits) -> dict[int, tuple[int, int]]:
-    """Soft and hard value of each resource (``RLIMIT_*``), none above what this process may itself have."""
+    """Return the soft and hard value of each resource (``RLIMIT_*``), at most this process's own limits."""
     wanted: dict[int, tuple[int, int]] = {resource.RLIMIT_CORE: (_NO_CORE, _NO_CORE)}
     if limits.cpu_s is not None:
         wanted[resource.RLIMIT_CPU] = (limits.cpu_s, limits.cpu_s + _GRACE_S)
@@ -266,9 +268,10 @@ def rlimits(limits: Limits) -> dict[int, tuple[int, int]]:
 
 @lru_cache(maxsize=1)
 def user_counts() -> tuple[tuple[str, int], ...]:
-    """Return the settings of a sandbox's user namespace that bound a part of its user's inotify instances and watches.
+    """Return the settings of a sandbox's user namespace that limit inotify instances and watches.
 
-    Each is a file beneath ``/proc/sys/user`` with its number. Linux has them since 4.11; without them there are none.
+    Each is a file below ``/proc/sys/user`` with its number: a share of the user's limit. Linux has these files since
+    4.11; without them the result is empty.
     """
     found: list[tuple[str, int]] = []
     for kind in _INOTIFY:
@@ -283,13 +286,13 @@ def user_counts() -> tuple[tuple[str, int], ...]:
 
 
 def memory_of_call(limits: Limits) -> int | None:
-    """What the processes of one sandbox may hold together, in bytes: never more than the machine can do without."""
+    """Return the memory limit of one sandbox in bytes, at most the limit of all sandboxes."""
     return None if limits.call_memory_bytes is None else min(limits.call_memory_bytes, memory_of_all())
 
 
 @lru_cache(maxsize=1)
 def memory_of_all() -> int:
-    """What all sandboxes of one Handrail may hold together, in bytes: three quarters of what there is for it."""
+    """Return the memory limit of all sandboxes of one Handrail, in bytes: three quarters of the memory."""
     return (own_bound() or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) // 4 * 3
 
 
@@ -305,17 +308,17 @@ def _at_most(which: int, soft: int, hard: int) -> tuple[int, int]:
 
 
 class Bound(NamedTuple):
-    """A bound that a program came upon, in words. Not ``sure``: its words say so, and they are its own."""
+    """A limit that a program reached, in words. If not ``sure``, the words say so, since they come from the program."""
 
     about: str
     sure: bool
 
 
 def ended_by(code: int, said: bytes) -> Bound | None:
-    """Which bound ended a program, as far as its end and its last words show; None where nothing does.
+    """Return the limit that ended a program, as far as its exit code and last output show; else None.
 
-    :param code: as :meth:`handrail.contract.sandbox.Process.wait` gives it, or a shell
-    :param said: what it wrote, of which the end counts
+    :param code: as from :meth:`handrail.contract.sandbox.Process.wait`, or from a shell
+    :param said: the output; its end counts
     """
     if code == 0:
         return None

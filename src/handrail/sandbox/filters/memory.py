@@ -35,26 +35,26 @@ if TYPE_CHECKING:
     from handrail.sandbox.start.process import Confined
 
 EVERY_S = 0.25
-"""From one look to the next, and to the first: a program that has ended by then costs none."""
+"""The time between two polls, and before the first: a program that ends sooner costs no poll."""
 _MIB = 1 << 20
 _SCORE = b"500"
 _MOST_DESCRIPTORS = 20_000
-"""Looked into at once; of a sandbox that has more, nobody can tell in time what it holds."""
+"""The limit of descriptors examined in one poll. A sandbox with more cannot be measured in time."""
 
 
 _MOST_PIPES = 256
-"""Of one sandbox, while its user has more pipes than the kernel gives their whole length."""
+"""The limit of one sandbox while its user has more pipes than the kernel gives full length."""
 _WHOLE_PIPE = 64 * 1024
 _FILE_BYTES = 4096
-"""A file system in memory may have one file for each so many of its bytes."""
+"""A file system in memory may have one file for this many of its bytes."""
 _IN_MEMORY = ("/tmp", "/dev/shm")  # noqa: S108 - the sandbox's
 
 
 class Watch:
-    """Looks at a sandbox whose program runs, until it has ended; ends it once it holds more than it may.
+    """A monitor that polls a sandbox while its program runs, and ends it if it exceeds its limits.
 
-    :param bound: bytes of memory; None for no bound
-    :param files: what ``/tmp`` and ``/dev/shm`` may hold together, in files
+    :param bound: bytes of memory; None for no limit
+    :param files: the maximum number of files in ``/tmp`` and ``/dev/shm`` together
     """
 
     def __init__(self, process: Confined, bound: int | None, files: int) -> None:
@@ -96,11 +96,11 @@ class Watch:
 
 
 def found_beyond(first: int, bound: int | None, short: bool) -> ToolError | None:
-    """Return why a sandbox is to be ended, if it is.
+    """Return the error for a sandbox that exceeds a limit; None if it does not.
 
     :param first: its first process
-    :param bound: bytes of memory that it may hold; None for no bound
-    :param short: whether its user's new pipes are short
+    :param bound: the memory limit in bytes; None for no limit
+    :param short: whether new pipes of its user are short
     """
     if bound is not None and (held := beyond(first, bound)) is not None:
         return ToolError(
@@ -129,14 +129,14 @@ def _too_many_files(held: int, most: int) -> ToolError:
 
 
 def most_files(size: int) -> int:
-    """Return how many files the file systems in memory may have that hold ``size`` bytes together."""
+    """Return how many files the file systems in memory with ``size`` bytes may have together."""
     return size // _FILE_BYTES
 
 
 def files_of(first: int) -> int:
-    """Return how many files a sandbox has in memory, its extended attributes counted as the kernel counts them.
+    """Return how many files a sandbox has in memory; extended attributes count as in the kernel.
 
-    :param first: its first process; 0 is returned where it has ended
+    :param first: its first process; the result is 0 if it has ended
     """
     held = 0
     for place in _IN_MEMORY:
@@ -150,9 +150,9 @@ _short: tuple[float, bool] = (float("-inf"), False)
 
 
 def pipes_are_short() -> bool:
-    """Return whether a new pipe of this user is shorter than others are: they hold as many as the kernel gives them.
+    """Return whether a new pipe of this user is short, because the user's pipes reached the kernel's limit.
 
-    The answer is one for all sandboxes, a quarter of a second old at most. Root is given whole pipes always.
+    The answer is shared by all sandboxes, and at most half a poll interval old. Root always gets full pipes.
     """
     global _short
     now = time.monotonic()
@@ -174,7 +174,7 @@ def _new_pipe() -> int:
 
 
 def pipes_of(first: int) -> int:
-    """Count the pipes that the process ``first`` and all it has started have open."""
+    """Return the number of pipes that the process ``first`` and its descendants have open."""
     found: set[str] = set()
     for pid in _members(first):
         folder = f"/proc/{pid}/fd"
@@ -189,19 +189,22 @@ def pipes_of(first: int) -> int:
 
 @lru_cache(maxsize=1)
 def _looking(_pid: int) -> ThreadPoolExecutor:
-    """A thread of its own: the common ones may all be at work for tools, which is when it matters. A forked copy of this
-    process has none of its threads, so it has another."""
+    """Return the thread for memory polls.
+
+    The common threads may all be busy with tools, which is when polling matters. A forked process gets another thread.
+    """
     return ThreadPoolExecutor(1, thread_name_prefix="handrail-memory")
 
 
 class Use(NamedTuple):
-    """Of the machine's memory, in bytes: what would have to be swapped out, and how much of it is shared."""
+    """The memory use of the machine in bytes: pages that would have to be swapped out, and the shared part."""
 
     all: int
     shared: int
 
 
 def in_use() -> Use:
+    """Return the memory use of the machine."""
     figures: dict[str, int] = {}
     with Path("/proc/meminfo").open("rb") as file:
         for line in file:
@@ -219,18 +222,18 @@ def _may_be_beyond(bound: int) -> bool:
 
 
 def taken_first(pid: int) -> None:
-    """Where the machine runs out of memory, have the kernel take it from this process first, and from all that it starts.
+    """Let the kernel's out-of-memory killer choose this process and its descendants first.
 
-    For one that has started nobody yet: these are born with its mark.
+    For a process that has not started another one: descendants inherit the mark.
     """
     with contextlib.suppress(OSError):  # it has ended
         Path(f"/proc/{pid}/oom_score_adj").write_bytes(_SCORE)
 
 
 def beyond(first: int, bound: int) -> int | None:
-    """How much the process ``first`` and all it has started hold, in bytes, if that is more than ``bound``.
+    """Return the memory of the process ``first`` and its descendants, in bytes, if it exceeds ``bound``.
 
-    Each figure is looked up only where a cheaper one, which is never smaller, is above the bound.
+    Each figure is read only if a cheaper one, which is never smaller, exceeds the limit.
     """
     shared = in_use().shared
     members = tuple(_members(first))
@@ -270,7 +273,7 @@ def _resident(pid: int) -> int:
 
 
 def _part(pid: int) -> int:
-    """What is left of :func:`_resident` once pages that several processes have are divided among them."""
+    """Return the resident memory of a process, with shared pages divided among the processes that map them."""
     try:
         with Path(f"/proc/{pid}/smaps_rollup").open("rb") as file:
             if b"Pss_Anon" in (text := file.read()):
@@ -293,7 +296,10 @@ def _sum_of(lines: list[bytes], names: tuple[bytes, ...]) -> int:
 
 
 def _files_in_memory(members: tuple[int, ...]) -> tuple[dict[tuple[int, int], int], bool]:
-    """The files of memfd_create(2) that they have open, by device and inode, in bytes; and whether all were seen."""
+    """Return the open files of memfd_create(2) with their sizes, and whether all were seen.
+
+    The key is device and inode; the size is in bytes.
+    """
     found: dict[tuple[int, int], int] = {}
     rest = _MOST_DESCRIPTORS
     for pid in members:
@@ -316,7 +322,7 @@ def _files_in_memory(members: tuple[int, ...]) -> tuple[dict[tuple[int, int], in
 
 
 def _mapped_of(pid: int, files: dict[tuple[int, int], int]) -> int:
-    """How much of these files is in the process's address space too, which :func:`_part` has counted."""
+    """Return how many bytes of these files are also mapped by the process, and so counted by :func:`_part`."""
     names = {b"%02x:%02x %d" % (os.major(device), os.minor(device), inode) for device, inode in files}
     counted, ours = 0, False
     try:

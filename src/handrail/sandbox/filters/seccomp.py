@@ -108,16 +108,17 @@ NOT_THERE = (
     # memory that no bound of a call counts
     *("msgget", "memfd_secret"),
 )
-"""Answered with ENOSYS, so that libraries fall back to what the filter can look into."""
+"""Calls that return ENOSYS, so that libraries fall back to calls that the filter can inspect."""
 
 LONGEST_SEGMENT = 64 * 1024
-"""Bytes of a System V segment. PostgreSQL needs a page of one. A namespace has 4,096 of them: together as much as /tmp."""
+"""The limit of a System V segment, in bytes. PostgreSQL needs a page. A namespace has 4,096 segments: as much as /tmp.
+"""
 HUGE_PAGES = 0o4000
-"""SHM_HUGETLB: the segment takes whole huge pages, however short it is."""
+"""SHM_HUGETLB: the segment uses whole huge pages, however short it is."""
 MOST_SEMAPHORES = 16
-"""Of one System V set. A namespace has 32,000 sets; each semaphore takes 64 bytes or more of the kernel's memory."""
+"""The limit of one System V set. A namespace has 32,000 sets, and each semaphore uses 64 bytes or more."""
 SET_PIPE_SIZE, LONGEST_PIPE = 1031, 64 * 1024
-"""F_SETPIPE_SZ of fcntl(2), and the bytes that a pipe has without it. All pipes of a user share one bound."""
+"""F_SETPIPE_SZ of fcntl(2), and the default length of a pipe. All pipes of a user share one limit."""
 
 NEW_NAMESPACES = 0x7E02_0000
 """Every CLONE_NEW* flag that clone(2) takes."""
@@ -126,36 +127,36 @@ TERMINAL_COMMANDS = (0x5412, 0x541C, 0x5423)
 """TIOCSTI and TIOCLINUX type for the user; TIOCSETD loads line disciplines."""
 SET_ID_BITS = 0o6000
 CREATES = 0x40_0040
-"""O_CREAT and O_TMPFILE's own bit: open(2) has a mode only with one of them."""
+"""O_CREAT and the bit of O_TMPFILE: open(2) has a mode only with one of them."""
 MODE_ARGUMENTS: Mapping[str, int] = MappingProxyType(
     {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mknod": 1, "mknodat": 2}
 )
-"""Calls that give a file its mode: without the set-uid and set-gid bits, which would hold outside of the sandbox too."""
+"""Calls that set a file's mode. They are denied set-uid and set-gid bits, which would also hold outside."""
 OPENS: Mapping[str, tuple[int, int]] = MappingProxyType({"open": (1, 2), "openat": (2, 3)})
-"""Calls that may create: the arguments with their flags and mode."""
+"""Calls that may create a file: the positions of their flags and mode."""
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 SOCKET_TYPES = (1, 2)
 """SOCK_STREAM and SOCK_DGRAM."""
 PROTOCOLS = (0, 6, 17)
-"""The family's own, TCP, UDP."""
+"""The default of the family, TCP and UDP."""
 NETLINK_ROUTE = 0
-"""The one netlink protocol there is: getifaddrs(3) asks it."""
+"""The only permitted netlink protocol, which getifaddrs(3) uses."""
 
 
 def machine() -> Machine | None:
-    """This machine, if there is a filter for it."""
+    """Return this machine's architecture if a filter for it exists; else None."""
     found = os.uname().machine
     return found if found in ("x86_64", "aarch64") else None
 
 
 @lru_cache(maxsize=8)
 def program(name: Machine | None = None, *, unix_sockets: bool = False) -> bytes:
-    """The filter as an array of ``struct sock_filter``, in the form that ``bwrap --seccomp FD`` reads.
+    """Return the filter as an array of ``struct sock_filter``, the form that ``bwrap --seccomp FD`` reads.
 
-    :param name: the machine that it is for; without it, this one
-    :param unix_sockets: let programs make Unix sockets, with which they reach every server that listens in a folder
-        they see
-    :raises ValueError: when there is none for this machine
+    :param name: the architecture; this machine's by default
+    :param unix_sockets: whether programs may make Unix sockets, with which they reach any server that listens in a
+        folder they see
+    :raises ValueError: if there is no filter for this machine
     """
     chosen = name or machine()
     if chosen is None:
@@ -164,7 +165,7 @@ def program(name: Machine | None = None, *, unix_sockets: bool = False) -> bytes
 
 
 class Step(NamedTuple):
-    """One instruction. Jumps name labels; ``""`` is the next instruction. A step without a code only is a label."""
+    """One instruction. Jumps name labels; ``""`` is the next instruction. A negative code marks a label."""
 
     code: int
     k: int = 0
@@ -183,7 +184,7 @@ def _refused(number: int) -> Step:
 
 
 def _argument(index: int) -> Step:
-    """The lower half of an argument, which is all that the kernel looks at where these are read."""
+    """Load the lower half of an argument, the only part that the kernel uses where these are read."""
     return Step(_LOAD, _ARGUMENTS_AT + 8 * index)
 
 
@@ -236,7 +237,7 @@ def _whole(name: Machine, *, unix_sockets: bool) -> list[Step]:
 
 
 def _searched(bounds: Sequence[tuple[int, Step]]) -> list[Step]:
-    """A binary search: each bound's leaf holds for the numbers from it up to the next bound."""
+    """Return a binary search: the leaf of each bound applies to the numbers from it up to the next bound."""
     if len(bounds) == 1:
         return [bounds[0][1]]
     middle = len(bounds) // 2
@@ -250,7 +251,7 @@ def _searched(bounds: Sequence[tuple[int, Step]]) -> list[Step]:
 
 
 def _looked_into(*, unix_sockets: bool) -> dict[str, list[Step]]:
-    """The calls that are decided by their arguments."""
+    """Return the instructions for the calls that are decided by their arguments."""
     found: dict[str, list[Step]] = {
         "clone": [_argument(0), Step(_ANY_BIT, NEW_NAMESPACES, yes="refuse", no="allow")],
         "personality": [_argument(0), *_one_of(PERSONALITIES, "allow", "refuse")],

@@ -25,7 +25,8 @@ from handrail.contract.text.hosts import Address, Host, bracketed, grants_addres
 from handrail.contract.tool.requires import CapabilitySet
 
 Gate = Callable[[str, int], str | None]
-"""Judges a host (an IPv6 address in brackets) and port by the rules; the reason of a refusal, or None."""
+"""A function that evaluates the rules for a host (an IPv6 address in brackets) and port: the reason for a denial, or
+None."""
 
 RESOLVE_S = 10.0
 CONNECT_S = 10.0
@@ -49,16 +50,18 @@ _ISATAP = (0x00005EFE, 0x02005EFE)
 
 
 class Resolver(Protocol):
-    async def resolve(self, name: str) -> Sequence[str]:
-        """The addresses of ``name``, as text.
+    """A resolver of host names."""
 
-        :raises OSError: when it has none, or nobody answers
+    async def resolve(self, name: str) -> Sequence[str]:
+        """Return the addresses of ``name`` as text.
+
+        :raises OSError: if it has none, or the resolver does not answer
         """
         ...
 
 
 class SystemResolver:
-    """The machine's own, in threads of its own: a lookup that hangs holds up neither the loop nor the program's end."""
+    """The resolver of the machine, in separate threads, so that a slow lookup blocks nothing else."""
 
     def __init__(self, timeout_s: float = RESOLVE_S) -> None:
         self._timeout_s = timeout_s
@@ -99,17 +102,17 @@ class SystemResolver:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A host that may be reached, and the checked addresses that lead there."""
+    """A host that may be reached, with its checked addresses."""
 
     host: Host
     addresses: tuple[Address, ...]
 
 
 class Egress:
-    """The check for one capability set.
+    """A check of hosts and addresses for one capability set.
 
-    :param gate: judges by the rules, on top of the set
-    :param is_own: whether an address is this machine's
+    :param gate: evaluates the rules, in addition to the set
+    :param is_own: whether an address belongs to this machine
     """
 
     def __init__(
@@ -125,7 +128,7 @@ class Egress:
         self._is_own = is_own or is_own_address
 
     def refusal(self, host: Host) -> str | None:
-        """Why ``host`` (with its port) must not be reached, judged by its name alone; None if it may."""
+        """Return why ``host`` (with its port) must not be reached, by its name alone; None if it may be."""
         assert host.port is not None
         if self._gate is not None and (refused := self._gate(bracketed(host.name), host.port)) is not None:
             return refused
@@ -138,9 +141,9 @@ class Egress:
         )
 
     async def way(self, host: Host) -> Way:
-        """Judge ``host``, resolve it once, and check every address that it has.
+        """Authorise ``host``, resolve it once, and check all its addresses.
 
-        :raises ToolError: ``denied`` with the reason, ``backend`` when the name leads nowhere
+        :raises ToolError: ``denied`` with the reason, ``backend`` if the name cannot be resolved
         """
         if (refused := self.refusal(host)) is not None:
             raise ToolError(refused, kind="denied")
@@ -151,10 +154,10 @@ class Egress:
         return Way(host, addresses[:_MOST_DIALLED])
 
     async def dial(self, way: Way, timeout_s: float = CONNECT_S) -> socket.socket:
-        """A connected, non-blocking socket to one of the checked addresses.
+        """Return a connected, non-blocking socket to one of the checked addresses.
 
         :param timeout_s: for each address
-        :raises ToolError: ``backend`` when none of them answers
+        :raises ToolError: ``backend`` if none of them answers
         """
         loop = asyncio.get_running_loop()
         problem = "it has no address"
@@ -229,7 +232,7 @@ class Egress:
 
 
 def fault_in_address(address: Address) -> str | None:
-    """Why nothing may be sent to ``address`` unless it is granted literally; None for a public one."""
+    """Return why ``address`` needs a literal grant; None for a public address."""
     if address in _METADATA:
         return "the address of a cloud's metadata service"
     if isinstance(address, IPv4Address):
@@ -243,7 +246,10 @@ def fault_in_address(address: Address) -> str | None:
 
 
 def _fault_by_range(address: Address, refused: bool) -> str | None:
-    """:param refused: whether it lies in a range that is refused, or in none that is open"""
+    """Return why an address is not public; None if it is.
+
+    :param refused: whether it lies in a denied range, or outside the permitted ones
+    """
     if address.is_multicast:
         return "a multicast address"
     if not address.is_global or refused:
@@ -252,7 +258,7 @@ def _fault_by_range(address: Address, refused: bool) -> str | None:
 
 
 def embedded(address: IPv6Address) -> list[IPv4Address]:
-    """The IPv4 addresses that ``address`` may be another form of."""
+    """Return the IPv4 addresses that ``address`` may be another form of."""
     bits = int(address)
     found: list[int] = []
     if any(address in network for network in _V4_IN_LAST_BITS):
@@ -267,7 +273,7 @@ def embedded(address: IPv6Address) -> list[IPv4Address]:
 
 
 def is_own_address(address: Address) -> bool:
-    """Whether ``address`` is one of this machine's: what is sent there would come from there. Sends nothing."""
+    """Return whether ``address`` belongs to this machine. Sends nothing."""
     family = socket.AF_INET6 if isinstance(address, IPv6Address) else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -36,20 +36,22 @@ _ONE_HOP = frozenset(
         b"content-length",
     )
 )
-"""What is between two neighbours only; the framing is written anew."""
+"""Fields that concern one connection only. The framing is written again."""
 
 Fields = list[tuple[bytes, bytes]]
 Framing = int | Literal["chunked", "to the end"]
-"""The length of a body, or how its end is seen."""
+"""The length of a body, or how its end is recognised."""
 
 
 class Malformed(ValueError):
-    """A head, or a body's framing, that is not strictly HTTP/1."""
+    """An error for a head or a body framing that is not strictly HTTP/1."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """:param framing: how much of a body follows
+    """The head of an HTTP request.
+
+    :param framing: how long the body is
     :param old: whether it is HTTP/1.0
     """
 
@@ -62,7 +64,10 @@ class RequestHead:
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """:param line: the status line without its end"""
+    """The head of an HTTP response.
+
+    :param line: the status line without its end
+    """
 
     line: bytes
     status: int
@@ -71,8 +76,11 @@ class ResponseHead:
 
 
 def read_request(head: bytes) -> RequestHead:
-    """:param head: up to and including the empty line
-    :raises Malformed: saying what it is not"""
+    """Parse the head of a request.
+
+    :param head: up to and including the empty line
+    :raises Malformed: with the problem
+    """
     line, fields = _lines(head)
     match = _REQUEST_LINE.fullmatch(line)
     if match is None:
@@ -87,8 +95,11 @@ def read_request(head: bytes) -> RequestHead:
 
 
 def read_response(head: bytes, method: str) -> ResponseHead:
-    """:param method: of the request that it answers
-    :raises Malformed: saying what it is not"""
+    """Parse the head of a response.
+
+    :param method: of the request that it answers
+    :raises Malformed: with the problem
+    """
     line, fields = _lines(head)
     match = _STATUS_LINE.fullmatch(line)
     if match is None:
@@ -101,7 +112,7 @@ def read_response(head: bytes, method: str) -> ResponseHead:
 
 
 def passed_on(fields: Fields) -> Fields:
-    """``fields`` without what concerns one connection only."""
+    """Return ``fields`` without those that concern one connection only."""
     named = {
         part.strip().lower()
         for name, value in fields
@@ -112,12 +123,12 @@ def passed_on(fields: Fields) -> Fields:
 
 
 def written(line: bytes, fields: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """A head as it goes over a connection."""
+    """Return a head in the form in which it is sent."""
     return b"\r\n".join((line, *(name + b": " + value for name, value in fields), b"", b""))
 
 
 def read_chunk_size(line: bytes) -> int:
-    """The length of the next chunk, from its line without its end.
+    """Return the length of the next chunk from its line, without the line end.
 
     :raises Malformed: for anything but hexadecimal digits and extensions
     """
@@ -169,24 +180,27 @@ _SERVER_NAME, _ENCRYPTED_HELLO = 0, 0xFE0D
 _RETRY = bytes.fromhex("cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e079e09e2c8a8339c")
 
 UNRECOGNIZED_NAME = b"\x15\x03\x03\x00\x02\x02\x70"
-"""The alert that ends a handshake whose name is refused."""
+"""The alert that ends a handshake for another host name."""
 
 
 class NotTLS(ValueError):
-    """What was said is no TLS handshake, or not one that can be read in the clear."""
+    """An error for data that is not a TLS handshake, or cannot be read in the clear."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """:param server_name: as the client wrote it; None where it named no server
-    :param hidden: whether there is an encrypted hello inside"""
+    """A TLS ClientHello.
+
+    :param server_name: as the client wrote it; None without one
+    :param hidden: whether it contains an encrypted hello
+    """
 
     server_name: str | None
     hidden: bool
 
 
 def refusal(hello: Hello, name: str, *, is_address: bool) -> str | None:
-    """Why a tunnel to the host ``name`` must not carry this hello; None if it may."""
+    """Return why a tunnel to the host ``name`` must not carry this hello; None if it may."""
     if hello.hidden:
         return (
             f"The TLS hello is encrypted (ECH), so Handrail cannot check that it is for {name}. Turn off ECH "
@@ -210,10 +224,10 @@ def refusal(hello: Hello, name: str, *, is_address: bool) -> str | None:
 
 
 class Handshake:
-    """Gathers the first handshake message from the records of one side.
+    """A reader that collects the first handshake message from the records of one side.
 
-    :param kind: the type of message that is expected
-    :param again: a second hello, before which encrypted early data may come that the server leaves aside
+    :param kind: the expected type of message
+    :param again: whether it is a second hello, before which the client may send early data that the server skips
     """
 
     def __init__(self, kind: int, *, again: bool = False) -> None:
@@ -221,16 +235,16 @@ class Handshake:
         self._skipped = (CHANGE_CIPHER_SPEC, APPLICATION_DATA) if again else ()
         self._message = b""
         self.records = b""
-        """The records that were read, whole, to be passed on as they came."""
+        """The complete records that were read, to be forwarded unchanged."""
         self.rest = b""
-        """What came after them."""
+        """The data after these records."""
         self.body = b""
-        """The message's, once it is there."""
+        """The body of the message, once it is complete."""
 
     def feed(self, data: bytes) -> bool:
-        """Whether the message is there whole.
+        """Add data, and return whether the message is complete.
 
-        :raises NotTLS: when it cannot become one
+        :raises NotTLS: if it cannot become a handshake message
         """
         self.rest += data
         while (record := self._next_record()) is not None:
@@ -246,7 +260,7 @@ class Handshake:
         return False
 
     def _next_record(self) -> tuple[int, bytes] | None:
-        """Take the next record off the rest. Returns its type and content, None until all of it has come."""
+        """Return the type and content of the next record; None if it is incomplete."""
         if not self.rest:
             return None
         kind = self.rest[0]
@@ -276,9 +290,9 @@ class Handshake:
 
 
 def read_hello(body: bytes) -> Hello:
-    """A ClientHello's body.
+    """Parse the body of a ClientHello.
 
-    :raises NotTLS: when it is not exactly one
+    :raises NotTLS: if the body is not exactly one
     """
     reader = _Reader(body)
     reader.take(2 + 32)  # version, random
@@ -305,7 +319,7 @@ def read_hello(body: bytes) -> Hello:
 
 
 def asks_again(server_hello: bytes) -> bool:
-    """Whether a ServerHello's body is a HelloRetryRequest, after which the client says a second hello."""
+    """Return whether a ServerHello's body is a HelloRetryRequest, after which the client sends a second hello."""
     return server_hello[2:34] == _RETRY
 
 

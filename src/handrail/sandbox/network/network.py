@@ -43,15 +43,15 @@ _CALLS: Mapping[str, tuple[int, int]] = {
     "ppc64le": (350, 341),
     "s390x": (339, 370),
 }
-"""setns(2) and sendmsg(2) by machine; elsewhere the listener in Python is used, which has them from its library."""
+"""The numbers of setns(2) and sendmsg(2) by machine. Other machines use the listener in Python."""
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def environment(capabilities: CapabilitySet) -> dict[str, str]:
-    """The variables that send a program's requests to the proxy.
+    """Return the variables that direct a program's requests to the proxy.
 
-    What a program serves on the sandbox's own loopback is reached directly, except where an address of the loopback
-    is granted: then the machine's is meant.
+    A program reaches servers on the sandbox's own loopback directly. If an address of the loopback is granted, it means
+    the machine's loopback.
     """
     address = f"http://127.0.0.1:{PROXY_PORT}"
     granted = [
@@ -67,7 +67,7 @@ def environment(capabilities: CapabilitySet) -> dict[str, str]:
 
 
 class Fronted(Delegating):
-    """A process with a proxy in front of it, which ends with it."""
+    """A process with a proxy, which is closed together with it."""
 
     def __init__(self, process: Process, proxy: Proxy) -> None:
         super().__init__(process)
@@ -86,22 +86,22 @@ class Fronted(Delegating):
 
 
 class Waiting(Process, Protocol):
-    """A sandbox that is there and whose program has not begun."""
+    """A sandbox that is ready and whose program has not begun."""
 
     @property
     def inner_pid(self) -> int:
-        """Its first process, as this machine numbers it."""
+        """The process id of its first process on this machine."""
         ...
 
     async def until_known(self) -> bool:
-        """Wait for that. False: it ended instead."""
+        """Wait until :attr:`inner_pid` is known; return False if the sandbox ended instead."""
         ...
 
 
 class Ahead:
-    """The socket that a waiting sandbox's proxy will accept on, made while it waits.
+    """A listening socket for the proxy of a waiting sandbox, made while the sandbox waits.
 
-    Whoever takes it owns it; :meth:`close` ends it where nobody has.
+    The caller of :meth:`taken` owns the socket. Otherwise :meth:`close` closes it.
     """
 
     def __init__(self, process: Waiting) -> None:
@@ -109,18 +109,20 @@ class Ahead:
         self._taken = False
 
     async def taken(self) -> socket.socket:
-        """
-        :raises ToolError: ``backend`` when it could not be had
+        """Return the socket, which the caller then owns.
+
+        :raises ToolError: ``backend`` if it could not be made
         """
         self._taken = True
         return await self._made
 
     async def until_made(self) -> bool:
-        """Wait for it. False: it could not be had."""
+        """Wait for the socket; return False if it could not be made."""
         await asyncio.wait((self._made,))
         return not self._made.cancelled() and self._made.exception() is None
 
     def close(self) -> None:
+        """Close the socket unless it was taken."""
         if self._taken:
             return
         if self._made.done():
@@ -142,11 +144,11 @@ async def fronted(
     profile: Profile,
     ahead: Ahead | None = None,
 ) -> Fronted:
-    """Let the program of a waiting sandbox begin once a proxy answers in it. Ends the sandbox where that fails.
+    """Start a proxy for a waiting sandbox, then let its program begin. End the sandbox if that fails.
 
-    :param begin: lets it begin
-    :param ahead: its listening socket, where that is being made already
-    :raises ToolError: ``backend`` when its network cannot be set up
+    :param begin: lets the program begin
+    :param ahead: the listening socket, if it is already being made
+    :raises ToolError: ``backend`` if the network cannot be set up
     """
     proxy: Proxy | None = None
     try:
@@ -176,18 +178,18 @@ async def front(
     resolver: Resolver | None = None,
     limits: ProxyLimits | None = None,
 ) -> Proxy:
-    """A proxy that accepts on ``listener`` and lets through what this set and this profile's gate let."""
+    """Start a proxy on ``listener`` that lets through the hosts of this set and profile."""
     proxy = Proxy(Egress(capabilities, profile.gate, resolver), profile.on_attempt, limits)
     await proxy.serve(listener)
     return proxy
 
 
 async def listener_in(child: int, parent: int) -> socket.socket:
-    """A socket that listens on the proxy's port in the network namespace of a sandbox's first process.
+    """Return a socket that listens on the proxy's port in a sandbox's network namespace.
 
-    :param child: its process id
-    :param parent: that of the bubblewrap which started it and which nobody has waited for yet
-    :raises ToolError: ``backend`` when it cannot be had, ``unavailable`` where the system is short of something
+    :param child: the process id of the sandbox's first process
+    :param parent: that of the bubblewrap that started it and was not reaped yet
+    :raises ToolError: ``backend`` if that fails, ``unavailable`` if the system is short of a resource
     """
     descriptors: list[int] = []
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -218,9 +220,9 @@ async def listener_in(child: int, parent: int) -> socket.socket:
 
 
 def _namespaces(child: int, parent: int, opened: list[int]) -> tuple[int, int]:
-    """The user and network namespace of ``child``, as descriptors that are also put into ``opened``.
+    """Return the user and network namespace of ``child`` as descriptors, and add them to ``opened``.
 
-    :raises OSError: when it has gone, or would be anything but a sandbox of its own
+    :raises OSError: if the process has ended, or is not the first one of a sandbox
     """
     opened.append(held := os.pidfd_open(child))
     opened.append(network := os.open(f"/proc/{child}/ns/net", os.O_RDONLY | os.O_CLOEXEC))
@@ -240,7 +242,7 @@ def _namespaces(child: int, parent: int, opened: list[int]) -> tuple[int, int]:
 
 @lru_cache(maxsize=1)
 def _command() -> tuple[str, ...]:
-    """The listener's argv, with places for its descriptors' numbers."""
+    """Return the listener's argv, with placeholders for its descriptors."""
     calls = _CALLS.get(platform.machine())
     if calls is not None and sys.maxsize > 1 << 32 and os.access(PERL, os.X_OK):
         script = Path(__file__).with_name("listener.pl").read_text("utf-8").replace("{", "{{").replace("}", "}}")
@@ -250,18 +252,18 @@ def _command() -> tuple[str, ...]:
 
 
 def python_command() -> tuple[str, ...]:
-    """The same by the interpreter that Handrail runs on.
+    """Return the argv of the listener in Python, for the interpreter that runs Handrail.
 
-    :raises ProgramRefused: where that lies in an open workspace
+    :raises ProgramRefused: if the interpreter lies in an open workspace
     """
     script = Path(__file__).with_name("listener_python.py").read_text("utf-8").replace("{", "{{").replace("}", "}}")
     return (own_interpreter(), "-I", "-S", "-c", script, "{user}", "{network}", "{channel}", str(PROXY_PORT))
 
 
 async def _handed_over(channel: socket.socket, pid: int) -> socket.socket:
-    """The socket that the listener's process sends, once that has ended.
+    """Return the socket that the listener's process sends.
 
-    :raises OSError: with what it said
+    :raises OSError: with the message of the process
     """
     loop = asyncio.get_running_loop()
     said: asyncio.Future[None] = loop.create_future()
@@ -291,7 +293,7 @@ async def _handed_over(channel: socket.socket, pid: int) -> socket.socket:
 
 
 def _loopback(pattern: str) -> Address | None:
-    """The loopback address that ``pattern`` names itself."""
+    """Return the loopback address that ``pattern`` names literally; else None."""
     try:
         address = read_host(pattern.removesuffix(":*")).address
     except ValueError:

@@ -27,22 +27,27 @@ from handrail.sandbox.network.heads import Malformed, RequestHead
 _PIECE = 1 << 16
 TLS_PORT = 443
 _MOST_INTERIM = 8
-"""Heads of a response before the one that counts."""
+"""The limit of interim heads before the final response."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyLimits:
-    """``head_s`` bounds how long a head or hello may take, ``idle_s`` how long a connection may carry nothing."""
+    """The limits of one proxy.
+
+    ``head_s`` limits how long a head or hello may take, ``idle_s`` how long a connection may carry nothing.
+    """
 
     head_s: float = 20.0
     idle_s: float = 300.0
     connections: int = 128
     bytes_out: int = 4 * 1024**3
-    """Of all connections together, and so ``bytes_in``; beyond it no more is carried."""
+    """For all connections together, as is ``bytes_in``. Connections end at the limit."""
     bytes_in: int = 16 * 1024**3
 
 
 class _Refused(Exception):
+    """An error that is answered with this HTTP status and text."""
+
     def __init__(self, status: HTTPStatus, text: str) -> None:
         super().__init__(text)
         self.status = status
@@ -50,7 +55,7 @@ class _Refused(Exception):
 
 
 class Ends(NamedTuple):
-    """Both directions of one connection."""
+    """A connection: its reader and its writer."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -58,17 +63,19 @@ class Ends(NamedTuple):
 
 @dataclass(slots=True)
 class _Activity:
+    """The time of the last transfer of a tunnel."""
+
     at: float
 
 
 class _Over(Exception):
-    """The connection ends here without another word."""
+    """An error that ends the connection without an answer."""
 
 
 class Proxy:
-    """Serves one sandbox, with the rights of that sandbox alone.
+    """An HTTP proxy for one sandbox, with the rights of that sandbox alone.
 
-    :param on_attempt: told of each host that was asked for, when it is decided
+    :param on_attempt: called with each requested host once it is allowed or denied
     """
 
     def __init__(
@@ -86,11 +93,11 @@ class Proxy:
         self.bytes_in = 0
 
     async def serve(self, listener: socket.socket) -> None:
-        """Accept on ``listener`` from now on, and own it."""
+        """Start to accept connections on ``listener``, and own it."""
         self._server = await asyncio.start_server(self._accepted, sock=listener, limit=heads.MAX_HEAD_BYTES)
 
     async def aclose(self) -> None:
-        """Accept no more and end every connection; returns when nothing of them is left."""
+        """Stop accepting, end every connection, and return when none is left."""
         if self._server is not None:
             self._server.close()
         while self._connections:
@@ -143,7 +150,7 @@ class Proxy:
             raise _Over from None
 
     async def _reached(self, method: str, host: Host) -> Ends:
-        """A connection to ``host``, once it is judged and checked."""
+        """Connect to ``host`` after it was authorised and checked."""
         try:
             way = await self._egress.way(host)
         except ToolError as error:
@@ -197,9 +204,9 @@ class Proxy:
             there.writer.transport.abort()
 
     async def _opened(self, host: Host, here: Ends, there: Ends) -> None:
-        """Pass on what is said first, if it may be; afterwards nobody looks into the tunnel any more.
+        """Forward the first messages of a tunnel if they are allowed. Later data is not inspected.
 
-        :raises NotTLS: when it must not go on
+        :raises NotTLS: if the tunnel must be closed
         """
         first = b""
         if host.port != TLS_PORT:
@@ -226,7 +233,7 @@ class Proxy:
         await self._send(there, rest, outwards=True)
 
     async def _who_speaks_first(self, here: Ends, there: Ends) -> tuple[bytes, bytes]:
-        """What the client and what the server said, until one of them has said something."""
+        """Return the first data of the client and of the server, once one of them has sent some."""
         reads = [asyncio.ensure_future(ends.reader.read(_PIECE)) for ends in (here, there)]
         try:
             await asyncio.wait(reads, timeout=self._limits.idle_s, return_when=asyncio.FIRST_COMPLETED)
@@ -240,9 +247,9 @@ class Proxy:
         return said[0], said[1]
 
     async def _handshake(self, handshake: heads.Handshake, ends: Ends, first: bytes = b"") -> heads.Handshake:
-        """Read until the message is there.
+        """Read until the handshake message is complete.
 
-        :raises NotTLS: when it cannot become one
+        :raises NotTLS: if it cannot become one
         """
         piece = first
         while not (piece and handshake.feed(piece)):
@@ -274,7 +281,11 @@ class Proxy:
             await _ended(*pumps)
 
     async def _pump(self, source: Ends, target: Ends, last: _Activity, host: Host | None = None) -> None:
-        """:param host: where it goes, on the way out: judged with every piece, since rules change and calls end"""
+        """Copy data from one side of a tunnel to the other.
+
+        :param host: the target of outgoing data; it is authorised again for each piece, since rules change and calls
+            end
+        """
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -348,7 +359,7 @@ class Proxy:
     async def _body(
         self, source: Ends, target: Ends, framing: heads.Framing, *, outwards: bool = False, chunked: bool = True
     ) -> None:
-        """Pass one body on. A chunked one is framed anew, without its trailers."""
+        """Forward one body. A chunked body is framed again, without its trailers."""
         reader = source.reader
         if framing != "chunked":
             await self._counted(source, target, None if framing == "to the end" else framing, outwards)
@@ -377,7 +388,7 @@ class Proxy:
             raise _Over from None
 
     async def _counted(self, source: Ends, target: Ends, count: int | None, outwards: bool) -> None:
-        """Pass ``count`` bytes on, or all there are."""
+        """Forward ``count`` bytes; all bytes if it is None."""
         while count is None or count > 0:
             async with asyncio.timeout(self._limits.idle_s):
                 piece = await source.reader.read(_PIECE if count is None else min(_PIECE, count))
@@ -389,7 +400,7 @@ class Proxy:
             await self._send(target, piece, outwards=outwards)
 
     async def _send(self, ends: Ends, data: bytes, *, outwards: bool = False) -> None:
-        """Write, and wait until it is taken. What goes out and comes in is counted, and has an end."""
+        """Write data and wait until it is sent. Bytes are counted in both directions, up to a limit."""
         if outwards:
             self.bytes_out += len(data)
         else:
@@ -408,5 +419,5 @@ async def _ended(*tasks: asyncio.Future[Any]) -> None:
 
 
 def _framed(fields: heads.Fields) -> heads.Fields:
-    """What says where the body ends, which a strict reader found to be one thing."""
+    """Return the fields that say where the body ends, which a strict reader has found to agree."""
     return [(name, value) for name, value in fields if name in (b"content-length", b"transfer-encoding")]

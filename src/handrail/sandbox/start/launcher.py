@@ -42,14 +42,14 @@ from handrail.sandbox.view import mount_table
 from handrail.sandbox.view.mount_table import MountTable
 
 Mode = Literal["exec", "shell"]
-"""``exec``: the launcher starts a program. ``shell``: it is bash already, and reads a text."""
+"""``exec``: the launcher starts a program. ``shell``: it becomes bash, which reads a text."""
 
 PERL = "/usr/bin/perl"
 _EVALUATED = ("describer.pl", "watcher.pl", "mount_changes.pl")
 LONGEST_ARGUMENT = 32 * 4096 - 1
-"""Bytes of one argument that execve(2) takes."""
+"""The limit of execve(2) for one argument, in bytes."""
 LONGEST_TEXT = LONGEST_ARGUMENT - 4096
-"""A shell text beyond this is handed over by the letter and evaluated, since no argument can hold it."""
+"""A longer shell text is passed in the letter and evaluated, since no argument can hold it."""
 
 _PRLIMIT = {
     "x86_64": 302,
@@ -59,7 +59,7 @@ _PRLIMIT = {
     "ppc64le": 325,
     "s390x": 334,
 }
-"""prlimit64(2) by machine; where it is not known the launcher in Python is used, which has it from its library."""
+"""The number of prlimit64(2) by machine. Other machines use the launcher in Python."""
 _SIGNALS = {
     "x86_64": (14, 289),
     "aarch64": (135, 74),
@@ -68,17 +68,17 @@ _SIGNALS = {
     "ppc64le": (174, 313),
     "s390x": (175, 322),
 }
-"""rt_sigprocmask(2) and signalfd4(2) by machine."""
+"""The numbers of rt_sigprocmask(2) and signalfd4(2) by machine."""
 _SETSID = {"x86_64": 112, "aarch64": 157, "riscv64": 157, "loongarch64": 157, "ppc64le": 66, "s390x": 66}
-"""setsid(2) by machine."""
+"""The number of setsid(2) by machine."""
 _CAPSET = {"x86_64": 126, "aarch64": 91, "riscv64": 91, "loongarch64": 91, "ppc64le": 184, "s390x": 185}
-"""capset(2) by machine."""
+"""The number of capset(2) by machine."""
 _NO_BOUND = (1 << 64) - 1
 _NAMESPACES = ("mnt", "net", "pid", "user")
 _HEAD = 5
-"""Bytes of a ``T`` and the length of its part."""
+"""The length of a ``T`` with the length of its part."""
 _CHANNEL, _LETTER = 3, 4
-"""The numbers that a waiting shell has them under."""
+"""The descriptor numbers in a waiting shell."""
 
 # The launcher first runs once through its later steps, so that their memory is there when a caller waits.
 # One line, so that the text's own lines are counted from 1. The shell evaluates a text directly if no difference can be seen,
@@ -100,12 +100,12 @@ _BOOT = (
 _OF_THE_SHELL = frozenset(
     ("ENV", "SHELLOPTS", "POSIXLY_CORRECT", "PS4", "CDPATH", "IFS", "OLDPWD", "PWD", "SHLVL", "REPLY", "SECONDS", "_")
 )
-"""Variables that a shell takes up when it starts: with one of them it is not started before its text is known."""
+"""Variables that a shell reads when it starts. With one of them, no shell is started before its text is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """A program that can be a sandbox's first process. Its descriptors' numbers are added to ``argv``."""
+    """A program that can be a sandbox's first process. The numbers of its descriptors are appended to ``argv``."""
 
     name: Literal["perl", "python"]
     argv: tuple[str, ...]
@@ -113,18 +113,19 @@ class Launcher:
 
 @lru_cache(maxsize=1)
 def find() -> Launcher | None:
-    """The launcher for this machine; None where there is neither perl nor an interpreter that a sandbox would see."""
+    """Return the launcher for this machine; None without perl and without an interpreter in the sandbox."""
     return perl() or python()
 
 
 def perl() -> Launcher | None:
+    """Return the launcher in Perl; None if it cannot be used here."""
     if platform.machine() not in _PRLIMIT or not os.access(PERL, os.X_OK):
         return None
     return Launcher("perl", (PERL, "-f", "-e", _source("launcher.pl"), "--", *map(_source, _EVALUATED)))
 
 
 def python() -> Launcher | None:
-    """By the interpreter that Handrail runs on, which is mounted with the toolchains."""
+    """Return the launcher for the interpreter that runs Handrail, which is mounted with the toolchains."""
     try:
         interpreter = os.path.realpath(own_interpreter())
     except ProgramRefused:
@@ -151,13 +152,13 @@ def preparation(
     terminal: bool = False,
     table: MountTable | None = None,
 ) -> bytes:
-    """The letter's first part.
+    """Return the first part of the letter.
 
-    :param table: what must be true of its mounts; None for no comparison
+    :param table: what its mounts must be; None for no comparison
     :param limits: soft and hard value by RLIMIT_* number
-    :param counts: what to write into which files, with the one capability that the launcher then gives up
-    :param environment: that of a waiting shell; a program's comes with the call
-    :param terminal: its stdin is a terminal, which is to be its controlling one
+    :param counts: file and value of the settings that the launcher writes before it gives up its one capability
+    :param environment: that of a waiting shell; a program's environment comes with the call
+    :param terminal: whether stdin is a terminal that becomes the controlling terminal
     """
     bounds: list[str | bytes] = []
     for number, (soft, hard) in limits.items():
@@ -194,14 +195,14 @@ def preparation(
 
 
 def program_call(folder: str, argv: Sequence[str], environment: Mapping[str, str]) -> bytes:
-    """What begins a program."""
+    """Return the message that starts a program."""
     return b"g" + _part([folder, str(len(argv)), *argv, *_pairs(environment)])
 
 
 def shell_call(folder: str, text: str) -> bytes:
-    """What begins a waiting shell's text.
+    """Return the message that starts a waiting shell's text.
 
-    :param folder: where to go first; empty to stay where it began
+    :param folder: the folder to enter first; empty to stay
     """
     evaluated = is_plain(text) or len(os.fsencode(text)) > LONGEST_TEXT
     if evaluated and not folder:
@@ -210,7 +211,7 @@ def shell_call(folder: str, text: str) -> bytes:
 
 
 def shell_text(argv: Sequence[str], environment: Iterable[str]) -> str | None:
-    """The text, where ``argv`` is nothing but a bash for one text that could have been started before it was known."""
+    """Return the shell text of an ``argv``; None unless bash could have been started before the text was known."""
     if len(argv) != len(SHELL_ARGV) + 1 or tuple(argv[:-1]) != SHELL_ARGV:
         return None
     if any(name in _OF_THE_SHELL or name.startswith(("BASH", "LD_")) for name in environment):
@@ -236,10 +237,10 @@ _TELLING = re.compile(
 
 
 def is_plain(text: str) -> bool:
-    """Whether evaluating ``text`` cannot be told from a shell started with it.
+    """Return whether ``text`` behaves the same when it is evaluated and when a shell is started with it.
 
-    What could be told is a syntax error, which would name ``eval``, and the depth that tracing shows. So only what
-    surely has neither: plain and quoted words, redirections and the separators between commands.
+    The differences would be a syntax error, which names ``eval``, and the depth that tracing shows. So only texts that
+    surely have neither are plain: plain and quoted words, redirections and the separators between commands.
     """
     return len(text) <= 4096 and _PLAIN.fullmatch(text) is not None and _TELLING.search(text) is None
 
@@ -249,7 +250,7 @@ def _pairs(environment: Mapping[str, str]) -> Iterable[str]:
 
 
 def described_mounts(said: bytes) -> tuple[bytes, bytes] | None:
-    """Split what a launcher has said into the part of its first ``T`` and the rest; None until all of it is there."""
+    """Split a launcher's output into the part of its first ``T`` and the rest; None if it is incomplete."""
     if not said.startswith(b"T") or len(said) < _HEAD:
         return None
     end = _HEAD + int.from_bytes(said[1:_HEAD], "big")

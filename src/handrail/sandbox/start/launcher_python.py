@@ -27,7 +27,7 @@ def fail(channel: int, why: object) -> NoReturn:
 
 
 def part(channel: int, letter: int) -> list[bytes]:
-    """The letter's next part: its length, then items with their lengths."""
+    """Read the letter's next part: its length, then items with their lengths."""
 
     def exactly(wanted: int) -> bytes:
         text = b""
@@ -48,7 +48,7 @@ def part(channel: int, letter: int) -> list[bytes]:
 
 
 def taken(items: list[bytes]) -> list[bytes]:
-    """The items of a list that says first how many they are."""
+    """Remove and return the items of a list that starts with their count."""
     count = int(items.pop(0))
     found = items[:count]
     del items[:count]
@@ -56,10 +56,10 @@ def taken(items: list[bytes]) -> list[bytes]:
 
 
 class Mounts:
-    """The mounts of this sandbox, described for the holder, and watched from before that on.
+    """The mounts of this sandbox, described for the holder and watched from the start.
 
-    bubblewrap mounts by path, and a path can lead elsewhere a moment later, so the holder compares the mounts with those
-    that were asked for. The kernel reports each change: of the table, and renames in the folders.
+    bubblewrap mounts by path, and a path can lead elsewhere a moment later. So the holder compares the mounts with
+    those that were asked for. The kernel reports each change of the table, and renames in the folders.
 
     :param folders: those in which names must stay
     """
@@ -75,9 +75,9 @@ class Mounts:
         self.first = self.text()
 
     def watched(self, folders: list[bytes]) -> bool:
-        """Have the kernel send SIGIO for each rename in the folders. Returns whether it does so.
+        """Ask the kernel for SIGIO on each rename in the folders; return whether it supports that.
 
-        Unlike inotify's, the number of these is not bounded for the user, whose editors have inotify.
+        Unlike inotify, this does not use up a limit that the user's editors share.
         """
         signal.signal(signal.SIGIO, self.rename)
         try:
@@ -93,7 +93,7 @@ class Mounts:
 
     @property
     def patience(self) -> float | None:
-        """How long to wait until :meth:`lost` looks again; None where it is told of everything."""
+        """How long to wait before :meth:`lost` checks again; None if the kernel reports every change."""
         return 0.05 if self.polled else None
 
     def text(self) -> bytes:
@@ -104,14 +104,14 @@ class Mounts:
         return text
 
     def described(self, looked: list[bytes]) -> bytes:
-        """The table, and the device and inode of each of these paths, as the holder reads it."""
+        """Return the table, and device and inode of these paths, in the form that the holder reads."""
         message = b"".join(len(item).to_bytes(4, "big") + item for item in (self.first, *map(identity, looked)))
         return b"T" + len(message).to_bytes(4, "big") + message
 
     def lost(self, told: bool) -> bytes | None:
-        """The mount point of a mount that is not there any more as it was.
+        """Return the mount point of a mount that has changed or ended; None if there is none.
 
-        :param told: whether the kernel has said already that the table has changed, which it does only once
+        :param told: whether the kernel has reported a change of the table, which it does only once
         """
         renamed, self.renamed = self.renamed, False
         if not (self.changed.poll(0) or told or renamed or self.polled):
@@ -126,7 +126,7 @@ class Mounts:
 
     @staticmethod
     def moved(point: bytes, other: bytes) -> bytes:
-        """Which folder was moved, if a mount point is now at ``other``: the outermost that explains it."""
+        """Return the outermost moved folder that explains why a mount point is now at ``other``."""
         while other != point and point.count(b"/") > 1 and other.count(b"/") > 1:
             (folder, _, name), (another, _, same) = point.rpartition(b"/"), other.rpartition(b"/")
             if name != same:
@@ -136,7 +136,7 @@ class Mounts:
 
     @staticmethod
     def facts(text: bytes) -> dict[bytes, tuple[bytes, ...]]:
-        """What must stay as it was of each mount outside of /proc, by its id."""
+        """Return by mount id what must not change of each mount outside /proc."""
         lines = (line.split(b" ", 6) for line in text.rstrip(b"\n").split(b"\n"))
         return {
             number: (point, parent, device, options)
@@ -159,8 +159,10 @@ def plain(path: bytes) -> bytes:
 
 
 def watch(program: int, lifeline: int, others: list[int], child_ended: int, mounts: Mounts | None) -> NoReturn:
-    """Wait until the program has ended, a mount has, or the holder has let go of the lifeline; everybody who is left ends
-    with this process."""
+    """Wait until the program or a mount has ended, or the lifeline is closed, then end this process.
+
+    The kernel ends all other processes of the sandbox with it.
+    """
     ended = os.pidfd_open(program)
     for number in (0, 1, 2, *others):
         with contextlib.suppress(OSError):
@@ -184,7 +186,7 @@ def watch(program: int, lifeline: int, others: list[int], child_ended: int, moun
 
 
 def reaped(program: int) -> int | None:
-    """Reap those that have ended, up to the program. Returns its exit code, if it has ended."""
+    """Reap ended children up to the program, and return the program's exit code if it has ended."""
     while True:
         try:
             gone, status = os.waitpid(-1, os.WNOHANG)
@@ -198,7 +200,7 @@ def reaped(program: int) -> int | None:
 
 
 def end(lifeline: int, code: int, lost: bytes) -> NoReturn:
-    """End everybody, say so to the holder, and end with that code.
+    """End all other processes, report to the holder, and exit with this code.
 
     :param lost: the mount point of a mount that has ended
     """
@@ -212,9 +214,9 @@ def end(lifeline: int, code: int, lost: bytes) -> NoReturn:
 
 
 def bound_counts(counts: list[bytes]) -> str | None:
-    """Write the settings of this user namespace and give up the capability for it. Return what went wrong, if anything.
+    """Write the settings of this user namespace, give up the capability for it, and return any problem.
 
-    Where a setting cannot be written, ``handrail doctor`` says so.
+    If a setting cannot be written, ``handrail doctor`` reports it.
     """
     for setting, number in zip(counts[::2], counts[1::2], strict=True):
         with contextlib.suppress(OSError):
@@ -228,7 +230,7 @@ def bound_counts(counts: list[bytes]) -> str | None:
 
 
 def restrict(ruleset: bytes, file_rights: int, rules: list[bytes]) -> None:
-    """Landlock, by system calls that have the same numbers everywhere."""
+    """Apply the Landlock ruleset, by system calls with the same numbers on every architecture."""
     call = ctypes.CDLL(None, use_errno=True).syscall
 
     def checked(what: str, *arguments: object) -> int:
@@ -256,7 +258,7 @@ def restrict(ruleset: bytes, file_rights: int, rules: list[bytes]) -> None:
 
 
 def run(argv: list[bytes], environment: list[bytes]) -> int:
-    """Become the program, as the C library finds and starts one. Comes back only with the number of an error."""
+    """Become the program as the C library finds and starts it; return an error number if that fails."""
     pairs = [name + b"=" + value for name, value in zip(environment[::2], environment[1::2], strict=True)]
     path = next((pair[5:] for pair in pairs if pair.startswith(b"PATH=")), None)
     if path is not None:
@@ -268,7 +270,7 @@ def run(argv: list[bytes], environment: list[bytes]) -> int:
 
 
 def say_not_run(channel: int, name: bytes, number: int) -> NoReturn:
-    """Say why a program could not be run, as a shell says it, and end as a shell does.
+    """Report why a program could not be run, and exit, both as a shell does.
 
     :param number: of the error
     """
@@ -280,7 +282,10 @@ def say_not_run(channel: int, name: bytes, number: int) -> NoReturn:
 
 
 def check_own(namespaces: list[bytes], channel: int) -> None:
-    """:param namespaces: those of the machine, of which this process may share none"""
+    """Check that this process shares no namespace with the machine.
+
+    :param namespaces: those of the machine
+    """
     for space in namespaces:
         kind = space.partition(b":")[0]
         if os.readlink(b"/proc/self/ns/" + kind) == space:  # noqa: PTH115 - no more is imported than is needed
@@ -288,7 +293,7 @@ def check_own(namespaces: list[bytes], channel: int) -> None:
 
 
 def offer_memory_first() -> None:
-    """Have the kernel take memory from sandboxes first, where the machine runs out of it."""
+    """Let the kernel's out-of-memory killer choose sandboxes first."""
     with contextlib.suppress(OSError):
         score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
         os.write(score, b"500")

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from handrail.contract.errors import ToolError
 
 PEEKED = 1 << 16
-"""Bytes kept of an output that nobody collects."""
+"""How much of an output that nobody collects is kept, in bytes."""
 _READ = 1 << 16
 _READS_A_TURN = 16
 
 
 class Input:
-    """The writing end of stdin. What the other side no longer reads is dropped quietly."""
+    """The writing end of stdin. Data that the other side no longer reads is dropped silently."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
         self._loop, self._fd = loop, descriptor
@@ -41,7 +41,7 @@ class Input:
             await asyncio.shield(self._done)
 
     def feed(self, data: bytes) -> None:
-        """Write all of ``data`` as it is taken, then close."""
+        """Write all of ``data`` as the other side reads it, then close."""
         self._then_close = True
         self._rest = memoryview(data)
         self._push()
@@ -86,7 +86,7 @@ class Input:
         self._finished()
 
     def give_up(self) -> int:
-        """Leave off writing; gives how many bytes nobody had taken."""
+        """Stop writing, and return how many bytes were not read."""
         left = len(self._rest)
         self._rest = memoryview(b"")
         self._unwatch()
@@ -95,7 +95,7 @@ class Input:
 
 
 class Output:
-    """The reading end of stdout or stderr: collected up to a cap, or taken line by line with back-pressure."""
+    """The reading end of stdout or stderr: collected up to a limit, or read with back-pressure."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
         self._loop, self._fd = loop, descriptor
@@ -108,7 +108,7 @@ class Output:
         self._more: asyncio.Future[None] | None = None
 
     def collect(self, cap: int, on_output: Callable[[bytes], None] | None = None) -> None:
-        """From now on keep the first ``cap`` bytes and count the rest."""
+        """Keep the first ``cap`` bytes from now on, and count the rest."""
         if self._cap is None and self._fd >= 0:
             self._loop.add_reader(self._fd, self._read_some, _READS_A_TURN)
         self._cap = cap
@@ -138,7 +138,7 @@ class Output:
         return piece
 
     async def _next(self) -> None:
-        """Wait for one more piece. The descriptor is watched only meanwhile: who is not read from is held up."""
+        """Wait for one more piece. The descriptor is watched only meanwhile, so an unread program blocks."""
         self._more = self._loop.create_future()
         self._loop.add_reader(self._fd, self._read_some, 1)
         try:
@@ -149,7 +149,7 @@ class Output:
                 self._loop.remove_reader(self._fd)
 
     def _read_some(self, times: int) -> bool:
-        """Read what is there, at most ``times`` pieces so that one process cannot hold the loop. False: no more now."""
+        """Read at most ``times`` pieces, so that one process cannot block the loop; return whether more may follow."""
         if self._drained:
             self.close()
             return False
@@ -179,20 +179,22 @@ class Output:
         return more
 
     def drain(self) -> None:
-        """All writers have ended: take what the pipe still holds, and nothing any more. It is closed by
-        :meth:`put_away`."""
+        """Read the rest of the pipe after all writers have ended. :meth:`put_away` closes it.
+
+        :meth:`put_away`.
+        """
         if self._fd >= 0 and self._cap is not None and not self._drained:
             while self._read_some(_READS_A_TURN):
                 pass
             self._drained = True
 
     def put_away(self) -> None:
-        """Close it where :meth:`drain` has taken everything."""
+        """Close the pipe if :meth:`drain` has read everything."""
         if self._drained:
             self.close()
 
     def peek(self) -> bytes:
-        """What was said by a process that has ended, whoever was to read it."""
+        """Return the output of an ended process without consuming it."""
         if self._fd >= 0:
             self.collect(PEEKED)
             self.drain()
@@ -200,7 +202,7 @@ class Output:
         return bytes(self._buffer)
 
     def rest(self, max_bytes: int) -> bytes:
-        """What nobody has read, after the end of all writers."""
+        """Return the unread output after all writers have ended."""
         if self._fd >= 0:
             self._cap = max_bytes
             self.drain()
@@ -220,11 +222,11 @@ class Output:
 
 
 class Piped:
-    """What :class:`handrail.contract.sandbox.Process` says of stdin, stdout and stderr, on three pipes.
+    """A process with three pipes: the stream methods of :class:`handrail.contract.sandbox.Process`.
 
-    Who is derived from it calls :meth:`_tell` once nobody is left who could write. Owns the descriptors.
+    A subclass calls :meth:`_tell` once no writer is left. Owns the descriptors.
 
-    :param stderr: None where it was merged into stdout
+    :param stderr: None if it was merged into stdout
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, stdin: int, stdout: int, stderr: int | None) -> None:
@@ -267,7 +269,7 @@ class Piped:
         return self.collected()
 
     def collected(self) -> tuple[bytes, bytes, int]:
-        """What :meth:`communicate` has so far: stdout, stderr, bytes dropped. Also after it was cancelled."""
+        """Return the stdout, stderr and number of dropped bytes so far, also after a cancellation."""
         out, dropped = self._stdout.taken()
         if self._stderr is None:
             return out, b"", dropped
@@ -280,27 +282,29 @@ class Piped:
         return self._input.descriptor
 
     def give_up(self) -> int:
-        """Leave off writing; gives how many bytes of the last piece nobody had taken."""
+        """Stop writing, and return how many bytes of the last piece were not read."""
         return self._input.give_up()
 
     def rest(self, max_bytes: int) -> bytes:
-        """What it has written and nobody has read, once it has ended."""
+        """Return the unread output once the process has ended."""
         return self._stdout.rest(max_bytes)
 
     def let_go_of_pipes(self) -> None:
-        """Read and write nothing any more."""
+        """Close all pipes."""
         self._close()
 
     async def _over(self) -> None:
-        """Wait until nobody is left who could write.
+        """Wait until no writer is left.
 
-        :raises ToolError: where there never was anybody
+        :raises ToolError: if the program never ran
         """
         await self._until_gone()
 
     async def _until_gone(self) -> int:
-        """The exit code. Whoever is cancelled meanwhile does not end the process. A shield would do it too, and would take
-        one more turn of the loop, which is a good part of what a short program takes."""
+        """Wait for the exit code. A cancelled caller does not end the process.
+
+        A shield would do the same, but take another turn of the loop, which is a good part of a short program's time.
+        """
         if not self._gone.done():
             waiting = self._loop.create_future()
             self._waiting.append(waiting)
@@ -322,7 +326,7 @@ class Piped:
         self._loop.call_soon(self._put_away)
 
     def _put_away(self) -> None:
-        """What nobody needs any more, after whoever waits for the answer."""
+        """Release what is no longer needed, after waiting callers got their answer."""
         self._input.close()
         self._stdout.put_away()
         if self._stderr is not None:

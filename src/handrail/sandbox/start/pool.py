@@ -23,20 +23,20 @@ from handrail.sandbox.start.process import Confined, settled
 from handrail.sandbox.view.mount_table import host_mounts
 
 MOST = 8
-"""Ready sandboxes of one pool; the one that waits longest goes first."""
+"""The limit of ready sandboxes in one pool. The oldest ends first."""
 MOST_ALIKE = 3
-"""Of one key, while so many calls of that key run at once; else one."""
+"""The limit for one key while that many calls of the key run at once; else one."""
 AGE_S = 60.0
-"""A ready sandbox that nobody took ends after so long, and is not replaced."""
+"""A ready sandbox that is not used ends after this time, and is not replaced."""
 _AFTERWARDS_S = 0.02
-"""After a call's end: its answer goes first."""
+"""The delay after a call's end, so that its answer goes first."""
 _LONG_CALL_S = 1.0
-"""A call that runs longer has its successor made meanwhile."""
+"""If a call runs longer, its successor is made meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What calls of one kind have in common, to plan the next one by."""
+    """The common properties of calls of one kind, to plan the next sandbox."""
 
     capabilities: CapabilitySet
     profile: Profile
@@ -44,16 +44,16 @@ class _Kind:
 
 
 def pooled(sandbox: Sandbox) -> Sandbox:
-    """``sandbox``, with a pool before it where it is one of this machine's own."""
+    """Return ``sandbox`` with a pool before it if it is a bubblewrap sandbox; else ``sandbox`` itself."""
     return Pooled(sandbox) if isinstance(sandbox, Bubblewrap) else sandbox
 
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """What is known of a sandbox that waits for its call.
+    """A sandbox that waits for its call.
 
-    :param scratch: whose it is
-    :param ahead: the socket for its proxy; None for one without hosts
+    :param scratch: the scratch folder of its session
+    :param ahead: the socket for its proxy; None without hosts
     """
 
     key: object
@@ -62,9 +62,9 @@ class _Ready:
 
 
 class Pooled:
-    """Implements :class:`handrail.contract.sandbox.Sandbox` on another one, and owns what it makes ready.
+    """A pool of ready sandboxes before another :class:`handrail.contract.sandbox.Sandbox`.
 
-    Belongs to one event loop. Calls with descriptors of their own, or a terminal, are started as they come.
+    Belongs to one event loop. Calls with their own descriptors, or a terminal, start without the pool.
     """
 
     def __init__(self, sandbox: Bubblewrap, *, most: int = MOST, age_s: float = AGE_S) -> None:
@@ -72,7 +72,7 @@ class Pooled:
         self._most = most
         self._age_s = age_s
         self._ready: dict[Confined, _Ready] = {}
-        """By age."""
+        """The oldest first."""
         self._in_use: set[str] = set()
         """Scratch folders of the sessions that have had a call."""
         self._running: dict[object, int] = {}
@@ -86,7 +86,7 @@ class Pooled:
 
     @property
     def ready(self) -> int:
-        """How many sandboxes wait for a call."""
+        """The number of sandboxes that wait for a call."""
         return len(self._ready)
 
     async def start(self, capabilities: CapabilitySet, profile: Profile, program: Program) -> Process:
@@ -109,16 +109,16 @@ class Pooled:
         return begun
 
     async def replenished(self) -> None:
-        """Wait until each call that was started has its successor ready, where it gets one."""
+        """Wait until each call that was started has its successor ready, if it gets one."""
         await asyncio.gather(*self._due)
 
     async def release(self, scratch: str) -> None:
-        """End what is ready for the session with this scratch folder, until a call of it comes again."""
+        """End the ready sandboxes of the session with this scratch folder, until its next call."""
         self._in_use.discard(scratch)
         await self._end([process for process, ready in self._ready.items() if ready.scratch == scratch])
 
     async def aclose(self) -> None:
-        """End all that is ready, and make no more. What runs goes on."""
+        """End all ready sandboxes and make no more. Running calls continue."""
         self._closed = True
         await self._end(list(self._ready))
         await asyncio.gather(*self._tasks)
@@ -134,7 +134,7 @@ class Pooled:
         return None, None
 
     def _replaced(self, process: Confined, kind: _Kind, key: object) -> None:
-        """Have the next one of this kind made, once the call has ended or turns out to be long."""
+        """Plan the next sandbox of this kind for when the call has ended, or takes long."""
         loop = asyncio.get_running_loop()
         due: asyncio.Future[None] = loop.create_future()
         self._due.add(due)

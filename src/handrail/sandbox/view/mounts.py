@@ -39,9 +39,9 @@ _Mount = tuple[str, Literal["ro", "rw", "hidden file", "hidden folder", "gone"]]
 
 
 def arguments(folders: Mapping[str, Access], profile: Profile, look: Looks) -> tuple[str, ...]:
-    """The mount options, in the order they are to be carried out.
+    """Return the mount options in the order in which they are applied.
 
-    :param folders: what :func:`folder_access` gives
+    :param folders: the result of :func:`folder_access`
     :raises ToolError: ``invalid_input`` for a path with a NUL character
     """
     system = _programs(), look(_configuration_now), _kernel()
@@ -60,7 +60,7 @@ def arguments(folders: Mapping[str, Access], profile: Profile, look: Looks) -> t
 
 @lru_cache(maxsize=64)
 def _configured(folders: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of the folders that programs would look for in what may be shown them as a copy."""
+    """Return the folders that lie in a configuration folder of which programs may see a copy."""
     return tuple(folder for folder in folders if any(is_beneath(folder, top) for top in _PRIVATE_CONFIGURATION))
 
 
@@ -71,7 +71,10 @@ def _assembled(
     folders: tuple[str, ...],
     mounts: tuple[_Mount, ...],
 ) -> tuple[str, ...]:
-    """:func:`arguments` of what has been looked at: the same for the same, and so remembered."""
+    """Return the result of :func:`arguments` from all lookups, cached for equal arguments.
+
+    :func:`arguments` of what has been looked at: the same for the same, and so remembered.
+    """
     options = [option for part in system for option in part]
     for place, size in zip(("/dev/shm", "/tmp"), sizes, strict=True):  # noqa: S108
         options += ["--perms", "1777", "--size", str(size), "--tmpfs", place]
@@ -89,7 +92,7 @@ def _assembled(
 
 
 def _hiding(path: str, *, is_file: bool, inner: bool) -> list[str]:
-    """The options that mount something empty over a path.
+    """Return the options that mount something empty over a path.
 
     :param inner: whether something is mounted in it
     """
@@ -101,10 +104,10 @@ def _hiding(path: str, *, is_file: bool, inner: bool) -> list[str]:
 
 
 def _kept(folders: Mapping[str, Access], profile: Profile, look: Looks) -> list[_Mount]:
-    """What is mounted over within the profile's folders: protected paths read-only, hidden ones unreadable.
+    """Return the mounts over paths in the profile's folders: read-only for protected paths, unreadable for hidden ones.
 
-    Where the folder around may be written, the folders on the way are bound onto themselves: as mounts they can be
-    neither renamed nor removed.
+    If the folder around a path can be written, the folders on the way are bound onto themselves. As mounts they can
+    neither be renamed nor removed.
     """
     fixed = (*_workspace_files(profile, look), *profile.pinned)
     if not fixed and not profile.masked:
@@ -150,7 +153,7 @@ def _keep_hidden(
 
 
 def _workspace_files(profile: Profile, look: Looks) -> Iterator[str]:
-    """A workspace's own configuration, where it is a file that exists."""
+    """Yield each workspace configuration file that exists."""
     for place in (profile.workspace, *profile.writable):
         path = f"{place.rstrip('/')}/{WORKSPACE_FILE}"
         found = look.at(path)
@@ -161,9 +164,9 @@ def _workspace_files(profile: Profile, look: Looks) -> Iterator[str]:
 def folder_access(
     capabilities: CapabilitySet, profile: Profile, toolchains: Toolchains, look: Looks
 ) -> dict[str, Access]:
-    """Each folder (or file) to mount with its access, the outer before the inner.
+    """Return each folder or file to mount with its access, the outer before the inner.
 
-    :raises ToolError: ``unavailable`` for a set that whole-folder mounts cannot enforce
+    :raises ToolError: ``unavailable`` for a set that mounts of whole folders cannot enforce
     """
     if profile.workspace == "/":
         raise ToolError(
@@ -195,7 +198,7 @@ def folder_access(
 
 
 def _read_only(profile: Profile, toolchains: Toolchains, look: Looks) -> dict[str, Access]:
-    """The toolchains, and what the profile lets every call read, as far as it is there."""
+    """Return the toolchains and the profile's readable folders that exist."""
     found: dict[str, Access] = {}
     for folder in toolchains.mounts:
         if look.at(folder) is not None:  # canonical already
@@ -217,11 +220,11 @@ _Patterned = Literal["fs.read", "fs.write"]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What a capability set covers whole of one of the profile's places.
+    """A part of one of the profile's places that a capability set covers.
 
-    :param covers_folder: whether all of it, should it be a folder
-    :param covers_file: whether it, should it be a file
-    :param within: the parts that the set may write, as far as this one is in them
+    :param covers_folder: whether it covers all of it, if it is a folder
+    :param covers_file: whether it covers it, if it is a file
+    :param within: the writable parts that this part lies in
     """
 
     path: str
@@ -241,7 +244,7 @@ def _check_whole(part: _Part, kind: Literal["folder", "file"]) -> None:
 
 
 def _stands(path: str, look: Looks) -> Literal["folder", "file", "moved"] | None:
-    """What is at a path, or that it is not canonical any more; None where nothing can be found there."""
+    """Return what is at a path, ``moved`` if it is no longer canonical, or None if there is nothing."""
     found = look.at(path)
     if found is None or (found.is_link and not look(os.path.exists, path)):
         return None
@@ -254,10 +257,10 @@ def _stands(path: str, look: Looks) -> Literal["folder", "file", "moved"] | None
 def _parts(
     patterns: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...], places: tuple[str, ...], further: tuple[str, ...]
 ) -> tuple[_Part, ...]:
-    """What a set reaches of these places, the writable parts of each before the readable ones.
+    """Return the parts of these places that a set covers, the writable ones of each before the readable ones.
 
-    :param patterns: what may be written and what may be read, of each layer
-    :param further: places to be read only
+    :param patterns: for each layer, what may be written and what may be read
+    :param further: places that are read-only
     """
     capabilities = CapabilitySet(tuple(Layer("", fs_write=write, fs_read=read) for write, read in patterns))
     found: list[_Part] = []
@@ -290,7 +293,7 @@ def _covered(capabilities: CapabilitySet, capability: _Patterned, part: str, wri
 
 
 def _kind(found: What | None) -> Literal["hidden file", "hidden folder", "gone"]:
-    """How what a path is, is made unreadable."""
+    """Return how a path of this kind is made unreadable."""
     if found is None:
         return "gone"
     return "hidden folder" if stat.S_ISDIR(found.mode) else "hidden file"
@@ -310,11 +313,15 @@ def _programs() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _kernel() -> tuple[str, ...]:
-    """/proc has parts that are the host's own and that its root may write, also from within a user namespace: for root it
-    is read-only as a whole, which is one mount and leaves nothing out. For others that is only the kernel's settings.
+    """Return the options for /proc and /dev.
 
-    The launcher writes the settings of the sandbox's own user namespace (:func:`handrail.sandbox.filters.limits.user_counts`).
-    The kernel lets nobody else do so: that takes a capability in that namespace, which the launcher gives up.
+    /proc has parts that belong to the host and that its root may write, even from a user namespace. For root it is
+    read-only as a whole, which is one mount and leaves nothing out. For other users only the kernel's settings are
+    read-only.
+
+    The launcher writes the settings of the sandbox's own user namespace
+    (:func:`handrail.sandbox.filters.limits.user_counts`). No other process can, since that takes a capability in that
+    namespace, which the launcher gives up.
     """
     private = ("--remount-ro", "/proc") if os.geteuid() == 0 else ("--ro-bind", "/proc/sys", "/proc/sys")
     settings = ("--bind", _USER_SETTINGS, _USER_SETTINGS) if user_counts() else ()
@@ -328,11 +335,11 @@ def _configuration_folders() -> Iterator[str]:
 
 
 class _Configuration:
-    """What programs see of /etc and /usr/local/etc.
+    """The view that programs have of /etc and /usr/local/etc.
 
-    For root, a copy of what everybody may read in them (:mod:`handrail.sandbox.view.public_copy`): root in a user namespace
-    still owns what root owns. For others /etc as it is, which gives them no more than they may read anyway; what they may
-    read and not everybody may, by a group, is masked. The folders are looked through again every few seconds.
+    For root it is a copy of the public files (:mod:`handrail.sandbox.view.public_copy`), because root in a user
+    namespace still owns root's files. For other users it is /etc itself, with files masked that they may read by a
+    group and that are not public. The folders are scanned again every few seconds.
     """
 
     RESCAN_S = 10.0
@@ -345,9 +352,9 @@ class _Configuration:
         self._copies: dict[str, PublicCopy] = {}
 
     def options(self, now: float) -> tuple[str, ...]:
-        """What was there at the last look; :meth:`gone` says what of it is not there any more.
+        """Return the mount options of the last scan; :meth:`gone` returns the entries that are gone since.
 
-        :raises ToolError: ``unavailable`` where root's programs cannot be given a copy
+        :raises ToolError: ``unavailable`` if root's programs cannot get a copy
         """
         if os.geteuid() == 0:
             if now > self._good_until:
@@ -359,7 +366,7 @@ class _Configuration:
         return self._options
 
     def _copy(self, now: float) -> None:
-        """Bring the copies up to date."""
+        """Update the copies."""
         if now - self._scanned_at > self.RESCAN_S:
             self._copies = {top: self._copies.get(top) or PublicCopy(top) for top in _configuration_folders()}
             self._scanned_at = now
@@ -369,21 +376,21 @@ class _Configuration:
         self._good_until = min(self._scanned_at + self.RESCAN_S, *looked)
 
     def shown(self, path: str, now: float) -> str:
-        """Where that lies which programs see by this path."""
+        """Return where the file lies that programs see at this path."""
         for top, copy in self._copies.items():
             if is_beneath(path, top):
                 return copy.folder(now) + path.removeprefix(top)
         return path
 
     def place_for(self, path: str, now: float) -> None:
-        """See that there is something to mount this path on."""
+        """Ensure that there is something to mount this path on."""
         for top, copy in self._copies.items():
             if is_beneath(path, top):
                 copy.place_for(path, now)
                 self._good_until = float("-inf")
 
     def gone(self) -> list[tuple[str, list[str]]]:
-        """The masks of what is gone since, each with its mount point: one that is not there fails the whole start."""
+        """Return the masks of missing paths, with their mount points: a missing one fails the whole start."""
         return [(path, mask) for path, mask in self._masks if not os.path.lexists(path)]
 
 
@@ -403,7 +410,7 @@ def _with_place(path: str) -> None:
 
 
 def as_they_stand(options: Sequence[str], table: MountTable) -> tuple[list[str], MountTable]:
-    """Options that :func:`arguments` gave, and the mounts that they make, to be carried out now."""
+    """Return the options of :func:`arguments` and their mounts without paths that are gone."""
     left = list(options)
     gone = _configuration.gone()
     for _, mask in gone:
@@ -434,8 +441,9 @@ def _private_entries(top: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _check_walk(error: OSError) -> None:
-    """
-    :raises ToolError: ``unavailable`` where the system is short of something: what was not seen would not be masked
+    """Raise an error if a folder could not be read, since its files would not be masked.
+
+    :raises ToolError: ``unavailable`` if the system is short of a resource
     """
     check_passing(error, str(error.filename))
 

@@ -26,24 +26,24 @@ from handrail.sandbox.view.identity import Looks, Person
 from handrail.sandbox.view.mount_table import MountTable
 
 SECRETS_VARIABLE = "HANDRAIL_SECRETS_FD"
-"""Where a program is told the number of the descriptor that its secrets are read from, as one JSON object."""
+"""Holds the number of the descriptor from which a program reads its secrets, as one JSON object."""
 _MOST_REMEMBERED, _MOST_ALIKE = 64, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a sandbox is made of, whatever runs in it.
+    """The properties of a sandbox that do not depend on its program.
 
-    :param options: bubblewrap's, of what it mounts
-    :param start: the folder that its program begins in, where the call does not say so
-    :param filter: of system calls, in force from before the launcher; empty for none
-    :param person: whom to become first; None for nobody else
-    :param staged: the sources of ``options`` that this person could not get to
-    :param folders: what is mounted beside the system, with its access
-    :param tcp: whether the sandbox has a loopback of its own to serve on
-    :param connect: the ports that it may connect to if it has none
+    :param options: bubblewrap's mount options
+    :param start: the folder in which its program begins by default
+    :param filter: of system calls, active before the launcher; empty for none
+    :param person: the user to become first; None for no other user
+    :param staged: the sources of ``options`` that this user could not reach
+    :param folders: the folders mounted in addition to the system, with their access
+    :param tcp: whether the sandbox has its own loopback to serve on
+    :param connect: the ports that it may connect to otherwise
     :param table: what must be true of the mounts that follow from ``options``
-    :param standing: what each path that is mounted over was, and when it last changed, when the plan was made
+    :param standing: the identity and change time of each mounted-over path when the plan was made
     """
 
     options: tuple[str, ...]
@@ -64,12 +64,12 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One start, put together: what the sandbox is made of, and what will run in it.
+    """One start: the sandbox's properties and the program in it.
 
-    :param environment: a waiting shell's; a program's comes with its call
-    :param call: what the launcher is given when it begins
-    :param secrets: the JSON text for the program's descriptor, where it has secrets
-    :param terminal: the size of the program's terminal, where it has one
+    :param environment: a waiting shell's; a program's environment comes with its call
+    :param call: the message to the launcher with which it begins
+    :param secrets: the JSON text for the program's descriptor, if it has secrets
+    :param terminal: the size of the program's terminal, if it has one
     """
 
     made: Made
@@ -82,17 +82,18 @@ class Plan:
 
     @property
     def key(self) -> object:
-        """Equal for plans that the same ready-made sandbox could carry out."""
+        """A key that is equal for plans that the same ready sandbox can carry out."""
         return self.made, self.mode, self.environment, self.secrets is not None, self.merge_stderr
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Remembered:
-    """
-    :param asked: what it was put together for
-    :param looks: what was looked at meanwhile
-    :param before: variables that those of the call's profile are put over
-    :param after: those that are put over them
+    """A cached plan with the lookups that led to it.
+
+    :param asked: the request that it was made for
+    :param looks: the lookups made for it
+    :param before: variables that those of the call's profile override
+    :param after: variables that override them
     """
 
     asked: tuple[object, ...]
@@ -103,23 +104,23 @@ class _Remembered:
 
 
 class Planning:
-    """Puts plans together.
+    """A planner that makes launch plans and caches them.
 
-    :param system_calls: the filter instead of the shipped one; empty for none
+    :param system_calls: a filter that replaces the shipped one; empty for none
     """
 
     def __init__(self, system_calls: bytes | None = None) -> None:
         self._system_calls = system_calls
         self._git: Mapping[str, str] | None = None
         self._remembered: dict[tuple[str, str, bool], list[_Remembered]] = {}
-        """The last few of each session, tool and right to write; what was used last is kept the longest."""
+        """The last few of each session, tool and right to write; the least recently used is dropped first."""
 
     async def plan(
         self, capabilities: CapabilitySet, profile: Profile, program: Program, *, ready_made: bool = False
     ) -> Plan:
-        """
-        :param ready_made: for a sandbox that is started before its call: a shell's text is then read by a shell that
-            waits for it
+        """Return the plan for starting a program.
+
+        :param ready_made: whether the sandbox starts before its call; then a waiting shell reads the shell text
         :raises ToolError: as :meth:`handrail.contract.sandbox.Sandbox.start`
         """
         argv = program.argv
@@ -220,7 +221,10 @@ def _check_lengths(argv: Iterable[str]) -> None:
 
 
 def _cwd(profile: Profile, made: Made) -> str:
-    """The folder that the program begins in, which must be in its sandbox."""
+    """Return the folder in which the program begins, which must be in its sandbox.
+
+    :raises ToolError: ``denied`` if it is not
+    """
     cwd = profile.cwd or made.start
     if cwd != made.start and not any(mounts.is_beneath(cwd, folder) for folder, _ in made.folders):
         raise ToolError(f"`{cwd}` is not in the sandbox of this call. Use a folder of the workspace.", kind="denied")
@@ -228,24 +232,23 @@ def _cwd(profile: Profile, made: Made) -> str:
 
 
 def outside_of(workspace: str, path: str) -> str:
-    """Return PATH without folders of the workspace, for a program that secrets or trust are given to."""
+    """Return PATH without folders of the workspace, for a program that gets secrets or trust."""
     return ":".join(one for one in path.split(":") if folder_around(one, (workspace,)) is None)
 
 
 def start_of(folders: Mapping[str, mounts.Access], profile: Profile) -> str:
-    """The folder that a program begins in, where its call does not say so."""
+    """Return the folder in which a program begins by default."""
     inside = any(mounts.is_beneath(profile.workspace, folder) for folder in folders)
     return profile.workspace if inside else profile.scratch
 
 
 def after(descriptors: Mapping[int, int] | None) -> int:
-    """The first number that is free beside the standard three and the given ones."""
+    """Return the first number above the standard three and the given descriptors."""
     return max((2, *(descriptors or ()))) + 1
 
 
 def _environment(profile: Profile, found: toolchains.Toolchains, git: Mapping[str, str], look: Looks) -> dict[str, str]:
-    """The environment but for what the call itself says: a list of what is let in, never the kernel's own with things
-    taken out."""
+    """Return the environment without the call's own variables: a list of permitted variables."""
     ours = {name: value for name in toolchains.NAMES if (value := look.variable(name)) is not None}
     return {
         "LANG": toolchains.PLAIN,

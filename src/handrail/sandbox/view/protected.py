@@ -19,20 +19,19 @@ from handrail.sandbox.view.identity import Looks, What
 from handrail.sandbox.view.tree import Folder, Protected, Tree
 
 EASY_MOUNTS = 400
-"""Mounts of one sandbox, the folders on the way included, that are made without folding. bubblewrap takes longer for each bind
-than for the one before: measured, 100 take 0.1 s, 400 take 0.6 s, 1,000 take 2.4 s and 2,000 take 15 s."""
+"""The limit of mounts without folding, including the folders on the way. Each bind takes longer than the one before:
+100 take 0.1 s, 400 take 0.6 s, 1,000 take 2.4 s and 2,000 take 15 s."""
 _MOST_LINKS = 40
-"""The kernel follows no more on the way to one file."""
+"""The kernel's limit for links on the way to one file."""
 MOST_MOUNTS = 1_000
-"""More are refused. bubblewrap takes 9,000 words."""
+"""More are refused. bubblewrap accepts 9,000 words."""
 
 
 def standing(profile: Profile, look: Looks) -> tuple[tuple[str, What, int], ...]:
-    """Everything that a sandbox of this profile mounts over, as it stands now, with what each path is.
+    """Return the identity and change time of every path that a sandbox of this profile mounts over.
 
-    A sandbox that was made earlier does what this profile says only if this is the same for it: where a file was
-    replaced since, the mount went with the file that it was on. A file's number alone does not tell that: the next file
-    but one often gets it again. A rename changes the time, too.
+    A ready sandbox can be used only if this is unchanged: if a file was replaced, its mount stayed on the old file. The
+    inode number alone does not show that, because it is often reused. A rename also updates the change time.
     """
     paths = {*profile.pinned, *profile.masked}
     for place in (profile.workspace, *profile.writable):
@@ -55,7 +54,7 @@ def _changed_at(path: str) -> int:
 
 
 def on_the_way(path: str, roots: Iterable[str]) -> list[str]:
-    """The folders between the innermost of ``roots`` that holds ``path`` and ``path`` itself, both left out."""
+    """Return the folders between ``path`` and the innermost of ``roots`` that contains it, excluding both."""
     inner = max((root for root in roots if path.startswith(root.rstrip("/") + "/")), key=len, default=None)
     if inner is None:
         return []
@@ -65,15 +64,15 @@ def on_the_way(path: str, roots: Iterable[str]) -> list[str]:
 
 
 def is_open(entry: Protected, denials: Denials | None) -> bool:
-    """Whether programs may write a protected entry: tools load it as code, or a rule names it."""
+    """Return whether programs may write a protected entry, because a rule names it or it is only loaded as code."""
     return entry.why.asks and (not entry.why.held or (denials is not None and denials.opens(entry.path)))
 
 
 def pins(tree: Tree, denials: Denials | None = None) -> tuple[str, ...]:
-    """Return the protected paths of a tree that are there and that programs may not write, to be bound read-only.
+    """Return the protected paths of a tree that exist and that programs may not write, to be bound read-only.
 
-    A link cannot be mounted over; what it leads to inside the tree can, and so can a file that a link in a protected
-    folder leads to. Of a repository that one leads to, the parts that are protected are found as such.
+    A link cannot be mounted over. Its target inside the tree can, and so can the target of a link in a protected
+    folder. If the target is a repository, its protected parts are found as such.
     """
     found: dict[str, None] = {}
     repositories = set(tree.repositories())
@@ -94,9 +93,9 @@ def pins(tree: Tree, denials: Denials | None = None) -> tuple[str, ...]:
 
 
 def held_links(tree: Tree, entries: Iterable[Protected], denials: Denials | None = None) -> dict[str, Protection]:
-    """Return the links of a tree that programs may not change, by their names or in a protected folder, and why.
+    """Return the links of a tree that programs may not change, by name or folder, with their protection.
 
-    :param entries: the protected ones of the tree
+    :param entries: the protected entries of the tree
     """
     found = {entry.path: entry.why for entry in entries if entry.link and not is_open(entry, denials)}
     for path in _inner_links(tree):
@@ -106,14 +105,14 @@ def held_links(tree: Tree, entries: Iterable[Protected], denials: Denials | None
 
 
 def _inner_links(tree: Tree) -> Iterator[str]:
-    """Yield the links in folders that are protected with all that is in them."""
+    """Yield the links in folders that are protected with all their contents."""
     for folder in tree.order:
         if folder.within:
             yield from (folder.child(name)[0] for name in folder.links)
 
 
 def links_on_the_way(root: str, path: str) -> tuple[str, ...]:
-    """Return the symbolic links beneath a root by which ``path`` leads on, each by a path without links."""
+    """Return the symbolic links below a root that ``path`` passes, each by a path without links."""
     found: dict[str, None] = {}
     top, done, followed = root.rstrip("/") + "/", "", 0
     names = path.split("/")[::-1]
@@ -145,12 +144,12 @@ _READ_UNASKED = frozenset((".git", ".gitignore", ".gitattributes", ".gitmodules"
 
 
 def waiting(tree: Tree, *, every: bool) -> tuple[str, ...]:
-    """The FIFOs that git or ripgrep would open and then wait on: all in git directories, and those that have the name of a
-    file that such a program reads unasked. They are to be hidden, so that opening one fails at once.
+    """Return the FIFOs that git or ripgrep would open and wait for, to be hidden so that opening fails at once.
 
-    Of a link that leads to one, it is the target, wherever that lies.
+    These are all FIFOs in git directories, and FIFOs named like files that such a program reads by default. For a link
+    to a FIFO, the result is the target, wherever it lies.
 
-    :param every: all that are in the tree; for git itself, which configuration can have read any file
+    :param every: whether to return all FIFOs in the tree; for git itself, whose configuration may name any file
     """
     found: dict[str, None] = {}
     repositories = frozenset(tree.repositories())
@@ -170,7 +169,7 @@ def waiting(tree: Tree, *, every: bool) -> tuple[str, ...]:
 
 
 def is_pipe(path: str) -> bool:
-    """Whether a FIFO is at the path itself."""
+    """Return whether a FIFO is at the path itself."""
     try:
         return stat.S_ISFIFO(os.lstat(path).st_mode)
     except OSError:
@@ -178,7 +177,7 @@ def is_pipe(path: str) -> bool:
 
 
 def second_names(trees: Sequence[Tree], pinned: Collection[str]) -> tuple[str, ...]:
-    """The paths by which files that are pinned, or lie in a folder that is, could be written all the same (hard links)."""
+    """Return the other names (hard links) of files that are pinned or lie in a pinned folder."""
     if not any(tree.linked() for tree in trees):
         return ()
     places = frozenset(pinned)
@@ -195,9 +194,9 @@ def second_names(trees: Sequence[Tree], pinned: Collection[str]) -> tuple[str, .
 
 
 def fixed(tree: Tree, named: Callable[[str], bool], key: Hashable) -> tuple[str, ...]:
-    """The outermost paths of a tree that ``named`` says yes to, to be bound read-only.
+    """Return the outermost paths of a tree for which ``named`` is true, to be bound read-only.
 
-    A folder in which something is not named is bound by what is named in it.
+    A folder with other paths in it is bound by the paths in it.
     """
     judged = [(folder, frozenset(names)) for folder, names in tree.judged(named, key)]
     mixed: set[str] = set()
@@ -219,12 +218,12 @@ def fixed(tree: Tree, named: Callable[[str], bool], key: Hashable) -> tuple[str,
 
 
 def masks(tree: Tree, hidden: Callable[[str], bool], key: Hashable) -> tuple[str, ...]:
-    """The paths of a tree that ``hidden`` names, and the folders that nobody could look into.
+    """Return the paths of a tree for which ``hidden`` is true, and the folders that could not be read.
 
-    A folder is hidden whole where it is named itself and so is everything in it.
+    A folder is hidden as a whole if it and everything in it is hidden.
 
     :param hidden: takes an absolute path
-    :param key: the same for the same answers
+    :param key: equal for equal answers
     """
     named: dict[str, tuple[Folder, tuple[str, ...]]] = {}
     for folder, names in tree.judged(hidden, key):
@@ -254,12 +253,12 @@ def masks(tree: Tree, hidden: Callable[[str], bool], key: Hashable) -> tuple[str
 def fit(
     trees: Sequence[Tree], pinned: tuple[str, ...], masked: tuple[str, ...]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What to mount over instead, where ``pinned`` and ``masked`` are more than a sandbox is quickly made with.
+    """Replace paths by whole folders if there are too many for a sandbox to start quickly.
 
-    Folders are then taken whole: hidden where anything in them is to be hidden, else read-only. Those come first in which the
-    least else is. The root of a tree is never taken.
+    A folder is hidden if anything in it is to be hidden, else it is read-only. Folders with few other files come first.
+    The root of a tree is never replaced.
 
-    :raises ToolError: ``unavailable`` where there are still too many
+    :raises ToolError: ``unavailable`` if there are still too many
     """
     roots = tuple(tree.root for tree in trees)
     folding = _Folding(roots, pinned, masked)
@@ -289,7 +288,7 @@ def fit(
 
 
 def shown_of(roots: Sequence[str], paths: Sequence[str]) -> str:
-    """The first few of ``paths``, relative to their roots."""
+    """Return the first few of ``paths``, relative to their roots, for a message."""
     names = [
         next((p[len(r.rstrip("/")) + 1 :] for r in roots if p.startswith(r.rstrip("/") + "/")), p) for p in paths[:3]
     ]
@@ -299,7 +298,7 @@ def shown_of(roots: Sequence[str], paths: Sequence[str]) -> str:
 
 
 class _Folding:
-    """Mounts, and the folders on the way to them, which are mounts too."""
+    """The mounts of a sandbox, with the folders on the way, which are mounts too."""
 
     def __init__(self, roots: tuple[str, ...], pinned: Iterable[str], masked: Iterable[str]) -> None:
         self._roots = roots
@@ -323,7 +322,7 @@ class _Folding:
         return {way: len(paths) for way, paths in self._beneath.items()}
 
     def take(self, folder: str) -> None:
-        """Mount over this folder instead of what lies in it."""
+        """Mount over this folder instead of the paths in it."""
         if beneath_any(folder, self._kinds):
             return
         inner = [path for path in self._beneath[folder] if path in self._kinds]
@@ -340,13 +339,13 @@ class _Folding:
                 self._beneath[way].append(folder)
 
     def result(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What is pinned, and what is masked."""
+        """Return the pinned and the masked paths."""
         pinned = tuple(path for path, kind in self._kinds.items() if kind == "pinned")
         return pinned, tuple(path for path, kind in self._kinds.items() if kind == "masked")
 
 
 def _whole(tree: Tree, named: dict[str, tuple[Folder, tuple[str, ...]]]) -> frozenset[str]:
-    """The folders that are named, with all that is in them: the inner ones first."""
+    """Return the named folders in which everything is named."""
     whole: set[str] = set()
     known = {folder.path: folder for folder in tree.order}
     candidates = {folder.child(name)[0] for folder, names in named.values() for name in names if name in folder.folders}
@@ -366,7 +365,7 @@ def _whole(tree: Tree, named: dict[str, tuple[Folder, tuple[str, ...]]]) -> froz
 
 
 def beneath_any(path: str, folders: Container[str]) -> bool:
-    """Whether ``path`` is one of ``folders``, or in one."""
+    """Return whether ``path`` is one of ``folders`` or lies in one."""
     if path in folders:
         return True
     while (path := path.rpartition("/")[0]) != "":
@@ -376,9 +375,9 @@ def beneath_any(path: str, folders: Container[str]) -> bool:
 
 
 def check_real(path: str, look: Looks) -> bool:
-    """Whether anything is at a path that is to be mounted over.
+    """Return whether something is at a path that is to be mounted over.
 
-    :raises ToolError: ``conflict`` where the way to it has become a link since it was found
+    :raises ToolError: ``conflict`` if a part of the path has become a link since it was found
     """
     if look.at(path) is None:
         return False

@@ -31,23 +31,23 @@ from handrail.contract.errors import ToolError
 
 RELOOK_S = 10.0
 MOST_BYTES, MOST_ENTRIES = 64 << 20, 20_000
-"""Beyond these the outermost come first, and what is left over is absent."""
+"""Beyond these limits the outermost entries come first, and the rest is absent."""
 _FORM = 1
-"""Of the list of what is in a copy; another one is made anew."""
+"""The version of the list of a copy's contents. A copy with another version is made again."""
 _FOLDER, _OPEN = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _AT_WORK_S = 5.0
 _PASSED = 0o711
-"""Of a copy's own folder: who may only pass it cannot open it, and so cannot hold its lock against root."""
+"""The mode of a copy's own folder. Users who may only pass it cannot open it, so they cannot hold its lock."""
 
 Entries = dict[str, list[Any]]
-"""By path beneath the source, the outer before the inner: kind and what tells that it is another."""
+"""By path below the source, the outer before the inner: kind and identity."""
 
 
 class PublicCopy:
-    """The copy of one folder.
+    """A copy of the public files of one folder.
 
     :param source: a canonical path
-    :param places: where copies may be kept; the first that is, or can be made, this user's own is taken
+    :param places: where copies may be kept; the first that belongs to this user, or can be made, is used
     """
 
     def __init__(self, source: str, places: tuple[str, ...] | None = None) -> None:
@@ -62,14 +62,14 @@ class PublicCopy:
 
     @property
     def good_until(self) -> float:
-        """When :meth:`folder` will compare it again."""
+        """When :meth:`folder` will compare the copy again."""
         return self._looked_at + RELOOK_S
 
     def folder(self, now: float) -> str:
-        """Where the copy is, which has been compared with its source within the last seconds.
+        """Return the path of the copy, which was compared with its source within the last seconds.
 
-        :param now: of a steady clock, in seconds
-        :raises ToolError: ``unavailable`` where none can be made
+        :param now: of a monotonic clock, in seconds
+        :raises ToolError: ``unavailable`` if no copy can be made
         """
         if self._at is None or now - self._looked_at > RELOOK_S:
             try:
@@ -84,7 +84,7 @@ class PublicCopy:
         return self._tree
 
     def place_for(self, path: str, now: float) -> None:
-        """Have something in the copy that can be mounted over, for a path beneath the source that is not public."""
+        """Ensure a mount point in the copy for a path below the source that is not public."""
         inner = os.path.relpath(path, self._source)
         if not os.path.lexists(f"{self.folder(now)}/{inner}"):
             self._points[inner] = os.path.isdir(path)  # noqa: PTH112 - at every start
@@ -114,7 +114,7 @@ class PublicCopy:
         return found | look(self._source)
 
     def _taken(self) -> Path:
-        """The folder for this source as this process sees it, in use from now on."""
+        """Return the folder of this source, as this process sees it, and mark it as in use."""
         about = os.stat(self._source)  # noqa: PTH116
         seen = f"{self._source} {about.st_dev} {about.st_ino} {os.readlink('/proc/self/ns/mnt')}"  # noqa: PTH115
         name = "public-" + hashlib.sha256(seen.encode()).hexdigest()[:16]
@@ -185,7 +185,7 @@ def _is_folder(entry: list[Any]) -> bool:
 
 
 def look(source: str) -> Entries:
-    """What everybody may read beneath ``source``, the outer before the inner."""
+    """Return the public entries below ``source``, the outer before the inner."""
     found: Entries = {}
     held = 0
     top = os.open(source, _FOLDER)
@@ -217,7 +217,7 @@ def look(source: str) -> Entries:
 
 
 def _in(folder: int) -> Iterator[tuple[str, os.stat_result | str]]:
-    """What is in a folder: of a link where it leads, of all else what it is."""
+    """Yield the entries of a folder: the target of each link, and the status of everything else."""
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             try:
@@ -231,9 +231,9 @@ def _in(folder: int) -> Iterator[tuple[str, os.stat_result | str]]:
 
 
 def _walked(top: int, inner: str) -> int:
-    """A descriptor of a folder beneath ``top``, each on the way a real and public one.
+    """Open a folder below ``top``, through real and public folders only.
 
-    :raises OSError: where one is not
+    :raises OSError: if one of them is neither
     """
     at = os.dup(top)
     try:
@@ -250,7 +250,7 @@ def _walked(top: int, inner: str) -> int:
 
 
 def _copied(top: int, inner: str, to: Path) -> list[Any] | None:
-    """What one file says, if everybody may read it at this moment."""
+    """Copy one file and return its entry; None if it is not public at this moment."""
     folder, _, name = inner.rpartition("/")
     try:
         at = _walked(top, folder)
@@ -300,7 +300,7 @@ def _own(places: tuple[str, ...]) -> Path:
 
 
 def _sweep(base: Path, besides: str) -> None:
-    """Remove the copies that no process uses any more."""
+    """Remove the copies that no process uses."""
     for other in base.glob("public-*"):
         if other.name != besides and (alone := _used(other, fcntl.LOCK_EX)) is not None:
             shutil.rmtree(other, ignore_errors=True)
@@ -308,7 +308,7 @@ def _sweep(base: Path, besides: str) -> None:
 
 
 def _used(place: Path, how: int) -> int | None:
-    """A descriptor that says of a copy, until it is closed, that it is in use; None where somebody else's says otherwise."""
+    """Return a descriptor that marks a copy as in use until it is closed; None if another process prevents it."""
     try:
         at = os.open(place, os.O_RDONLY | _FOLDER)
     except FileNotFoundError:
@@ -325,7 +325,7 @@ def _used(place: Path, how: int) -> int | None:
 
 @contextlib.contextmanager
 def _alone(place: Path) -> Generator[None]:
-    """While this process is the only one that changes a copy."""
+    """Lock a copy, so that only this process changes it."""
     at = os.open(place / "changing", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     until = time.monotonic() + _AT_WORK_S
     try:
@@ -343,7 +343,7 @@ def _alone(place: Path) -> Generator[None]:
 
 
 def _list_of(place: Path) -> Entries | None:
-    """What is in a copy; None where that is not known."""
+    """Return the contents of a copy; None if they are not known."""
     try:
         said = orjson.loads((place / "list").read_bytes())
         fits = said["form"] == _FORM and said["boot"] == _boot()
@@ -353,7 +353,7 @@ def _list_of(place: Path) -> Entries | None:
 
 
 def _boot() -> str:
-    """What was written before a crash of the machine may not be there after it."""
+    """Return the id of this boot: files written before a crash of the machine may be missing."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     return ""

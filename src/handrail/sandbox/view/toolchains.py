@@ -23,18 +23,18 @@ from handrail.sandbox.view.tree import check_passing
 
 _SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin")
 _MARKS = ("lib", "lib64", "libexec", "include", "share", "pyvenv.cfg", "conda-meta")
-"""One of these beside ``bin`` makes its parent an installation."""
+"""With one of these next to ``bin``, its parent folder is an installation."""
 _SHIM_FOLDERS = frozenset({"shims"})
 _NEVER_WHOLE = frozenset({".local", ".config", ".cache", ".cargo", ".ssh", ".gnupg", ".aws", ".docker", ".kube"})
-"""Folders that hold ``bin`` and also somebody's credentials: only the ``bin`` is taken."""
+"""Folders that contain ``bin`` and also credentials. Only the ``bin`` is mounted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Toolchains:
-    """What to mount, where to look for programs, and what they need to be told.
+    """The toolchains of a workspace: mounts, PATH and variables.
 
     :param mounts: canonical folders to mount read-only, none within another
-    :param path: canonical folders for PATH, in order; those inside the workspace come last
+    :param path: canonical folders for PATH, in order; folders in the workspace come last
     """
 
     mounts: tuple[str, ...]
@@ -43,7 +43,7 @@ class Toolchains:
 
 
 def find(workspace: str, look: Looks | None = None) -> Toolchains:
-    """The toolchains for a workspace, looked for once per state of PATH and of the workspace's own choice."""
+    """Return the toolchains of a workspace, cached for each state of PATH and of the workspace's version files."""
     look = look or Looks()
     first, second = f"{workspace}/.python-version", f"{workspace}/.venv/pyvenv.cfg"
     chosen = look(_stamp, first) if look.at(first) else None, look(_stamp, second) if look.at(second) else None
@@ -88,9 +88,9 @@ def _find(workspace: str, path: str, pyenv_version: str, _stamps: tuple[int | No
 
 @lru_cache(maxsize=64)
 def git_identity(workspace: str) -> Mapping[str, str]:
-    """The operator's name and address for commits, from the environment or git's own configuration.
+    """Return the operator's name and address for commits, from the environment or git's configuration.
 
-    git is asked outside of any sandbox, in a folder where it finds no repository.
+    git runs outside the sandbox, in a folder without a repository.
 
     :raises ToolError: ``unavailable`` if the system is short of descriptors or memory
     """
@@ -129,8 +129,10 @@ def git_identity(workspace: str) -> Mapping[str, str]:
 
 
 def around(program: str, workspace: str) -> tuple[str, ...]:
-    """What has to be mounted for a program by its absolute path: the installation that it clearly stands in, and what that
-    stands on; else its folder."""
+    """Return what to mount for a program at an absolute path.
+
+    This is the installation around it and what that depends on; without an installation, the program's folder.
+    """
     keep_out = (*home_folders(), workspace)
     found: list[str] = []
     for path in (os.path.realpath(Path(program).parent), Path(os.path.realpath(program)).parent):
@@ -141,7 +143,7 @@ def around(program: str, workspace: str) -> tuple[str, ...]:
 
 
 def _mounted_for(folder: str, keep_out: Iterable[str], environment: dict[str, str]) -> list[str]:
-    """What to mount for a folder of programs on PATH, with what its programs stand on."""
+    """Return what to mount for a folder of programs on PATH, with what its programs depend on."""
     if any(_beneath(folder, system) for system in SYSTEM):
         return []
     found = [_installation(folder, keep_out), *_bases(Path(folder).parent, keep_out)]
@@ -153,7 +155,7 @@ def _mounted_for(folder: str, keep_out: Iterable[str], environment: dict[str, st
 
 
 def _installation(folder: str, keep_out: Iterable[str]) -> str:
-    """What to mount for a folder of programs: the installation around it if there clearly is one, else itself."""
+    """Return the installation around a folder of programs if there clearly is one; else the folder."""
     parent = Path(folder).parent
     if Path(folder).name in _SHIM_FOLDERS or (
         Path(folder).name in ("bin", "sbin", "condabin") and any((parent / mark).exists() for mark in _MARKS)
@@ -169,7 +171,7 @@ def _pyenv(root: Path) -> dict[str, str]:
 
 
 def _behind_shims(shims: Path, workspace: str, pyenv_version: str) -> list[str]:
-    """The programs that pyenv's shims would pick, so that each call does not run through a shell script."""
+    """Return the folders of the programs that pyenv's shims would run, so that calls skip the shell script."""
     versions = shims.parent / "versions"
     chosen = (
         pyenv_version.replace(":", "\n")
@@ -186,7 +188,7 @@ def _behind_shims(shims: Path, workspace: str, pyenv_version: str) -> list[str]:
 
 
 def _bases(environment: Path, keep_out: Iterable[str]) -> list[str]:
-    """The interpreter installation that a virtual environment stands on, if it really is one."""
+    """Return the interpreter installation below a virtual environment, if it really is one."""
     found: list[str] = []
     for line in _text(environment / "pyvenv.cfg").splitlines():
         key, _, value = line.partition("=")
@@ -219,7 +221,7 @@ def _rust(home: Path, environment: dict[str, str]) -> list[str]:
 
 
 def _text(path: Path) -> str:
-    """The beginning of a small text file, or nothing. It may be a FIFO that a model made: never wait for it."""
+    """Return the beginning of a small text file, or an empty text. It never waits for a FIFO."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError:
@@ -239,7 +241,7 @@ def _holds_any(folder: str, others: Iterable[str]) -> bool:
 
 
 def _is_folder(path: str) -> bool:
-    """Whether it is one that can be entered. Another person's home on PATH, or a name that is too long, is none."""
+    """Return whether a path is a folder that can be entered."""
     return os.access(path, os.X_OK) and os.path.isdir(path)  # noqa: PTH112 - which raises nothing
 
 
@@ -265,15 +267,15 @@ def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
 # differently from the parser that checked it.
 
 PLAIN = "C.UTF-8"
-"""What stands in the place of any other."""
+"""Replaces every other locale."""
 _KEPT = ("LANG", "LC_ALL", "LC_CTYPE")
 NAMES = (*_KEPT, "TZ")
-"""What :func:`passed_on` looks at."""
+"""The variables that :func:`passed_on` reads."""
 _READ_ALIKE = re.compile(r"C|POSIX|[A-Za-z0-9_]+\.UTF-?8(?:@[A-Za-z0-9_]+)?", re.IGNORECASE)
 
 
 def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the locale and the time zone, as far as they are set: UTF-8, ``C`` and ``POSIX`` as they are."""
+    """Return the variables of locale and time zone that are set. Only UTF-8, ``C`` and ``POSIX`` are kept."""
     found = {
         name: value if _READ_ALIKE.fullmatch(value) else PLAIN for name in _KEPT if (value := environment.get(name))
     }

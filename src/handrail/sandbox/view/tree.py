@@ -22,17 +22,18 @@ from handrail.contract.errors import ToolError
 from handrail.contract.protected.protected import GIT_NAMES, Protection, leads_on, plain, protection, suspicious
 
 _TICK_NS = 25_000_000
-"""Longer than one tick of any kernel's coarse clock, which file systems take their times from and which lags by a tick."""
+"""Longer than a tick of any kernel's coarse clock, which file systems take their times from and which lags by a tick.
+"""
 _COARSE_TICK_NS = 2_100_000_000
-"""The same where a file system keeps whole seconds."""
+"""The same for a file system with whole seconds."""
 DEEPEST = 128
 LONGEST = 3_800
-"""Bytes of a folder's path: every entry of such a folder still has a path that the system takes (4,095). A folder that
-lies deeper is not looked into. Programs do not see it, and if a program makes one, it is moved away."""
+"""The limit of a folder's path in bytes, so that its entries still have valid paths (4,095). Deeper folders are not
+read: programs do not see them, and new ones are moved away."""
 PASSING = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.EINTR))
-"""What the system answers when it is short of something. It says nothing about the folder."""
+"""Errors that mean that the system is short of a resource. They say nothing about the folder."""
 RECOUNT_NS = 300_000_000_000
-"""So long after a file got a second name elsewhere, without any change in this tree, that is known at the latest."""
+"""How soon a new second name elsewhere is noticed at the latest, if nothing in this tree changes."""
 _MOST_JUDGES = 8
 _ANY_NAME = "~handrail-any-name~"
 """Stands for a name that no pattern was written for."""
@@ -40,10 +41,10 @@ _ANY_NAME = "~handrail-any-name~"
 
 @dataclass(frozen=True, slots=True)
 class Protected:
-    """One protected entry that is there, with all that is in it.
+    """One protected entry that exists, including everything in it.
 
     :param path: absolute
-    :param link: it is a symbolic link, which cannot be mounted over
+    :param link: whether it is a symbolic link, which cannot be mounted over
     """
 
     path: str
@@ -53,9 +54,10 @@ class Protected:
 
 
 class Linked(NamedTuple):
-    """A file that has several names.
+    """A file with several names.
 
-    :param file: its device and number
+    :param file: its device and inode
+    :param names: how many names it has in all
     """
 
     file: tuple[int, int]
@@ -63,18 +65,18 @@ class Linked(NamedTuple):
 
 
 class TakesLong(Exception):
-    """A look came upon more files than it may go through; the next one finds what this one would have found."""
+    """An error for a look that came upon more files than its limit. The next look reads them."""
 
 
 class Folder:
-    """One folder as it was when it was last read.
+    """A folder as it was when it was last read.
 
-    :ivar relative: to the tree's root; empty for the root itself
-    :ivar files: names of what is neither a folder nor a link
-    :ivar pipes: those of them that wait for somebody when they are opened (FIFOs)
-    :ivar linked: those of them that have several names, with what file each is and how many names it has
-    :ivar repository: it is a git directory, by its name or by what is in it
-    :ivar closed: it cannot be read, or lies too deep, so nothing is known of what is in it. Where the system refused to
+    :ivar relative: the path from the tree's root; empty for the root itself
+    :ivar files: names of entries that are neither folders nor links
+    :ivar pipes: those of them that are FIFOs
+    :ivar linked: those of them with several names
+    :ivar repository: whether it is a git directory, by its name or its contents
+    :ivar closed: whether it cannot be read, or lies too deep, so its contents are unknown. If the system refused to
         read it, the next look tries again
     """
 
@@ -117,13 +119,13 @@ class Folder:
         self._entries: object = None
 
     def child(self, name: str) -> tuple[str, str]:
-        """The absolute path of an entry, and its path relative to the root."""
+        """Return the absolute path of an entry, and its path relative to the root."""
         return f"{self.path.rstrip('/')}/{name}", f"{self.relative}/{name}" if self.relative else name
 
     def taken(self, found: os.stat_result, now_ns: int) -> None:
-        """Remember how it stood before it is read.
+        """Record the status of the folder before it is read.
 
-        :param now_ns: the clock before that: what changes the folder from then on gives it a time no older
+        :param now_ns: the clock before that: a later change of the folder gets a time that is not older
         """
         ctime = found.st_ctime_ns
         tick = _TICK_NS if ctime % 1_000_000_000 else _COARSE_TICK_NS
@@ -131,12 +133,11 @@ class Folder:
         self.ctime = ctime if ctime < now_ns - tick else -1
 
     def read(self, most: int = sys.maxsize) -> bool:
-        """Read its entries. Whether they are others than before.
+        """Read the entries, and return whether they have changed.
 
         :param most: how many there may be
-        :raises TakesLong: where there are more; the next look reads the folder again
-        :raises ToolError: ``unavailable`` where the system is short of something, such as descriptors; the next look reads
-            the folder again
+        :raises TakesLong: if there are more; the next look reads the folder again
+        :raises ToolError: ``unavailable`` if the system is short of a resource; the next look reads the folder again
         """
         before = self._entries
         files: list[str] = []
@@ -185,7 +186,7 @@ class Folder:
         return True
 
     def recount(self) -> bool:
-        """Ask of every file again how many names it has, which changes without the folder. Whether any has changed."""
+        """Read again how many names each file has, and return whether any number has changed."""
         linked: dict[str, Linked] = {}
         for name in self.files:
             try:
@@ -201,7 +202,10 @@ class Folder:
         return True
 
     def _is_repository(self) -> bool:
-        """As git decides it: any folder with a HEAD and both of these, or with a HEAD and word of where they are."""
+        """Return whether git takes it for a repository.
+
+        That is a folder with a HEAD, and either ``objects`` and ``refs`` or ``commondir``.
+        """
         if plain(self.relative.rpartition("/")[2]) == ".git":
             return True
         if "HEAD" not in self.files and "HEAD" not in self.links:
@@ -221,7 +225,7 @@ class Folder:
 
 
 class Tree:
-    """All folders beneath one, kept between looks. Not safe for several threads at once.
+    """A folder with all its subfolders, cached between looks. Not thread-safe.
 
     :param root: absolute, canonical
     """
@@ -229,28 +233,27 @@ class Tree:
     def __init__(self, root: str) -> None:
         self.root = root
         self.version = 0
-        """Grows with each look that found other names than the one before."""
+        """Grows with each look that found changes."""
         self.order: list[Folder] = []
         """Every folder, the outer before the inner."""
         self.files = 0
-        """How many files there are in all of them."""
+        """The number of files in all folders."""
         self.most = sys.maxsize
-        """How many files a look may go through. Each takes longer to be judged than to be read."""
+        """How many files a look may read. Evaluating a file takes longer than reading it."""
         self._left = self.most
         self._counted_ns = 0
         self._strangers: set[tuple[int, int]] = set()
         self._linked: tuple[int, dict[tuple[int, int], tuple[list[str], int]]] | None = None
         self._unfinished = True
-        """The last look failed, so what it had found by then counts in the next one."""
+        """Whether the last look failed, so that its changes count in the next one."""
 
     def look(self) -> int:
-        """Bring it up to date. Gives the version.
+        """Update the tree and return its version.
 
-        A folder that cannot be read stays as a closed one, so that nobody takes it for empty.
+        A folder that cannot be read stays in the tree as closed, so that it does not count as empty.
 
-        :raises TakesLong: where there are more than :attr:`most` files
-        :raises ToolError: ``unavailable`` where the system is short of something, such as descriptors; the next look
-            finds what this one would have found
+        :raises TakesLong: if there are more than :attr:`most` files
+        :raises ToolError: ``unavailable`` if the system is short of a resource; the next look finds the same changes
         """
         changed, self._unfinished, self._left = self._unfinished, True, self.most
         if not self.order:
@@ -287,10 +290,10 @@ class Tree:
         return changed
 
     def _count_names(self, now_ns: int, *, changed: bool) -> None:
-        """Find out which files have several names, as of now or of a moment ago.
+        """Find the files with several names, as of now or of a moment ago.
 
-        A folder does not change when a file in it gets a further name elsewhere. So all files are asked again where one
-        turns up that has more names than are known of it, and else every :data:`RECOUNT_NS`.
+        A folder does not change when a file in it gets another name elsewhere. So all files are read again if one turns
+        up with more names than are known, and otherwise every :data:`RECOUNT_NS`.
         """
         if changed:
             known = self._names()
@@ -314,13 +317,13 @@ class Tree:
         return found
 
     def linked(self) -> Mapping[tuple[int, int], tuple[Sequence[str], int]]:
-        """The files that have several names: their paths in this tree, and how many names they have in all."""
+        """Return the files with several names: their paths in this tree, and how many names they have in all."""
         if self._linked is None or self._linked[0] != self.version:
             self._linked = self.version, self._names()
         return self._linked[1]
 
     def _arrange(self, *, gone: bool) -> None:
-        """The order anew, with folders read that are new; what is gone falls out of it."""
+        """Rebuild the order of folders: read new ones and drop missing ones."""
         known = {folder.path: folder for folder in self.order if not (gone and folder.inode == -1)}
         root = known.get(self.root)
         order: list[Folder] = []
@@ -351,21 +354,21 @@ class Tree:
         self._read(folder)
 
     def protected(self) -> dict[str, Protected]:
-        """What is there of the protected names, as of the last look."""
+        """Return the protected entries as of the last look, by path."""
         return {entry.path: entry for folder in self.order for entry in folder.protected}
 
     def repositories(self) -> list[str]:
-        """The git directories there are, as of the last look: absolute paths."""
+        """Return the absolute paths of the git directories as of the last look."""
         return [folder.path for folder in self.order if folder.repository]
 
     def closed(self) -> list[str]:
-        """The folders that could not be looked into."""
+        """Return the folders that could not be read."""
         return [folder.path for folder in self.order if folder.closed]
 
     def judged(self, named: Callable[[str], bool], key: Hashable) -> Iterator[tuple[Folder, tuple[str, ...]]]:
-        """Each folder with the names in it (files and folders) that ``named`` says yes to, remembered by ``key``.
+        """Yield each folder with the names in it for which ``named`` is true, cached by ``key``.
 
-        A folder is named, too, where whatever is in it would be.
+        A folder is also named if everything in it would be.
 
         :param named: takes an absolute path
         """
@@ -384,7 +387,7 @@ class Tree:
 
 
 def _end(link: str) -> str:
-    """Return where a link leads; empty where it is gone, so that its folder has changed since, and is read again."""
+    """Return the target of a link; empty if it is gone: then its folder has changed, and is read again."""
     try:
         return os.readlink(link)  # noqa: PTH115 - for each link of a folder
     except OSError:
@@ -403,8 +406,9 @@ def _note_file(entry: os.DirEntry[str], linked: dict[str, Linked], pipes: list[s
 
 
 def check_passing(error: OSError, path: str) -> None:
-    """
-    :raises ToolError: ``unavailable`` where ``error`` says only that the system is short of something now
+    """Raise an error if ``error`` only means that the system is short of a resource.
+
+    :raises ToolError: ``unavailable`` in that case
     """
     if error.errno in PASSING:
         raise ToolError(
