@@ -298,7 +298,9 @@ def failure(exit_code: int, said: bytes) -> ToolError | None:
     if exit_code in (0, 1) or (exit_code == 2 and not text):
         return None
     if exit_code == 2 and _ABOUT_THE_PATTERN.search(text):
-        reason = text.removeprefix("rg: ").partition("\n\nConsider enabling")[0]  # options nobody here can set
+        reason = text.removeprefix("rg: ").partition("\n\nConsider enabling")[
+            0
+        ]  # it suggests options that callers cannot set
         return ToolError(
             f"{reason}\nCorrect the pattern, or set `literal` to search for the exact text.",
             kind="invalid_input",
@@ -381,7 +383,7 @@ def verified_hits(hits: Sequence[Hit], hidden: HiddenFiles, may: May) -> Iterato
         try:
             descriptor = beneath.open_beneath(located, beneath.READ)
         except OSError:
-            continue  # it became a link, or is gone
+            continue  # it became a link, or was removed
         try:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode) or hidden.refusal(found, located, may) is not None:

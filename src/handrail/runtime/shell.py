@@ -489,7 +489,7 @@ class CallTerminals:
         hidden = runs_unseen(text, keys, terminal.line_open)
         if not text and not hidden:
             return
-        # The call was judged for this text on an empty line, or for it on one that was not: that must still be so.
+        # The rules were evaluated for this text on an empty line, or on an open one. The line must still be in that state.
         refusal = self._may("shell.run", typed_value(text, open_line=terminal.taken or hidden))
         if refusal is not None:
             raise ToolError(
@@ -552,7 +552,7 @@ def takes_input(text: str) -> bool:
 
 
 def runs_unseen(text: str, keys: Sequence[str], line_open: bool) -> bool:
-    """Return whether ``keys`` make a shell run a line that was made by keys, which nobody can read here."""
+    """Return whether ``keys`` run a line in a shell that was typed by keys, so its text is unknown here."""
     if text:
         line_open = not text.endswith("\n")
         if line_open and keys[:1] and keys[0] in ENTERS:

@@ -177,7 +177,7 @@ class Doors(Protocol):
 class CallRuntime:
     """The runtime of one call: :class:`~handrail.contract.doors.runtime.Runtime`."""
 
-    # A door stands on the class until it is touched, which keeps making a runtime cheap.
+    # Each service is a class attribute until it is first used, which keeps creating a runtime cheap.
     kept: Any = None
     """The partial result to return if the tool is stopped."""
     read_only: bool = False

@@ -1,6 +1,6 @@
 """What does the operating system enforce? The confinement of programs: view, filters, network and start.
 
-For programs, this package has what a sandbox provider is written with and checked by. It loads what is used first.
+For programs, this package exports the types and checks for writing a sandbox provider. It loads each name at its first use.
 Everything that is not in ``__all__`` is private by convention, all its modules included.
 """
 

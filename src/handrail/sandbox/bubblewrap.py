@@ -146,8 +146,8 @@ class Bubblewrap:
             ours["lifeline"], theirs[number + 2] = here.detach(), there.detach()
             theirs[number + 3] = _memory_file(os.fsencode("\0".join([*_FIXED, *options, "--chdir", made.start])))
             ours["status"], theirs[number + 4] = os.pipe()
-            # bubblewrap tells whom it started before it lets them go on. Were there no reader then, because the holder
-            # has died, it would end there, and they would wait for it for ever.
+            # bubblewrap reports its child before it lets the child continue. Without a reader, because the holder
+            # has died, it would end there, and the child would wait forever.
             theirs[number + 6] = os.dup(ours["status"])
             filtered: list[str] = []
             if made.filter:
@@ -283,7 +283,7 @@ def _open_streams(plan: Plan, ours: dict[str, int], theirs: dict[int, int]) -> N
 def _confined(pid: int, ours: Mapping[str, int], table: MountTable) -> Confined:
     try:
         return Confined(pid, Ends(**{"stderr": None, **ours}), table)  # pyright: ignore[reportArgumentType]
-    except OSError:  # it ends by itself, as its lifeline is cut
+    except OSError:  # it ends by itself, because its lifeline is closed
         threading.Thread(target=_reap, args=(pid,), name="handrail-reap", daemon=True).start()
         raise
 

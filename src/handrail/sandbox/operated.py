@@ -99,14 +99,14 @@ class _Free(Piped):
 
     def __init__(self, pid: int, stdin: int, stdout: int, stderr: int | None) -> None:
         self._pid = pid
-        self._pidfd = self._held()  # first: where that fails, nothing else has been made
+        self._pidfd = self._held()  # first: if that fails, nothing else was made
         super().__init__(asyncio.get_running_loop(), stdin, stdout, stderr)
         self._loop.add_reader(self._pidfd, self._exited)
 
     def _held(self) -> int:
         try:
             return os.pidfd_open(self._pid)
-        except OSError as error:  # nobody would learn of its end, and nothing would bound it
+        except OSError as error:  # its end could not be noticed, and nothing would limit it
             self._end_group()
             with contextlib.suppress(ChildProcessError):  # an embedding program reaps all children itself
                 os.waitpid(self._pid, 0)

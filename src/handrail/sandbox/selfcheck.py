@@ -226,8 +226,8 @@ async def _ground(sandbox: Sandbox, place: Path, secret: str) -> AsyncGenerator[
         folder.mkdir(mode=0o755)
     workspace, scratch, outside = folders
     (outside / "secret").write_text(secret)
-    if os.geteuid() == 0:  # as root a sandbox can take the workspace's owner's identity only where that is somebody
-        with contextlib.suppress(OSError):  # within another sandbox there is nobody
+    if os.geteuid() == 0:  # a sandbox of root becomes the workspace's owner only if that is another user
+        with contextlib.suppress(OSError):  # within another sandbox no other user exists
             os.chown(workspace, _NOBODY, _NOBODY)
     connections: list[str] = []
 
@@ -408,7 +408,7 @@ async def _not_seen(ground: Ground) -> str | None:
 async def _nothing_left(ground: Ground) -> str | None:
     number = f"7{secrets.randbelow(10**8):08d}"
     waiting = f"sh -c 'echo up; exec sleep {number} > /dev/null'"
-    # Both have got away from their group, and ignore what they can, before the shell ends.
+    # Both have left their process group, and ignore all signals they can, before the shell ends.
     both = f"(trap '' TERM HUP INT; setsid {waiting} & setsid nohup {waiting} &) 2> /dev/null"
     await ground.bash(f"{both} | (read -r _; read -r _)")
     left = ground.left(number)

@@ -1,6 +1,6 @@
 """The confinement that this machine can enforce, found by a trial, once per process.
 
-There is no weaker way to start a program. If one of the layers is missing, :func:`choose` gives a sandbox that refuses, with
+No weaker way to start a program exists. If one of the layers is missing, :func:`choose` gives a sandbox that refuses, with
 the missing layer and its remedy. Only an operator can name a layer that may be missing; then the sandbox's name says so
 too, and with it every result.
 """
@@ -189,7 +189,7 @@ def _looked_at(binary: str) -> _Seen | str:
     with tempfile.TemporaryDirectory(prefix="handrail-probe-") as folder:
         place = os.path.realpath(folder)
         found: list[_Seen | str] = []
-        # A loop of its own on a thread of its own: whoever asks may have one running.
+        # A separate loop in a separate thread, since the caller may run in a loop.
         thread = threading.Thread(target=lambda: found.append(asyncio.run(_tried(binary, place))))
         thread.start()
         thread.join()

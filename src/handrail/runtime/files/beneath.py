@@ -128,7 +128,7 @@ def explained(error: OSError, located: Located, doing: str) -> ToolError:
 # An agent's further roots: real folders, separate from everything that Handrail itself relies on.
 
 _OF_THE_SYSTEM = ("/proc", "/sys", "/dev", "/run", "/boot", "/etc", "/usr/local/etc")
-"""Folders that a sandbox masks in part or creates anew. A mount over them would undo that."""
+"""Folders that a sandbox masks in part or creates again. A mount over them would undo that."""
 
 
 def further_roots(

@@ -92,7 +92,7 @@ class SeenFiles:
 
 # Git directories without the name ``.git``: any folder with a HEAD, ``objects`` and ``refs`` is one.
 #
-# A person who types ``git status`` in such a folder runs the commands in its ``config``, although its path has an ordinary
+# A user who types ``git status`` in such a folder runs the commands in its ``config``, although its path has an ordinary
 # name. So each write is checked together with the files around it. No tool writes in a git directory, or adds the piece that
 # completes one. The same holds for files that git's settings name: hooks, included files, scripts of a configured command.
 
@@ -278,10 +278,7 @@ class LineIndex:
         return self._marks[-1] + open_end
 
     def known_total(self, read: Read) -> int | None:
-        """Return the number of lines if the file has already been counted to its end; else None.
-
-        :meth:`total` if the file has been counted to its end before.
-        """
+        """Return the number of lines if the file has already been counted to its end; else None."""
         return self.total(read) if len(self._marks) > self._steps else None
 
     def start_of(self, line: int, read: Read) -> int | None:
@@ -530,7 +527,7 @@ class RootedFiles:
                         shown = self._roots.shown(f"{located.absolute.rstrip('/')}/{entry.name}")
                         try:
                             found.append(_file_stat(shown, entry.stat(follow_symlinks=False)))
-                        except FileNotFoundError:  # gone since it was listed
+                        except FileNotFoundError:  # it was removed after it was listed
                             continue
                 found.sort(key=lambda one: one.path)
                 return found

@@ -108,7 +108,7 @@ def _open_parent(root: int, path: str, located: Located) -> int:
             try:
                 below = openat2(here, name, FOLDER, _STRICT)
             except FileNotFoundError:
-                with contextlib.suppress(FileExistsError):  # somebody else made it just now
+                with contextlib.suppress(FileExistsError):  # another process has just made it
                     os.mkdir(name, 0o777, dir_fd=here)
                 below = openat2(here, name, FOLDER, _STRICT)
                 _adopt(below, os.fstat(here))

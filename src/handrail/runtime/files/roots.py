@@ -86,7 +86,7 @@ def canonical(path: str) -> str:
         if descriptor >= 0:
             os.close(descriptor)
             return path
-        if ctypes.get_errno() == errno.ENOENT:  # and what comes before that is no link
+        if ctypes.get_errno() == errno.ENOENT:  # so no earlier part of the path is a link
             return path
     return os.path.realpath(path)
 
@@ -168,10 +168,7 @@ class Roots:
         return located
 
     def of_canonical(self, absolute: str) -> Located:
-        """Return the location of a path that is already canonical, without asking the file system.
-
-        :class:`Located` for a path that is already canonical, without asking the file system.
-        """
+        """Return the location of a path that is already canonical, without asking the file system."""
         for root, within, writable in self._ordered:
             if absolute.startswith(within) or absolute == root:
                 inner = absolute[len(within) :] or "."

@@ -84,7 +84,7 @@ class EditorFiles(RootedFiles):
         located = self._judged("fs.write", path)
         try:
             unsaved = await self._unsaved(located)
-        except ToolError:  # there is none that can be read: the write itself says what is the matter
+        except ToolError:  # the file cannot be read: the write itself reports why
             unsaved = None
         if unsaved is not None:
             raise unsaved_changes(located)

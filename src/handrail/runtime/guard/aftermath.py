@@ -49,7 +49,7 @@ _UNLOOKED = (
 
 
 class Vetoed(ToolError):
-    """An error for a program that made or changed protected files: they were moved away, and its call fails."""
+    """An error for a program that changed protected files: its changes were undone and its call fails."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, kind="denied")
@@ -277,7 +277,7 @@ class Aftermath:
         )
 
     def look(self) -> None:
-        """Compare the folders with the baseline after the program, or its call, has ended; undo what may not stay.
+        """Compare the folders with the baseline after a program or call, and undo what may not stay.
 
         :raises ToolError: ``unavailable`` if the system is short of a resource
         """
@@ -299,7 +299,7 @@ class Aftermath:
     def look_meanwhile(self) -> None:
         """Move away new files under protected names while the program runs, as of the last look."""
         if self._vcs:
-            return  # what it makes is judged when it is complete
+            return  # its changes are evaluated once they are complete
         for place, before in zip(self._places, self._before, strict=True):
             version = place.tree.version
             if self._looked_at.get(place.root, before.version) != version:
@@ -452,7 +452,7 @@ class Aftermath:
         try:
             became = self._put_back(tree.root, path, original, fate)
         except FileNotFoundError:
-            return  # the folder around is gone too
+            return  # its folder is missing too
         except OSError as error:
             check_passing(error, path)  # the next look does it
             became = f"could not be put back ({error.strerror}) and the user has to look at it"
@@ -615,7 +615,7 @@ def _may_stay(tree: Tree, entry: Protected | None, original: Original, fate: Fat
     if fate in ("same", "edited"):
         return True
     if fate == "gone":
-        return original.folder  # a program cannot remove a mount, and what is gone harms no one
+        return original.folder  # a program cannot remove a mount, and a missing file is harmless
     if entry is None or entry.why.kind != "vcs" or original.folder:
         return False
     return vcs.fault(tree, entry, original.kept) is None

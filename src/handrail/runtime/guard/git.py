@@ -282,7 +282,7 @@ def lost(tree: Tree, path: str, before: Kept) -> str | None:
     """Return why a missing configuration must be restored; None if it need not be."""
     folder = path.rpartition("/")[0]
     if plain(path.rpartition("/")[2]) not in _CONFIGS or folder not in tree.repositories():
-        return None  # what it was about is gone with it
+        return None  # its repository is missing too
     keys = _beyond(tree, folder, before.data, b"")
     return None if not keys else f"it is gone, and it had {', '.join(keys[:5])}"
 

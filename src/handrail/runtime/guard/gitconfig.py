@@ -272,7 +272,7 @@ def beyond_the_list(before: Sequence[Entry], after: Iterable[Entry], inside: Cal
 
 # Files and folders that git's settings name, to execute them or to read settings and text from them.
 #
-# The settings of the repository, the person and the machine are read as git reads them, with included files, and without
+# The settings of the repository, the user and the machine are read as git reads them, with included files, and without
 # running git. A command is split into words, and each word that can be a path counts. So the result may hold a word too many
 # and never one too few. Files are bounded, opened without waiting, and read again only after a change.
 
@@ -438,7 +438,7 @@ def _collect(
         if not entry.value:
             continue
         if entry.key == "include.path" or (entry.key.startswith("includeif.") and entry.key.endswith(".path")):
-            # Whatever the condition is: it may hold where the person uses git.
+            # The condition does not matter: it may be true where the user runs git.
             target = _expanded(entry.value)
             found[Named(target, folder)] = None
             included = os.path.join(folder or "/", target)  # noqa: PTH118 - keeps an absolute path as it is

@@ -252,7 +252,7 @@ def _prepared(
             pinned += _pins(place, profile.denials)
         masked += _hidden(place, profile, writes=writes)
         masked += protected.waiting(place.tree, every=git)
-    masked += filter(protected.is_pipe, pinned)  # what a configuration includes may be one
+    masked += filter(protected.is_pipe, pinned)  # a file that a configuration includes may be a FIFO
     shared = _made_private(places, {*pinned, *masked}) if writes else ()
     if aftermath is not None:
         aftermath.begin()

@@ -103,7 +103,7 @@ def open_parent(root: str, path: str) -> int | None:
 
 
 def make_readable(root: str, path: str) -> bool:
-    """Give the owner of a folder, who runs this process, access to it; return whether that worked."""
+    """Give the owner of a folder access to it, and return whether that worked."""
     try:
         top = open_root(root)
     except OSError:
@@ -145,7 +145,7 @@ def _renamed(parent: int, name: str, target: str) -> None:
     try:
         os.rename(name, target, src_dir_fd=parent)
     except PermissionError:
-        # A folder is moved only by who may write in it, and in the one that it lies in.
+        # Moving a folder needs write permission on it and on its parent.
         os.fchmod(parent, stat.S_IMODE(os.fstat(parent).st_mode) | 0o700)
         _allow(parent, name)
         os.rename(name, target, src_dir_fd=parent)
@@ -185,7 +185,7 @@ class _Copy:
         try:
             here = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
         except OSError as error:
-            check_passing(error, name)  # what is not copied would be lost
+            check_passing(error, name)  # without a copy, the file would be lost
             return
         try:
             mode = os.fstat(here).st_mode

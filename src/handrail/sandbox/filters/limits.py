@@ -62,7 +62,7 @@ def groups_for(processes: int | None, memory: int | None) -> tuple[Path, ...]:
     if os.geteuid() != 0:
         return ()
     found = _groups(os.getpid(), processes, memory)
-    if not all(group.is_dir() for group in found):  # somebody has removed one
+    if not all(group.is_dir() for group in found):  # another process has removed one
         _groups.cache_clear()
         found = _groups(os.getpid(), processes, memory)
     return found
@@ -94,7 +94,7 @@ def rest() -> None:
     """End the threads of this process that start programs. The next start makes new ones."""
     for key in tuple(_starters):
         if key[0] == os.getpid() and (thread := _starters.pop(key, None)) is not None:
-            thread.shutdown()  # after what it has been given
+            thread.shutdown()  # after its queued work
 
 
 def _inside(owner: int, groups: tuple[Path, ...]) -> ThreadPoolExecutor | None:
@@ -127,7 +127,7 @@ def _starter(groups: tuple[Path, ...]) -> ThreadPoolExecutor | None:
 
 
 def command(groups: Sequence[Path], program: str, argv: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the program and argv to start instead: a shell that enters the groups and becomes ``program``."""
+    """Return the program and argv to start instead: a shell that enters the groups first."""
     entrances = (str(entrance(group)) for group in groups)
     return _SHELL, [_SHELL, "-c", _ENTER, _SHELL, *entrances, "--", program, *argv[1:]]
 
@@ -180,13 +180,13 @@ def top(controller: Controller, mounts: str = "/proc/self/mountinfo", own: str =
 
 
 def own_bound(mounts: str = "/proc/self/mountinfo", own: str = "/proc/self/cgroup") -> int | None:
-    """Return the memory limit, in bytes, of Handrail and its programs, set by their control groups; else None."""
+    """Return the memory limit that control groups set for Handrail and its programs, in bytes; else None."""
     bounds: list[int] = []
     for mounted, version, group in _hierarchies("memory", mounts, own):
         for folder in (group, *group.parents):
             if not folder.is_relative_to(mounted):
                 break
-            with contextlib.suppress(OSError, ValueError):  # "max" is no number
+            with contextlib.suppress(OSError, ValueError):  # "max" is not a number
                 bounds.append(int((folder / _FILES["memory", version]).read_text()))
     whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min((bound for bound in bounds if bound < whole), default=None)
@@ -308,7 +308,10 @@ def _at_most(which: int, soft: int, hard: int) -> tuple[int, int]:
 
 
 class Bound(NamedTuple):
-    """A limit that a program reached, in words. If not ``sure``, the words say so, since they come from the program."""
+    """A limit that a program reached, in words.
+
+    If not ``sure``, the limit is only a guess from the program's output, and the words say so.
+    """
 
     about: str
     sure: bool

@@ -150,7 +150,7 @@ _short: tuple[float, bool] = (float("-inf"), False)
 
 
 def pipes_are_short() -> bool:
-    """Return whether a new pipe of this user is short, because the user's pipes reached the kernel's limit.
+    """Return whether new pipes of this user are short, because the user reached the kernel's limit.
 
     The answer is shared by all sandboxes, and at most half a poll interval old. Root always gets full pipes.
     """
@@ -197,7 +197,7 @@ def _looking(_pid: int) -> ThreadPoolExecutor:
 
 
 class Use(NamedTuple):
-    """The memory use of the machine in bytes: pages that would have to be swapped out, and the shared part."""
+    """The memory use of the machine in bytes: everything that is not in files, and the shared part."""
 
     all: int
     shared: int
@@ -237,14 +237,14 @@ def beyond(first: int, bound: int) -> int | None:
     """
     shared = in_use().shared
     members = tuple(_members(first))
-    if sum(_resident(pid) for pid in members) + shared <= bound:  # what is in many processes counted in each
+    if sum(_resident(pid) for pid in members) + shared <= bound:  # shared pages count in each process
         return None
     parts = [_part(pid) for pid in members]
     mapped = sum(parts)
     if mapped + shared <= bound:
         return None
     files, all_seen = _files_in_memory(members)
-    if not all_seen:  # by its own doing: a sandbox that cannot be looked into has what nobody else is known to have
+    if not all_seen:  # the sandbox prevents it, so unseen memory counts as its own
         return _if_beyond(mapped + shared, bound)
     whole = mapped + sum(files.values()) - sum(_mapped_of(pid, files) for pid in members if files)
     return _if_beyond(whole, bound)
@@ -273,7 +273,7 @@ def _resident(pid: int) -> int:
 
 
 def _part(pid: int) -> int:
-    """Return the resident memory of a process, with shared pages divided among the processes that map them."""
+    """Return the resident memory of a process, with shared pages divided among their processes."""
     try:
         with Path(f"/proc/{pid}/smaps_rollup").open("rb") as file:
             if b"Pss_Anon" in (text := file.read()):
@@ -322,7 +322,7 @@ def _files_in_memory(members: tuple[int, ...]) -> tuple[dict[tuple[int, int], in
 
 
 def _mapped_of(pid: int, files: dict[tuple[int, int], int]) -> int:
-    """Return how many bytes of these files are also mapped by the process, and so counted by :func:`_part`."""
+    """Return how many bytes of these files the process maps, which :func:`_part` has counted."""
     names = {b"%02x:%02x %d" % (os.major(device), os.minor(device), inode) for device, inode in files}
     counted, ours = 0, False
     try:

@@ -76,7 +76,7 @@ Machine = Literal["x86_64", "aarch64"]
 
 _AUDIT: Mapping[Machine, int] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 NUMBERS: Mapping[Machine, Mapping[str, int]] = MappingProxyType({"x86_64": X86_64, "aarch64": AARCH64})
-"""The number of every call that the filter names, by machine; what a machine does not have is left out."""
+"""The number of every call that the filter names, by machine; missing calls are left out."""
 
 ALLOW, KILL, _ERRNO = 0x7FFF_0000, 0x8000_0000, 0x0005_0000
 

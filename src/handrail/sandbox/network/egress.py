@@ -88,7 +88,7 @@ class SystemResolver:
                 failure = error
             except UnicodeError as error:
                 failure = OSError(str(error))
-            with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and no task waits
                 loop.call_soon_threadsafe(settle, addresses, failure)
 
         self._under_way += 1
@@ -279,5 +279,5 @@ def is_own_address(address: Address) -> bool:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((str(address), 9))
             return ip_address(probe.getsockname()[0].partition("%")[0]) == address
-    except (OSError, ValueError):  # there is no way there at all
+    except (OSError, ValueError):  # there is no route to it
         return False

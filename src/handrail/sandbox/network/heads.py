@@ -319,7 +319,7 @@ def read_hello(body: bytes) -> Hello:
 
 
 def asks_again(server_hello: bytes) -> bool:
-    """Return whether a ServerHello's body is a HelloRetryRequest, after which the client sends a second hello."""
+    """Return whether a ServerHello is a HelloRetryRequest, after which the client sends another hello."""
     return server_hello[2:34] == _RETRY
 
 

@@ -277,7 +277,7 @@ async def _handed_over(channel: socket.socket, pid: int) -> socket.socket:
             listener = socket.socket(fileno=received.pop())
             listener.setblocking(False)
             return listener
-        if text == b"l":  # the kernel leaves out a descriptor that there is no number for
+        if text == b"l":  # the kernel drops a descriptor if no number is free
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         raise OSError(text[1:].decode("utf-8", "replace") or "the listener sent no message")
     except TimeoutError:

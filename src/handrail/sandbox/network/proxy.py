@@ -118,7 +118,7 @@ class Proxy:
             async with asyncio.timeout(self._limits.head_s):
                 await writer.wait_closed()
         except (_Over, Malformed, OSError, asyncio.CancelledError):
-            pass  # there is nobody to tell
+            pass  # the client is not there any more
         finally:
             writer.transport.abort()
             self._connections.discard(task)

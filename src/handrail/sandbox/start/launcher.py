@@ -105,7 +105,7 @@ _OF_THE_SHELL = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """A program that can be a sandbox's first process. The numbers of its descriptors are appended to ``argv``."""
+    """A program that can be a sandbox's first process. Its descriptors are appended to ``argv``."""
 
     name: Literal["perl", "python"]
     argv: tuple[str, ...]
@@ -211,7 +211,7 @@ def shell_call(folder: str, text: str) -> bytes:
 
 
 def shell_text(argv: Sequence[str], environment: Iterable[str]) -> str | None:
-    """Return the shell text of an ``argv``; None unless bash could have been started before the text was known."""
+    """Return the text of an ``argv`` that runs bash on one text, if bash can start before; else None."""
     if len(argv) != len(SHELL_ARGV) + 1 or tuple(argv[:-1]) != SHELL_ARGV:
         return None
     if any(name in _OF_THE_SHELL or name.startswith(("BASH", "LD_")) for name in environment):
@@ -231,7 +231,7 @@ _PLAIN = re.compile(
 _TELLING = re.compile(
     r"(?<![\w-])(?:if|then|elif|else|fi|for|while|until|do|done|case|esac|select|function|time|coproc|"
     r"set|shopt|eval|source|trap|exec|builtin|command|enable|alias)(?![\w-])|\[\[|\]\]|(?:^|[;&|\n])[ \t]*\.(?![\w./-])|"
-    r"(?<![\w.,/:@%+=^~*?\[\]'\"-])[A-Za-z_]\w*\[",  # what may be an array's name is read to its bracket's end
+    r"(?<![\w.,/:@%+=^~*?\[\]'\"-])[A-Za-z_]\w*\[",  # a possible array name is read up to its closing bracket
     re.ASCII,
 )
 

@@ -247,7 +247,7 @@ def restrict(ruleset: bytes, file_rights: int, rules: list[bytes]) -> None:
         try:
             place = os.open(what, O_PATH | os.O_CLOEXEC)
         except OSError:
-            continue  # what is not there needs no rule
+            continue  # a missing path needs no rule
         allowed = int.from_bytes(rights, sys.byteorder)
         if not stat.S_ISDIR(os.fstat(place).st_mode):
             allowed &= file_rights

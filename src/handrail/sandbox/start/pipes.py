@@ -54,7 +54,7 @@ class Input:
                 self._rest = self._rest[os.write(self._fd, self._rest) :]
         except BlockingIOError:
             return
-        except OSError:  # the reader is gone
+        except OSError:  # the reader has closed it
             self._then_close = True
             self._rest = memoryview(b"")
         if self._then_close:
@@ -149,7 +149,10 @@ class Output:
                 self._loop.remove_reader(self._fd)
 
     def _read_some(self, times: int) -> bool:
-        """Read at most ``times`` pieces, so that one process cannot block the loop; return whether more may follow."""
+        """Read at most ``times`` pieces; return whether more may follow.
+
+        The limit keeps one process from blocking the loop.
+        """
         if self._drained:
             self.close()
             return False
@@ -160,7 +163,7 @@ class Output:
             except BlockingIOError:
                 more = False
                 break
-            except OSError:  # of a terminal: nobody has its other end any more
+            except OSError:  # of a terminal whose other end is closed
                 part = b""
             if not part:
                 self.close()
@@ -172,17 +175,14 @@ class Output:
             self._dropped += len(part) - len(kept)
             if kept and self._on_output is not None:
                 self._on_output(kept)
-            if goes_on and self._on_output is not None:  # else what was kept would pass for all that there is
+            if goes_on and self._on_output is not None:  # else the kept part would look like the whole output
                 self._on_output(f"\n[the output goes on; its first {self._cap:,} bytes are kept]\n".encode())
         if self._more is not None and not self._more.done():
             self._more.set_result(None)
         return more
 
     def drain(self) -> None:
-        """Read the rest of the pipe after all writers have ended. :meth:`put_away` closes it.
-
-        :meth:`put_away`.
-        """
+        """Read the rest of the pipe after all writers have ended. :meth:`put_away` closes it."""
         if self._fd >= 0 and self._cap is not None and not self._drained:
             while self._read_some(_READS_A_TURN):
                 pass
@@ -245,7 +245,7 @@ class Piped:
 
     async def read_line(self, max_bytes: int) -> bytes:
         if self._stderr is not None:
-            self._stderr.collect(PEEKED)  # it must not block on a full pipe that nobody reads
+            self._stderr.collect(PEEKED)  # the process must not block on a full, unread pipe
         return await self._stdout.line(max_bytes)
 
     async def read(self, max_bytes: int) -> bytes:
@@ -264,8 +264,8 @@ class Piped:
             await self._over()
         finally:
             if self._gone.done():
-                self._drain()  # it may have ended before anybody collected
-                self._loop.call_soon(self._close)  # after whoever waits for the answer
+                self._drain()  # it may have ended before the collecting began
+                self._loop.call_soon(self._close)  # after the waiting callers
         return self.collected()
 
     def collected(self) -> tuple[bytes, bytes, int]:

@@ -177,14 +177,14 @@ class Pooled:
                 return
             process = self._sandbox.prepare(plan)
         except (ToolError, OSError):
-            return  # the next call is told why, if it still is so
+            return  # if the problem persists, the next call reports it
         ahead = Ahead(process) if kind.capabilities.uses("net.fetch") else None
         self._ready[process] = _Ready(key, kind.profile.scratch, ahead)
         process.when_gone(lambda: self._forgotten(process))
         asyncio.get_running_loop().call_later(self._age_s, self._expired, process)
         await self._end(list(self._ready)[: -self._most])
         if not await process.until_ready() or not (ahead is None or await ahead.until_made()):
-            self._expired(process)  # unless a call has it already, which then is told why
+            self._expired(process)  # unless a call has taken it, which then reports the problem
 
     def _forgotten(self, process: Confined) -> None:
         ready = self._ready.pop(process, None)

@@ -95,7 +95,7 @@ class Confined(Piped):
     def __init__(self, pid: int, ends: Ends, table: MountTable) -> None:
         loop = asyncio.get_running_loop()
         self._pid = pid
-        self._pidfd = os.pidfd_open(pid)  # first: where that fails, the ends are still the caller's
+        self._pidfd = os.pidfd_open(pid)  # first: if that fails, the caller still owns the ends
         super().__init__(loop, ends.stdin, ends.stdout, ends.stderr)
         for left in [one for one in _leaving if one.loop.is_closed()]:
             left._reap()
@@ -171,7 +171,7 @@ class Confined(Piped):
         :param secrets: the content of the file for secrets
         """
         if self._begun or self._letter < 0:
-            return  # it has ended already, and been put away: that is told when it is waited for
+            return  # it has already ended and was released: wait() reports that
         self._begun = True
         if self._secrets is not None:
             _written(self._secrets, secrets)
@@ -212,7 +212,7 @@ class Confined(Piped):
             raise self._setup_error
 
     async def dismantled(self) -> None:
-        """Wait until its namespaces are gone, after its end."""
+        """Wait until its namespaces have ended too, after its own end."""
         await asyncio.shield(self._dismantled)
 
     async def kill(self) -> None:
@@ -273,7 +273,7 @@ class Confined(Piped):
             self._let_begin()
 
     def _let_begin(self) -> None:
-        with contextlib.suppress(OSError):  # it has ended: that is told when it is waited for
+        with contextlib.suppress(OSError):  # it has ended: wait() reports that
             os.write(self._channel, self._go)
 
     def _read_status(self) -> None:
@@ -395,7 +395,7 @@ class Confined(Piped):
         with contextlib.suppress(OSError):
             while True:
                 self._answer += (part := os.read(self._channel, _READ))
-                if len(part) < _READ:  # nobody is left who could say more
+                if len(part) < _READ:  # no writer is left
                     break
 
     def _failure(self, code: int) -> ToolError | None:
@@ -423,12 +423,12 @@ class Confined(Piped):
 
 
 async def settled() -> None:
-    """Wait until the namespaces of all sandboxes that ended on this event loop are gone, up to a limit."""
+    """Wait until all ended sandboxes of this event loop have no namespaces left, up to a limit."""
     loop = asyncio.get_running_loop()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DISMANTLING_S):
             await asyncio.gather(*(one.dismantled() for one in list(_leaving) if one.loop is loop))
-    await asyncio.sleep(0)  # what has just ended is put away in this turn
+    await asyncio.sleep(0)  # processes that have just ended are released in this turn
 
 
 def _written(descriptor: int, data: bytes) -> None:

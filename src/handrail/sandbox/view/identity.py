@@ -77,10 +77,7 @@ class Looks:
         return True
 
     def canonical(self, path: str) -> str:
-        """Return :func:`os.path.realpath` of a path.
-
-        :func:`os.path.realpath`
-        """
+        """Return :func:`os.path.realpath` of a path."""
         return path if self.by_no_link(path) else self(os.path.realpath, path)
 
     def variable(self, name: str) -> str | None:
@@ -164,7 +161,7 @@ class Person:
 
 
 def person_for(workspace: str, look: Looks | None = None) -> Person | None:
-    """Return the workspace's owner if this process can and must become them; None to stay as it is."""
+    """Return the workspace's owner if this process can and must become that user; else None."""
     look = look or Looks()
     return None if look(os.geteuid) != 0 else _owner(workspace, look)[0]
 
@@ -197,7 +194,7 @@ def _owner(workspace: str, look: Looks) -> tuple[Person | None, str, str]:
 @lru_cache(maxsize=16)
 def tried(person: Person) -> str | None:
     """Return why a sandbox of this user fails, found by making one; None if it works."""
-    from handrail.sandbox.start.spawn import binaries  # which becomes people by this module
+    from handrail.sandbox.start.spawn import binaries  # which imports this module
 
     binary = next(binaries(), None)
     if binary is None:
@@ -230,7 +227,7 @@ def _group(uid: int, otherwise: int) -> int:
 
 
 def staged(options: Sequence[str], person: Person, look: Looks) -> tuple[list[str], list[str]]:
-    """Return bubblewrap's options with other sources for folders that the user cannot reach, and these folders."""
+    """Return bubblewrap's options with reachable sources for the user, and the folders replaced."""
     found = list(options)
     sources: dict[str, str] = {}
     for at, option in enumerate(options):
@@ -260,7 +257,7 @@ def prepare(profile: Profile, person: Person, look: Looks) -> None:
     for folder in profile.readable:
         found = look.at(look.canonical(folder))
         if found is None:
-            continue  # what is not there is not mounted
+            continue  # a missing folder is not mounted
         wanted = 0o5 if stat.S_ISDIR(found.mode) else 0o4
         if not _has(found, person, wanted):
             raise ToolError(

@@ -55,11 +55,11 @@ class ExpectedMount(NamedTuple):
 
 
 class MountTable(NamedTuple):
-    """What must be true of a sandbox's mounts.
+    """The mounts that a sandbox must have.
 
     :param mounts: all of them, each after the one that it is on
     :param kept: paths that must keep their names while a program runs, the outer before the inner
-    :param passed: folders on the way to a mount that are no mounts themselves, each with its ``DEVICE:INODE``
+    :param passed: folders on the way to a mount that are not mounts themselves, each with its ``DEVICE:INODE``
     """
 
     mounts: tuple[ExpectedMount, ...] = ()
@@ -148,7 +148,7 @@ class HostMounts:
                 self._changed.register(self._descriptor, select.POLLPRI)
             lines = os.fsdecode(Path(TABLE).read_bytes()).rstrip("\n").split("\n")
         except OSError as error:
-            self._let_go()  # the kernel tells of a change once, and what was read last may be older than that
+            self._let_go()  # the kernel reports a change once, and the last reading may be older
             check_passing(error, TABLE)
             raise
         found = sorted(map(_host_mount, lines), key=_point)
@@ -234,7 +234,7 @@ def _identity(path: str, look: Looks) -> str:
     what = look.at(path)
     descriptor = -1
     try:
-        # The kernel tells which path it has opened: another one where it has followed a link.
+        # The kernel reports the path that it opened: another one if it followed a link.
         descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         opened, shown = os.fstat(descriptor), os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - as it is there
         if what is None or shown != path or what[:2] != (opened.st_dev, opened.st_ino):
@@ -344,7 +344,7 @@ def misplaced(table: MountTable, described: bytes) -> str | None:
         mount = left.pop(place, None)
         if mount is None:
             if point.startswith(("/proc/", "/dev/")):
-                continue  # which bubblewrap fills itself, where nobody else can
+                continue  # bubblewrap itself fills these, and no other process can
             return _unescaped(point)
         places[number] = place
         on = mount.parent is None or mount.parent == places.get(parent, "-")
@@ -353,7 +353,7 @@ def misplaced(table: MountTable, described: bytes) -> str | None:
     for (folder, content), found in zip(table.passed, identities[len(looked) - len(table.passed) :], strict=True):
         if found != content.encode():
             return folder
-    # What is in /proc is mounted and unmounted as it is used.
+    # Mounts in /proc appear and disappear with their use.
     gone = (place for place, mount in left.items() if mount.parent is not None or not place.startswith("/proc/"))
     return next((_unescaped(place.rstrip("\n")) for place in gone), None)
 
@@ -429,12 +429,12 @@ def _innermost(point: str, latest: Mapping[str, int]) -> int:
 
 
 def replaced(path: str) -> ToolError:
-    """Return the error for a mount that shows something other than what it was made for."""
+    """Return the error for a mount that shows another file than the one it was made for."""
     return ToolError(f"`{path}` was replaced while the sandbox was prepared. Try again.", kind="conflict")
 
 
 def ended(path: str) -> ToolError:
-    """Return the error for a sandbox that was ended because one of its mounts was gone."""
+    """Return the error for a sandbox that was ended because one of its mounts had ended."""
     return ToolError(
         f"`{path}` was replaced, moved or removed while a program was running. This ended its mount in "
         "the sandbox, and the program with it. Check what the program did, then try again.",

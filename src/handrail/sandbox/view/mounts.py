@@ -71,10 +71,7 @@ def _assembled(
     folders: tuple[str, ...],
     mounts: tuple[_Mount, ...],
 ) -> tuple[str, ...]:
-    """Return the result of :func:`arguments` from all lookups, cached for equal arguments.
-
-    :func:`arguments` of what has been looked at: the same for the same, and so remembered.
-    """
+    """Return the result of :func:`arguments` from all lookups, cached for equal arguments."""
     options = [option for part in system for option in part]
     for place, size in zip(("/dev/shm", "/tmp"), sizes, strict=True):  # noqa: S108
         options += ["--perms", "1777", "--size", str(size), "--tmpfs", place]
@@ -98,13 +95,13 @@ def _hiding(path: str, *, is_file: bool, inner: bool) -> list[str]:
     """
     if is_file:
         return ["--ro-bind", "/dev/null", path]
-    if inner:  # only the way to what is mounted in it is left, to be sealed last
+    if inner:  # only the way to the inner mounts is left, to be sealed last
         return ["--perms", "0711", "--tmpfs", path]
     return ["--perms", "0000", "--size", "4096", "--tmpfs", path, "--remount-ro", path]
 
 
 def _kept(folders: Mapping[str, Access], profile: Profile, look: Looks) -> list[_Mount]:
-    """Return the mounts over paths in the profile's folders: read-only for protected paths, unreadable for hidden ones.
+    """Return the mounts over paths in the profile's folders: read-only or unreadable.
 
     If the folder around a path can be written, the folders on the way are bound onto themselves. As mounts they can
     neither be renamed nor removed.
@@ -125,7 +122,7 @@ def _kept(folders: Mapping[str, Access], profile: Profile, look: Looks) -> list[
         (path, _kind(look.at(path)) if access == "hidden" else access)
         for path, access in kept.items()
         if (path not in folders or access != "rw")
-        and not protected.beneath_any(path.rpartition("/")[0], masked)  # there is nothing in what is hidden
+        and not protected.beneath_any(path.rpartition("/")[0], masked)  # a hidden folder is empty
     ]
 
 
@@ -147,7 +144,7 @@ def _keep_hidden(
     if not protected.check_real(path, look):  # a moment ago it was there, and it can be elsewhere now
         raise mount_table.replaced(path)
     ways = protected.on_the_way(path, (around,)) if folders[around] == "rw" else []
-    if len(ways) < _DEEP:  # what is hidden for lying so deep that nobody looks there is hidden wherever it is moved
+    if len(ways) < _DEEP:  # a path that is hidden for its depth stays hidden wherever it is moved
         _keep_in_place(kept, ways)
     kept[path] = "hidden"
 
@@ -257,7 +254,7 @@ def _stands(path: str, look: Looks) -> Literal["folder", "file", "moved"] | None
 def _parts(
     patterns: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...], places: tuple[str, ...], further: tuple[str, ...]
 ) -> tuple[_Part, ...]:
-    """Return the parts of these places that a set covers, the writable ones of each before the readable ones.
+    """Return the parts of these places that a set covers, the writable ones of each first.
 
     :param patterns: for each layer, what may be written and what may be read
     :param further: places that are read-only
@@ -352,7 +349,7 @@ class _Configuration:
         self._copies: dict[str, PublicCopy] = {}
 
     def options(self, now: float) -> tuple[str, ...]:
-        """Return the mount options of the last scan; :meth:`gone` returns the entries that are gone since.
+        """Return the mount options of the last scan; :meth:`gone` finds the entries missing since.
 
         :raises ToolError: ``unavailable`` if root's programs cannot get a copy
         """
@@ -410,7 +407,7 @@ def _with_place(path: str) -> None:
 
 
 def as_they_stand(options: Sequence[str], table: MountTable) -> tuple[list[str], MountTable]:
-    """Return the options of :func:`arguments` and their mounts without paths that are gone."""
+    """Return the options of :func:`arguments`, and their mounts, without missing paths."""
     left = list(options)
     gone = _configuration.gone()
     for _, mask in gone:
@@ -428,7 +425,7 @@ def _private_entries(top: str) -> Iterator[tuple[str, list[str]]]:
             if stat.S_ISDIR(mode) and mode & 0o005 != 0o005:
                 names.remove(name)
                 if os.access(path, os.X_OK):
-                    # Nothing of anybody's is in it, so it need not be sealed, which takes as long as it takes to mount.
+                    # It is empty, so it need not be sealed, which takes as long as mounting it.
                     yield path, ["--perms", "0000", "--size", "4096", "--tmpfs", path]
         for name in files:
             path = f"{folder}/{name}"

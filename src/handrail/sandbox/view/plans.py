@@ -59,7 +59,7 @@ class Made:
     standing: tuple[tuple[str, protected.What, int], ...]
 
     def __hash__(self) -> int:
-        return hash(self.options)  # which are most of it; the rest would take longer than it tells apart
+        return hash(self.options)  # these are most of it; hashing the rest would cost more than it distinguishes
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class Planning:
         staged: list[str] = []
         if person is not None:
             identity.prepare(profile, person, look)
-        table = mount_table.expected(options, look)  # once the scratch is that person's
+        table = mount_table.expected(options, look)  # once the scratch belongs to that user
         if person is not None:
             options, staged = identity.staged(options, person, look)
         connected = capabilities.uses("net.fetch")

@@ -64,12 +64,12 @@ def on_the_way(path: str, roots: Iterable[str]) -> list[str]:
 
 
 def is_open(entry: Protected, denials: Denials | None) -> bool:
-    """Return whether programs may write a protected entry, because a rule names it or it is only loaded as code."""
+    """Return whether programs may write a protected entry: a rule names it, or it is only loaded as code."""
     return entry.why.asks and (not entry.why.held or (denials is not None and denials.opens(entry.path)))
 
 
 def pins(tree: Tree, denials: Denials | None = None) -> tuple[str, ...]:
-    """Return the protected paths of a tree that exist and that programs may not write, to be bound read-only.
+    """Return the protected paths of a tree that programs may not write, to be bound read-only.
 
     A link cannot be mounted over. Its target inside the tree can, and so can the target of a link in a protected
     folder. If the target is a repository, its protected parts are found as such.
@@ -144,7 +144,7 @@ _READ_UNASKED = frozenset((".git", ".gitignore", ".gitattributes", ".gitmodules"
 
 
 def waiting(tree: Tree, *, every: bool) -> tuple[str, ...]:
-    """Return the FIFOs that git or ripgrep would open and wait for, to be hidden so that opening fails at once.
+    """Return the FIFOs that git or ripgrep would open and wait for, to be hidden from programs.
 
     These are all FIFOs in git directories, and FIFOs named like files that such a program reads by default. For a link
     to a FIFO, the result is the target, wherever it lies.

@@ -169,7 +169,7 @@ class PublicCopy:
                 elif (copied := _copied(top, inner, fresh)) is not None:
                     shown = copied
                     fresh.replace(path)
-                else:  # it has gone, or become private
+                else:  # it was removed, or became private
                     path.unlink(missing_ok=True)
                     continue
                 done[inner] = shown
@@ -195,7 +195,7 @@ def look(source: str) -> Entries:
             try:
                 at = _walked(top, folder)
             except OSError:
-                continue  # it has gone, or become private
+                continue  # it was removed, or became private
             try:
                 for name, about in _in(at):
                     if len(found) >= MOST_ENTRIES:
@@ -227,7 +227,7 @@ def _in(folder: int) -> Iterator[tuple[str, os.stat_result | str]]:
                 else:
                     yield entry.name, entry.stat(follow_symlinks=False)
             except (OSError, UnicodeEncodeError):
-                continue  # it has gone; or has a name that no list can hold
+                continue  # it was removed, or its name cannot be listed
 
 
 def _walked(top: int, inner: str) -> int:
@@ -308,7 +308,7 @@ def _sweep(base: Path, besides: str) -> None:
 
 
 def _used(place: Path, how: int) -> int | None:
-    """Return a descriptor that marks a copy as in use until it is closed; None if another process prevents it."""
+    """Return a descriptor that marks a copy as in use; None if another process prevents it."""
     try:
         at = os.open(place, os.O_RDONLY | _FOLDER)
     except FileNotFoundError:

@@ -43,7 +43,7 @@ class Toolchains:
 
 
 def find(workspace: str, look: Looks | None = None) -> Toolchains:
-    """Return the toolchains of a workspace, cached for each state of PATH and of the workspace's version files."""
+    """Return the toolchains of a workspace, cached by PATH and the workspace's version files."""
     look = look or Looks()
     first, second = f"{workspace}/.python-version", f"{workspace}/.venv/pyvenv.cfg"
     chosen = look(_stamp, first) if look.at(first) else None, look(_stamp, second) if look.at(second) else None
@@ -171,7 +171,7 @@ def _pyenv(root: Path) -> dict[str, str]:
 
 
 def _behind_shims(shims: Path, workspace: str, pyenv_version: str) -> list[str]:
-    """Return the folders of the programs that pyenv's shims would run, so that calls skip the shell script."""
+    """Return the folders of the programs that pyenv's shims would run, to skip the shell script."""
     versions = shims.parent / "versions"
     chosen = (
         pyenv_version.replace(":", "\n")

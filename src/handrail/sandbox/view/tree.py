@@ -65,7 +65,7 @@ class Linked(NamedTuple):
 
 
 class TakesLong(Exception):
-    """An error for a look that came upon more files than its limit. The next look reads them."""
+    """An error for a look that found more files than its limit. The next look reads them."""
 
 
 class Folder:
@@ -192,7 +192,7 @@ class Folder:
             try:
                 found = os.lstat(f"{self.path}/{name}")
             except OSError:
-                continue  # gone, so the folder has changed, too
+                continue  # it was removed, so the folder has changed too
             if found.st_nlink > 1 and stat.S_ISREG(found.st_mode):
                 linked[name] = Linked((found.st_dev, found.st_ino), found.st_nlink)
         if linked == self.linked:
@@ -331,7 +331,7 @@ class Tree:
         while waiting:
             folder = waiting.pop()
             order.append(folder)
-            # A rule may open a folder that is asked about, and what is never written in it stays protected.
+            # A rule may open a folder that requires approval; its unwritable entries stay protected.
             within = {entry.path for entry in folder.protected if entry.folder and not entry.why.asks}
             for name in reversed(folder.folders):
                 path, relative = folder.child(name)
@@ -387,7 +387,7 @@ class Tree:
 
 
 def _end(link: str) -> str:
-    """Return the target of a link; empty if it is gone: then its folder has changed, and is read again."""
+    """Return the target of a link; empty if it is missing, because then its folder is read again."""
     try:
         return os.readlink(link)  # noqa: PTH115 - for each link of a folder
     except OSError:
@@ -398,7 +398,7 @@ def _note_file(entry: os.DirEntry[str], linked: dict[str, Linked], pipes: list[s
     try:
         found = entry.stat(follow_symlinks=False)
     except FileNotFoundError:
-        return  # gone, so the folder has changed since, and is read again
+        return  # it was removed, so the folder has changed and is read again
     if stat.S_ISFIFO(found.st_mode):
         pipes.append(entry.name)
     elif found.st_nlink > 1 and stat.S_ISREG(found.st_mode):
