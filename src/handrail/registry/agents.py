@@ -40,10 +40,10 @@ AGENT_FILE = "agent.toml"
 
 
 def find_agents(config: Path, workspaces: Iterable[str] = ()) -> dict[str, CheckedAgent]:
-    """Every agent there is, by id, the default one first; faults of its form stand with each.
+    """Return every agent by id, the default one first, each with the faults of its manifest.
 
     :param config: the configuration folder
-    :param workspaces: the roots that a model can write to; an agent's folder that meets one of them is refused
+    :param workspaces: the folders that a model can write to; an agent's folder that overlaps one of them is refused
     """
     folder, apart = config / "agents", tuple(workspaces)
     found = {DEFAULT_AGENT: CheckedAgent(AgentManifest())}
@@ -61,28 +61,28 @@ def find_agents(config: Path, workspaces: Iterable[str] = ()) -> dict[str, Check
 
 
 def find_agent(config: Path, agent: str, workspaces: Iterable[str] = ()) -> CheckedAgent:
-    """One agent by its id.
+    """Return one agent by its id.
 
-    :raises UsageError: when there is none, naming those there are
+    :raises UsageError: if no such agent exists, with the ids of all agents
     """
     if (problem := fault_in_agent_id(agent)) is not None:
-        raise UsageError(f"there is no such agent: {problem}")
+        raise UsageError(f"Invalid agent id: {problem}.")
     agents = find_agents(config, workspaces)
     if agent not in agents:
         close = nearest(agent, agents, 1)
         hint = (
-            f"did you mean {close[0]!r}?"
+            f"Did you mean {close[0]!r}?"
             if close
-            else f"its manifest would be {config / 'agents' / agent / AGENT_FILE}."
+            else f"Its manifest would be {config / 'agents' / agent / AGENT_FILE}."
         )
-        raise UsageError(f"there is no agent {agent!r}; {hint} There are: {', '.join(agents)}")
+        raise UsageError(f"Agent {agent!r} does not exist. {hint} Agents: {', '.join(agents)}.")
     return agents[agent]
 
 
 def faults_in_names(agent: AgentManifest, everything: Generation) -> Iterator[tuple[str, str]]:
-    """``(place, problem)`` for each tool that is named and not there.
+    """Yield ``(place, problem)`` for each name of a tool that does not exist.
 
-    :param everything: all tools that the agent could have, its own folder's included
+    :param everything: all tools that the agent could have, including those of its own folder
     """
     sound = [pattern for pattern in agent.tools if _names_any(pattern, everything) is not None]
     known = everything.entries
@@ -94,15 +94,15 @@ def faults_in_names(agent: AgentManifest, everything: Generation) -> Iterator[tu
         if tool_id not in known:
             yield place, _no_tool(tool_id, known)
         elif not narrowed.has_tool(tool_id):
-            yield place, f"{tool_id!r} is not among this agent's tools; add it to tools, or leave it out here"
+            yield place, f"{tool_id!r} is not in this agent's tools; add it to tools, or remove it here"
     for alias in agent.aliases:
         other = everything.resolve(alias)
         if other is not None:
-            yield path_text(("aliases", alias)), f"is the name of the tool {other.id!r} already; choose another alias"
+            yield path_text(("aliases", alias)), f"is already the name of the tool {other.id!r}; choose another alias"
 
 
 def _ids_in(agent: AgentManifest) -> Iterator[tuple[str, str]]:
-    """Yield ``(place, id)`` for each tool that is named by its whole id."""
+    """Yield ``(place, id)`` for each tool that the manifest names by its full id."""
     yield from ((f"core[{index}]", tool_id) for index, tool_id in enumerate(agent.core))
     yield from ((path_text(("requires", "tools", tool_id)), tool_id) for tool_id in agent.requires.tools)
     yield from ((path_text(("tool_config", tool_id)), tool_id) for tool_id in agent.tool_config)
@@ -116,9 +116,9 @@ def generation_of(
     secrets: SecretStore = NO_SECRETS,
     elsewhere: Collection[str] = (),
 ) -> Generation:
-    """Return the part of ``everything`` that an agent without faults has, under its aliases too.
+    """Return the part of ``everything`` that a valid agent has, with its aliases.
 
-    A tool that it gives hosts to requires them here, and is withheld where they cannot be enforced.
+    A tool to which the agent gives hosts requires them, and is unavailable if they cannot be enforced.
 
     :param elsewhere: ids of tools that only other agents have
     """
@@ -145,7 +145,7 @@ def _read(folder: Path, workspaces: tuple[str, ...]) -> CheckedAgent:
     if not os.path.lexists(file):
         if folder.name == DEFAULT_AGENT:
             return CheckedAgent(nothing)
-        return CheckedAgent(nothing, str(file), (Fault(str(file), "", "is not there; an agent's folder holds one"),))
+        return CheckedAgent(nothing, str(file), (Fault(str(file), "", "is missing; an agent folder must have one"),))
     try:
         content = content_of(file, MAX_AGENT_BYTES)
     except LoadError as error:
@@ -182,7 +182,7 @@ def _with_additions(agent: AgentManifest, entry: Entry, tier: Tier, secrets: Sec
 
 
 def _names_any(pattern: str, everything: Generation) -> bool | None:
-    """Whether an item of ``tools`` names any tool; None for one that is no pattern."""
+    """Return whether an item of ``tools`` matches any tool, or None for an invalid pattern."""
     try:
         return pattern == "*" or any(tool_matches(pattern, tool_id) for tool_id in everything.entries)
     except ValueError:
@@ -191,10 +191,10 @@ def _names_any(pattern: str, everything: Generation) -> bool | None:
 
 def _no_tool(name: str, known: Mapping[str, Entry]) -> str:
     if has_wildcard(name):
-        return f"{name!r} matches no tool there is"
+        return f"{name!r} matches no tool"
     same_wire = [tool_id for tool_id in known if wire_name(tool_id) == name]
     close = same_wire or nearest(name, known)
-    return f"there is no tool {name!r}" + (f"; did you mean {' or '.join(close)}?" if close else "")
+    return f"tool {name!r} does not exist" + (f"; did you mean {' or '.join(close)}?" if close else "")
 
 
 # Bundles: a frozen configuration folder with an agent and its tools, every file by its hash.
@@ -206,12 +206,12 @@ BUNDLE_FILE = "bundle.json"
 FORMAT = 1
 MAX_BUNDLE_BYTES = 16 * 1024 * 1024
 _SEALED = ("handrail.toml", "tools", "agents", "skills")
-"""What Handrail reads of a configuration folder."""
+"""The entries of a configuration folder that Handrail reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """One file of a bundle: the SHA-256 of its content, in hexadecimal, and whether it is a program."""
+    """A file of a bundle: the SHA-256 of its content, in hexadecimal, and whether it is executable."""
 
     sha256: str
     executable: bool
@@ -219,7 +219,7 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class BundleSource:
-    """The seal of a configuration folder, as the first source of tools: it has none, only faults."""
+    """A source without tools that checks the seal of a configuration folder before any other source loads."""
 
     folder: Path
     rank: Rank = "built-in"
@@ -236,7 +236,10 @@ class BundleSource:
 
 
 def seal_of(path: Path) -> Sealed:
-    """:raises OSError: when it cannot be read, or is no regular file"""
+    """Return the hash and the executable bit of a file.
+
+    :raises OSError: if it cannot be read, or is not a regular file
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(file.fileno())
@@ -246,10 +249,10 @@ def seal_of(path: Path) -> Sealed:
 
 
 def sealed_text(agent: str, version: str, files: dict[str, Sealed], tools: dict[str, dict[str, str]]) -> str:
-    """The text of a bundle's own file: the same for the same files.
+    """Return the text of ``bundle.json``, which depends only on the files.
 
-    :param files: by their path in the bundle
-    :param tools: by agent: id to definition hash, of every tool that it has
+    :param files: the files, by path in the bundle
+    :param tools: by agent id, the definition hash of every tool it has, by tool id
     """
     listed = {name: {"sha256": one.sha256, "executable": one.executable} for name, one in sorted(files.items())}
     whole = {
@@ -263,7 +266,7 @@ def sealed_text(agent: str, version: str, files: dict[str, Sealed], tools: dict[
 
 
 def files_in(folder: Path) -> Iterator[str]:
-    """The paths of all that Handrail may read in a configuration folder, links and oddities included."""
+    """Yield the path of each file that Handrail may read in a configuration folder, including links."""
     for top in _SEALED:
         start = folder / top
         if start.is_dir() and not start.is_symlink():
@@ -280,12 +283,12 @@ def _faults(path: Path) -> Iterator[tuple[str, str]]:
     try:
         whole = parse_object(content, what="the bundle's contents", max_bytes=MAX_BUNDLE_BYTES)
     except ArgumentText as error:
-        yield "", f"{error}; build it again with handrail build"
+        yield "", f"{error}; rebuild the bundle with handrail build"
         return
     if whole.get("format") != FORMAT:
         yield (
             "format",
-            f"is {whole.get('format')!r}, and this Handrail reads {FORMAT}; build it again with handrail build",
+            f"is {whole.get('format')!r}, and this Handrail reads {FORMAT}; rebuild the bundle with handrail build",
         )
         return
     given: Any = whole.get("files")
@@ -293,18 +296,18 @@ def _faults(path: Path) -> Iterator[tuple[str, str]]:
     folder = path.parent
     for name in sorted(listed.keys() | set(files_in(folder))):
         if name not in listed:
-            yield f"files.{name}", "is not of the bundle; take it away, or build the bundle again"
+            yield f"files.{name}", "does not belong to the bundle; remove it, or rebuild the bundle"
             continue
         try:
             found = seal_of(folder / name)
         except FileNotFoundError:
-            yield f"files.{name}", "is gone; build the bundle again"
+            yield f"files.{name}", "is missing; rebuild the bundle"
             continue
         except OSError as error:
             yield f"files.{name}", f"cannot be read: {error.strerror or error}"
             continue
         if found.sha256 != listed[name].get("sha256"):
-            yield f"files.{name}", "was changed after the bundle was built; build it again, or put it back"
+            yield f"files.{name}", "was changed after the bundle was built; restore it, or rebuild the bundle"
         elif found.executable != listed[name].get("executable"):
-            how = "was made executable" if found.executable else "is not executable any more"
-            yield f"files.{name}", f"{how} after the bundle was built"
+            how = "was made executable" if found.executable else "is no longer executable"
+            yield f"files.{name}", f"{how} after the bundle was built; restore its mode, or rebuild the bundle"

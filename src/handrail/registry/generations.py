@@ -18,17 +18,17 @@ from handrail.contract.tool.tool import Tool
 
 
 class OpenTools:
-    """Tools that several successions may share. A tool ends when the last of them lets go of it."""
+    """Open tools that the agents of a kernel may share. A tool ends when its last user releases it."""
 
     def __init__(self) -> None:
         self._holders: Counter[int] = Counter()
 
     def take(self, tool: Tool) -> None:
-        """Count one more succession that has the tool."""
+        """Count one more user of the tool."""
         self._holders[id(tool)] += 1
 
     def give_back(self, tool: Tool) -> bool:
-        """Count one less. Gives whether it was the last, so that the tool is to be ended."""
+        """Count one user less and return whether it was the last, so that the tool has to end."""
         self._holders[id(tool)] -= 1
         if self._holders[id(tool)] > 0:
             return False
@@ -39,8 +39,8 @@ class OpenTools:
 class Succession:
     """The generations of one agent, bound to one event loop.
 
-    :param open_tools: shared by the successions of one kernel, some of whose tools are the same objects
-    :param loop: None for the running one
+    :param open_tools: the open tools of one kernel, which its agents share
+    :param loop: the event loop; None for the running one
     """
 
     def __init__(
@@ -58,17 +58,19 @@ class Succession:
 
     @property
     def living(self) -> tuple[Generation, ...]:
-        """The current generation, and the older ones that somebody still holds."""
+        """The current generation and the older ones that a turn or call still uses."""
         return (self.current, *self._older)
 
     def publish(self, generation: Generation) -> Difference:
-        """Make ``generation`` the current one. Gives how its tools differ from the one before.
+        """Make ``generation`` the current one and return how its tools differ from the previous one.
 
         :raises ValueError: unless its number is higher
         """
         older = self.current
         if generation.number <= older.number:
-            raise ValueError(f"generation {generation.number} cannot follow generation {older.number}")
+            raise ValueError(
+                f"Generation {generation.number} cannot be published. Its number must be above {older.number}."
+            )
         self._keep_open(generation)
         self._older.add(older)
         weakref.finalize(older, self._given_up).atexit = False
@@ -78,7 +80,7 @@ class Succession:
     async def aclose(self) -> None:
         """End every tool.
 
-        :raises ExceptionGroup: of what went wrong, after every tool was told
+        :raises ExceptionGroup: the errors of all tools that failed to end
         """
         self.closed = True
         tools, self._open = tuple(self._open.values()), {}
@@ -95,7 +97,7 @@ class Succession:
                 self._shared.take(entry.tool)
 
     def _given_up(self) -> None:
-        """Called when an older generation is no longer held by anybody, in any thread."""
+        """Schedule the end of unused tools after an older generation was released. Any thread may call this."""
         if self._open and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._end_what_is_left)
 
@@ -119,7 +121,7 @@ async def _end(tools: Iterable[Tool]) -> list[Exception]:
 
 
 async def _quietly(tools: Iterable[Tool]) -> None:
-    """End tools in the background. Errors are dropped, since nobody waits for them."""
+    """End tools in the background and drop their errors, which no caller awaits."""
     await _end(tools)
 
 
@@ -129,11 +131,11 @@ async def _quietly(tools: Iterable[Tool]) -> None:
 # short, a generation is recorded whole again once the changes since would name as many tools.
 
 MOST_CHANGES = 50
-"""Generations in a row that are told by what changed."""
+"""The most generations in a row that the log records as changes only."""
 
 
 class Chronicle:
-    """One agent's. Not to be shared between threads."""
+    """The records of one agent's generations in the log. Not thread-safe."""
 
     __slots__ = ("_changes", "_named", "_told")
 
@@ -142,9 +144,9 @@ class Chronicle:
         self._changes = self._named = 0
 
     def told(self, generation: Generation, difference: Difference | None = None) -> dict[str, Any]:
-        """The body of the record of ``generation``: which tools, by which definition, from where.
+        """Return the body of the record of ``generation``: its tools, their definitions and their sources.
 
-        :param difference: to the generation that was told last
+        :param difference: the change since the generation that was recorded last
         """
         after, self._told = self._told, generation.number
         if difference is not None and after is not None and self._is_short(difference, len(generation)):

@@ -39,26 +39,26 @@ from handrail.registry.sources.code import NativeTool
 from handrail.registry.sources.executables import ExecutableTool
 from handrail.runtime.secrets import NO_SECRETS, SecretStore, secret_settings
 
-# Availability of a sound tool here: its status, and the reason if it is withheld.
+# Availability: the status of a valid tool on this machine, and the reason if it is unavailable.
 
 
 class Reason(NamedTuple):
-    """Why a tool is off, and the status that gives it."""
+    """A reason why a tool is unavailable, and the resulting status."""
 
     status: Status
     text: str
 
 
-NOT_BUILT = "its executable is not built, and no start builds one: run handrail build AGENT, and start from the folder that it writes"
+NOT_BUILT = "its executable is not built; run handrail build AGENT, and start Handrail with the folder that it writes"
 PROVIDER = "the model's provider"
-"""``Entry.confined_by`` of what it carries out itself."""
+"""``Entry.confined_by`` of a tool that the model's provider carries out."""
 _GRAVEST: tuple[Status, ...] = ("disabled", "quarantined", "offline", "error", "available")
 
 
 def verdict(spec: ToolSpec, foreign: Foreign | None, reasons: Iterable[Reason]) -> tuple[str | None, Status]:
-    """What keeps a tool from running here, as ``Entry.withheld`` says it, and the status that follows.
+    """Return the text for ``Entry.withheld`` (None if the tool can run) and the status of a tool.
 
-    Without anything in its way it is ``connected`` where somebody had to give it something first, else ``system``.
+    A tool that can run is ``connected`` if the user configured or approved it, else ``system``.
     """
     found = sorted(reasons, key=lambda reason: _GRAVEST.index(reason.status))
     if found:
@@ -71,7 +71,7 @@ def verdict(spec: ToolSpec, foreign: Foreign | None, reasons: Iterable[Reason]) 
 
 
 def confinement_of(tool: Tool, tier: Tier) -> str:
-    """Who holds a tool back, as every result says it: ``runtime``, the tier, or both for Python that runs programs."""
+    """Return the confinement that every result states: ``runtime``, the tier, or both for Python that runs programs."""
     if tool.spec.provider_support:
         return PROVIDER
     holder = UNCONFINED if tool.spec.id in tier.unconfined else tier.name
@@ -83,11 +83,12 @@ def confinement_of(tool: Tool, tier: Tier) -> str:
 def reasons_to_withhold(
     tool: Tool, tier: Tier, spec: ToolSpec | None = None, *, secrets: SecretStore = NO_SECRETS
 ) -> list[Reason]:
-    """Why this kernel must not run a sound tool, each in a sentence for its operator; none where it may.
+    """Return the reasons why this kernel must not run a valid tool; empty if it may.
 
-    What cannot be enforced or served is refused; nothing runs with less than it declares, or less confined.
+    Each reason is a sentence for the operator. The kernel refuses a tool if it cannot enforce or provide all that the tool
+    declares.
 
-    :param spec: what is asked of the tool, where that is more than its own
+    :param spec: the requirements, if they exceed those of the tool itself
     """
     spec = spec or tool.spec
     reasons = [*_reasons_by_configuration(tool, spec, secrets)]
@@ -95,18 +96,20 @@ def reasons_to_withhold(
     if spec.requires.net.hosts and starts_programs and tier.confines and not tier.opens_hosts:
         hosts = ", ".join(spec.requires.net.hosts)
         why = "; ".join(f"{one.detail} ({one.remedy})" for one in tier.mechanisms if one.name == "hosts")
-        text = f"it starts programs and requires hosts ({hosts}), and no sandbox here opens the network to single hosts"
+        text = (
+            f"it starts programs and requires hosts ({hosts}), and no sandbox here can open the network to single hosts"
+        )
         reasons.append(Reason("error", f"{text}: {why}" if why else text))
     reasons += _reasons_by_kind(tool, spec)
     if not tier.confines and starts_programs:
         remedy = f" ({tier.remedy})" if tier.remedy else ""
-        text = f"it starts programs, which cannot be confined on this machine: {tier.detail}{remedy}"
+        text = f"it starts programs, and this machine cannot confine them: {tier.detail}{remedy}"
         reasons.append(Reason("error", text))
     return reasons
 
 
 def _reasons_by_configuration(tool: Tool, spec: ToolSpec, secrets: SecretStore) -> Iterator[Reason]:
-    """Yield the reasons that its operator does away with by giving the tool something."""
+    """Yield the reasons that the operator can remove by configuration."""
     if unknown := _unknown_secrets(tool, spec, secrets):
         yield Reason("available", f"needs configuration: it declares secrets that are not known here: {unknown}")
     if unset := _unset_secrets(tool, spec, secrets):
@@ -114,25 +117,28 @@ def _reasons_by_configuration(tool: Tool, spec: ToolSpec, secrets: SecretStore) 
     needed = (key for key, one in spec.config.items() if one.required and one.default is None and not one.secret)
     if unset := [f"{key} ({spec.config[key].description}; add {line_to_add(spec.id, key)})" for key in needed]:
         text = f"needs configuration: it has settings without a value: {', '.join(unset)}"
-        yield Reason("available", f"{text}. A program gives them with open_kernel(tool_config=…)")
+        yield Reason("available", f"{text}. A program passes them with open_kernel(tool_config=…)")
     if isinstance(tool, ExecutableTool) and tool.unbuilt:
         yield Reason("available", NOT_BUILT)
 
 
 def _reasons_by_kind(tool: Tool, spec: ToolSpec) -> Iterator[Reason]:
-    """Yield the reasons in what it declares and no tool of its kind is given."""
+    """Yield the reasons that follow from declarations that no tool of this kind supports."""
     if spec.mode == "stateful" and not tool.trusted:
-        text = f"its mode is {spec.mode!r}, which only Python tools can have: an executable that keeps something between calls is persistent"
+        text = (
+            f"its mode is {spec.mode!r}, which only Python tools support; declare an executable that keeps a "
+            "state as persistent"
+        )
         yield Reason("error", text)
     if tool.trusted and spec.cancellable == "process":
-        yield Reason("error", "it asks for a worker process of its own, and functions run in this process only")
+        yield Reason("error", "it requests a worker process, and functions run only in this process")
 
 
 def _unknown_secrets(tool: Tool, spec: ToolSpec, secrets: SecretStore) -> str:
-    """The secrets that cannot be handed over, each with what its operator does about it."""
+    """Return the secrets that are not available, each with the operator's next step."""
     if tool.own_secrets is not None:
         return ", ".join(
-            f"{name} (the process that brought the tool gave none of this name)"
+            f"{name} (the client process that registered the tool has no secret of this name)"
             for name in spec.secrets
             if name not in tool.own_secrets
         )
@@ -140,11 +146,12 @@ def _unknown_secrets(tool: Tool, spec: ToolSpec, secrets: SecretStore) -> str:
 
 
 def _unset_secrets(tool: Tool, spec: ToolSpec, secrets: SecretStore) -> str:
-    """The same for settings that are secret and that it cannot do without."""
+    """Return the required secret settings without a value, each with the operator's next step."""
     needed = [key for key in secret_settings(spec) if spec.config[key].required]
     if tool.own_secrets is not None:
         return ", ".join(
-            f"{key} (the process that brought the tool has not set it; add {line_to_add(spec.id, key, secret=True)} there)"
+            f"{key} (the client process that registered the tool has not set it; add "
+            f"{line_to_add(spec.id, key, secret=True)} there)"
             for key in needed
             if key not in tool.own_secrets
         )
@@ -156,11 +163,11 @@ _LOCKED = frozenset(LOCKED_IDS)
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What decides whether the tools of a generation can be used, beside their own declarations.
+    """The conditions, in addition to its own declaration, that decide whether a tool is available.
 
-    :param tier: what this machine can enforce; what it cannot confine is withheld with the reason
-    :param secrets: what tools may be given; one that declares another is withheld
-    :param settings: what the operator sets for single tools, the weakest layer first
+    :param tier: the confinement that this machine can enforce; a tool that needs more is unavailable
+    :param secrets: the secrets that tools may receive; a tool that declares others is unavailable
+    :param settings: the operator's settings for single tools, the weakest layer first
     """
 
     tier: Tier
@@ -168,17 +175,17 @@ class Conditions:
     settings: tuple[SettingsLayer, ...] = ()
 
     def of(self, tool_id: str) -> tuple[SettingsLayer, ...]:
-        """The layers that set anything for a tool."""
+        """Return the layers that set a value for a tool."""
         return tuple(layer for layer in self.settings if tool_id in layer.tools) if self.settings else ()
 
 
 @dataclass(slots=True)
 class Memory:
-    """The result of the last look through an agent's sources, so that only what is new is checked.
+    """The result of the last load of an agent's sources, so that the next load checks only new tools.
 
-    :ivar found: each source with what it had, in order
-    :ivar entries: what became of them, by id
-    :ivar approved: by foreign source, the definitions that were approved
+    :ivar found: each source with its result, in order
+    :ivar entries: the resulting entries, by tool id
+    :ivar approved: the approved definitions, by third-party source
     """
 
     conditions: Conditions | None = None
@@ -200,15 +207,15 @@ def load_generation(
     memory: Memory | None = None,
     only: Collection[Source] | None = None,
 ) -> Generation:
-    """Build a generation of what ``sources`` have, in their order: built-ins, global, agent, code, packages.
+    """Build a generation from ``sources``, in this order: built-ins, global, agent, code, packages.
 
     :param tier: see :class:`Conditions`, as for ``secrets`` and ``settings``
-    :param aliases: an operator's further names, alias to id
-    :param strict: whether faults of foreign sources are fatal too
-    :param pins: which definitions of foreign tools a person has approved; the others are off until one has
-    :param memory: of the last time. Tools that are the same objects keep their entries; it is brought up to date
-    :param only: the sources among ``sources`` that are looked through anew, where the others are those of the last time
-    :raises LoadError: with all faults of the operator's own sources; the memory stays as it was
+    :param aliases: the operator's additional names, alias to id
+    :param strict: whether faults of third-party sources are fatal too
+    :param pins: the approved definitions of third-party tools; the other tools stay off until the user approves them
+    :param memory: the result of the last load; unchanged tools keep their entries. Updated on success
+    :param only: the sources to load again; the others keep their last result
+    :raises LoadError: with all faults of the operator's own sources
     """
     table = _Table(Conditions(tier, secrets, tuple(settings)), pins, memory or Memory())
     every: list[tuple[Source, Loaded]] = []
@@ -222,7 +229,7 @@ def load_generation(
     if table.faults:
         raise LoadError(table.faults)
     names = {**table.shipped, **(aliases or {})}
-    by_rank = sorted(every, key=lambda one: one[0].rank != "agent")  # an agent's own stand before everybody's
+    by_rank = sorted(every, key=lambda one: one[0].rank != "agent")  # an agent's own resources come first
     offerings = [loaded.offering for _, loaded in by_rank if loaded.offering is not None]
     rows = table.rows.values()
     generation = Generation(number, rows, names, table.quarantined, offerings=offerings, unheard=unheard)
@@ -235,7 +242,7 @@ def load_generation(
 def _looked_through(
     sources: Iterable[Source], before: Memory, only: Collection[Source] | None
 ) -> Iterator[tuple[Source, Loaded]]:
-    """Yield each source with what it has, for :func:`load_generation`."""
+    """Yield each source with its content, for :func:`load_generation`."""
     known: dict[int, Loaded] = {}
     if only is not None:
         fresh = {id(source) for source in only}
@@ -246,19 +253,19 @@ def _looked_through(
 
 
 def _loaded(source: Source) -> Loaded:
-    """What a source has. One that is not the operator's own cannot keep the kernel from starting, whatever it does."""
+    """Load one source. An error of a third-party source becomes a fault, so it does not stop the start."""
     if not source.foreign:
         return source.load()
     try:
         return source.load()
     except Exception as error:
         name = str(getattr(source, "name", type(source).__name__))
-        problem = f"cannot be looked through: {type(error).__name__}: {error}"
+        problem = f"cannot be loaded: {type(error).__name__}: {error}"
         return Loaded(faults=(Fault(name, "", problem),), name=name)
 
 
 class _Table:
-    """The tools taken so far, by id, and by wire name."""
+    """The tools of the generation so far, by id and by wire name."""
 
     def __init__(self, conditions: Conditions, pins: Pins, before: Memory) -> None:
         self.conditions = conditions
@@ -271,14 +278,14 @@ class _Table:
         self.shipped: dict[str, str] = {}
         """Aliases of built-in tools."""
         self.unfit: dict[str, tuple[Tool, list[Fault]]] = {}
-        """Of the operator's own tools, by id, what is set for each and that it does not take."""
+        """By tool id, the settings that one of the operator's own tools does not accept."""
         self.faults: list[Fault] = []
         self.quarantined: list[Fault] = []
 
     def take_source(self, source: Source, loaded: Loaded, *, strict: bool) -> None:
-        """Add what one source has, and its faults.
+        """Add the tools and the faults of one source.
 
-        :param strict: whether faults of a foreign source are fatal too
+        :param strict: whether faults of a third-party source are fatal too
         """
         if source.rank == "built-in":
             self.shipped.update(loaded.aliases)
@@ -288,14 +295,14 @@ class _Table:
         (self.faults if strict or not source.foreign else self.quarantined).extend(problems)
 
     def refuse_unfit_settings(self) -> None:
-        """Make faults of the settings that tools do not take; not for a tool that an agent's overrides."""
+        """Report settings that tools do not accept, except for a tool that an agent's tool overrides."""
         for tool_id, (tool, unfit) in self.unfit.items():
             row = self.rows.get(tool_id)
             if row is not None and row.tool is tool:
                 self.faults += unfit
 
     def take_all(self, loaded: Loaded, source: Source) -> list[Fault]:
-        """Add the tools of one source, or say everything that is wrong with those that cannot be."""
+        """Add the tools of one source and return the faults of those that are rejected."""
         rank, foreign = source.rank, Foreign(loaded.name, loaded.about) if source.foreign else None
         nothing: Mapping[str, Entry] = {}
         before = self.before.entries if self.conditions == self.before.conditions else nothing
@@ -317,12 +324,12 @@ class _Table:
         return problems
 
     def _judged(self, found: Found, foreign: Foreign | None, problems: list[Fault]) -> Entry | None:
-        """One tool as it can be had here; None for one with faults, which are added to ``problems``."""
+        """Return the entry of one tool, or None if it has faults, which are added to ``problems``."""
         tool, place, tier = found.tool, found.place, self.conditions.tier
         spec = tool.spec
         known = checked(spec)
         faults = (*known.problems, *_faults_in_tool(tool))
-        about = spec.id if foreign is not None else ""  # the operator's own are known by their places
+        about = spec.id if foreign is not None else ""  # the operator knows their own tools by place
         problems += [Fault(place, where, problem, tool=about) for where, problem in faults]
         if faults or known.schema is None:
             return None
@@ -333,7 +340,7 @@ class _Table:
         if unfit:
             self.unfit[spec.id] = (tool, unfit)
         if spec.only_its_command and spec.id in tier.unconfined:
-            spec = replace(spec, only_its_command=False)  # nothing holds its programs to what was proved of the command
+            spec = replace(spec, only_its_command=False)  # its programs may do more than the command proves
         withheld, status = verdict(spec, foreign, self._reasons(tool, spec, foreign))
         return Entry(
             spec,
@@ -351,23 +358,23 @@ class _Table:
         )
 
     def _reasons(self, tool: Tool, spec: ToolSpec, foreign: Foreign | None) -> list[Reason]:
-        """The reasons why it is withheld; empty if it is not."""
+        """Return the reasons why a tool is unavailable; empty if it is available."""
         reasons = reasons_to_withhold(tool, self.conditions.tier, spec, secrets=self.conditions.secrets)
         enabled = [layer.tools[spec.id].enabled for layer in self.conditions.of(spec.id)]
         if not all(enabled):
-            reasons.append(Reason("disabled", f'its operator has put it out: [tools."{spec.id}"] enabled = false'))
+            reasons.append(Reason("disabled", f'the operator has disabled it: [tools."{spec.id}"] enabled = false'))
         if foreign is not None and (found := review(spec, self.approved[foreign.name])) is not None:
-            how = f"look at it with: handrail sources review {foreign.name}"
+            how = f"review it with: handrail sources review {foreign.name}"
             reasons.append(Reason("quarantined", f"{found.reason}; {how}"))
         return reasons
 
     def answer_locked_ids(self, unheard: Sequence[Unheard]) -> None:
-        """Add the locked ids for which the operator has named a tool that answers.
+        """Add the locked ids for which the operator has named an answering tool.
 
-        A tool of the operator's own that cannot answer is a fault. A foreign one, or one that is not there, withholds
-        the locked id with the reason.
+        If a tool of the operator's own cannot answer, that is a fault. If a third-party tool cannot, or no such tool exists,
+        the locked id is unavailable with the reason.
 
-        :param unheard: the sources that have not said yet what they have
+        :param unheard: the sources that have not listed their tools yet
         """
         for layer in self.conditions.settings:
             for tool_id, settings in layer.tools.items():
@@ -387,7 +394,7 @@ class _Table:
             return
         reasons = [Reason("error", text)] if problems else []
         if entry.withheld is not None:
-            reasons.append(Reason(entry.status, f"{by} answers for it, and that tool is withheld: {entry.withheld}"))
+            reasons.append(Reason(entry.status, f"{by} answers for it and is unavailable: {entry.withheld}"))
         made = self._locked(
             entry.tool, shape.declared(tool_id, entry.spec), f"{by} ({entry.source})", entry.confined_by, reasons
         )
@@ -401,11 +408,11 @@ class _Table:
         self.ids_by_wire[tool_id] = tool_id
 
     def _withhold_unanswered(self, tool_id: str, by: str, layer: SettingsLayer, unheard: Sequence[Unheard]) -> None:
-        """Add a locked id for which a tool is to answer that is not there."""
+        """Add a locked id whose answering tool does not exist."""
         known = Generation(0, (), unheard=unheard).awaited(by)
         close = nearest(by, [one for one in self.rows if one not in _LOCKED], 1)
         hint = known or (f"did you mean {close[0]}?" if close else "handrail tools lists the ids")
-        text = f"{by} is to answer for it, and there is no such tool; {hint}"
+        text = f"the tool {by} that should answer for it does not exist; {hint}"
         reasons = [Reason("offline" if known else "error", text)]
         absent = _Absent(tool_id)
         self.rows[tool_id] = self._locked(absent, absent.spec, layer.source, IN_PROCESS, reasons)
@@ -414,13 +421,13 @@ class _Table:
     def _locked(
         self, answering: Tool, declared: ToolSpec, source: str, confined_by: str, reasons: list[Reason]
     ) -> Entry:
-        """The entry of a locked id that another tool answers for, in force as its operator has set it."""
+        """Return the entry of a locked id that another tool answers for, with the operator's settings applied."""
         tool_id = declared.id
         layers = self.conditions.of(tool_id)
         spec, unfit = in_force(replace(declared, config={}), layers)
         self.faults += unfit
         if not all(one.tools[tool_id].enabled for one in layers):
-            reasons.append(Reason("disabled", f'its operator has put it out: [tools."{tool_id}"] enabled = false'))
+            reasons.append(Reason("disabled", f'the operator has disabled it: [tools."{tool_id}"] enabled = false'))
         withheld, status = verdict(spec, None, reasons)
         known = checked(spec)
         assert known.schema is not None, "the shape of a locked id is sound"
@@ -439,26 +446,32 @@ class _Table:
     def _clash(self, tool_id: str, wire: str, rank: Rank, *, foreign: bool) -> str | None:
         if foreign and (tool_id in FACE_IDS or wire in FACE_IDS):
             return (
-                f"{tool_id!r} is kept for clients that call tools by it; rename this one, or give its server a prefix"
+                f"{tool_id!r} is reserved for clients that call tools by this name; rename this tool, or set a "
+                "prefix for its server"
             )
         if rank != "built-in":
             if tool_id in _LOCKED:
-                return f"{tool_id!r} is a locked id, which only the built-in tool may have; rename this one"
+                return f"{tool_id!r} is a locked id, which is reserved for the built-in tool; rename this tool"
             if is_session_internal(tool_id):
-                return f"{tool_id!r} is kept for a built-in tool of the session itself, which runs unasked; rename this one"
+                return (
+                    f"{tool_id!r} is reserved for a built-in session tool, which requires no approval; rename this tool"
+                )
             if tool_id in self.shipped:
-                return f"{tool_id!r} is another name of the built-in tool {self.shipped[tool_id]!r}; rename this one"
+                return f"{tool_id!r} is an alias of the built-in tool {self.shipped[tool_id]!r}; rename this tool"
         same_wire = self.ids_by_wire.get(wire)
         if same_wire is None:
             return None
         other, before = self.rows[same_wire], self.ranks[same_wire]
         if same_wire != tool_id:
-            return f"{tool_id!r} and {same_wire!r} from {other.source} would both be {wire!r} to a model; rename one of the two"
+            return (
+                f"{tool_id!r} and {same_wire!r} from {other.source} would have the same wire name {wire!r}; "
+                "rename one of them"
+            )
         if before == "built-in" and rank != "built-in":
-            return f"{tool_id!r} is a built-in tool, and nothing may override one; rename this one"
+            return f"{tool_id!r} is a built-in tool, which no tool may override; rename this tool"
         if before == "global" and rank == "agent":
             return None
-        return f"{tool_id!r} is already the id of the tool from {other.source}; rename one of the two"
+        return f"{tool_id!r} is already the id of the tool from {other.source}; rename one of them"
 
     def faults_in_aliases(self, aliases: Mapping[str, str]) -> list[Fault]:
         found: list[Fault] = []
@@ -466,16 +479,16 @@ class _Table:
             if problem := fault_in_id(alias):
                 found.append(Fault("aliases", alias, problem))
             elif alias in LOCKED_IDS or alias in self.rows or alias in self.ids_by_wire or alias in self.shipped:
-                found.append(Fault("aliases", alias, "is the name of a tool already; choose another alias"))
+                found.append(Fault("aliases", alias, "is already the name of a tool; choose another alias"))
             if tool_id not in self.rows:
                 close = nearest(tool_id, self.rows)
                 hint = f"; did you mean {' or '.join(close)}?" if close else ""
-                found.append(Fault("aliases", alias, f"there is no tool {tool_id!r}{hint}"))
+                found.append(Fault("aliases", alias, f"tool {tool_id!r} does not exist{hint}"))
         return found
 
 
 def _is_of(entry: Entry, found: Found, foreign: Foreign | None) -> bool:
-    """Whether an entry was made of the very tool that was found, of the same source."""
+    """Return whether an entry was built from this tool of this source."""
     return (
         entry.tool is found.tool
         and entry.declared is found.tool.spec
@@ -485,20 +498,24 @@ def _is_of(entry: Entry, found: Found, foreign: Foreign | None) -> bool:
 
 
 class _Absent(Tool):
-    """Stands behind a locked id for which a tool is to answer that is not there. It is withheld, so it is never run."""
+    """A placeholder behind a locked id whose answering tool does not exist. It is unavailable and never runs."""
 
     def __init__(self, tool_id: str) -> None:
         shape = LOCKED_SHAPES[tool_id]
         self.spec = ToolSpec(tool_id, shape.description, shape.parameters, kind=shape.kind, targets=shape.targets)
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        raise ToolError(f"no tool answers for {self.spec.id} here", kind="unavailable")
+        raise ToolError(
+            f"Tool {self.spec.id} is not available: the tool that should answer for it does not exist. Ask "
+            "the user to correct `answered_by` in the settings.",
+            kind="unavailable",
+        )
 
 
 def _faults_in_tool(tool: Tool) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     if tool.spec.provider_support and not isinstance(tool, NativeTool):
-        found.append(("provider_support", "only an agent's manifest names what a provider carries out; leave it out"))
+        found.append(("provider_support", "only an agent's manifest can declare provider tools; remove this field"))
     if tool.trusted:
         found += _faults_of_python(tool.spec)
         if (fault := _fault_in_steps(tool)) is not None:
@@ -507,21 +524,25 @@ def _faults_in_tool(tool: Tool) -> list[tuple[str, str]]:
 
 
 def _fault_in_steps(tool: Tool) -> str | None:
-    """What a tool does and what its mode says have to agree."""
+    """Return the fault if a tool's mode does not match its implementation."""
     if tool.goes_on is not None:
         return None
     if tool.spec.mode == "stateful":
-        return None if yields(tool) else "is 'stateful', and its execute does not yield; make it an async generator"
-    return 'its execute yields; say "stateful" where each step is to be a call of its own' if yields(tool) else None
+        return None if yields(tool) else "is 'stateful', but its execute does not yield; make it an async generator"
+    return (
+        'its execute yields; declare the mode "stateful" if each step should be a separate call'
+        if yields(tool)
+        else None
+    )
 
 
 def _faults_of_python(spec: ToolSpec) -> list[tuple[str, str]]:
-    """Fields that only an executable can honour; none is silently ignored."""
+    """Return the faults for fields that only executables support, so that no field is silently ignored."""
     found: list[tuple[str, str]] = []
     if spec.persistent:
-        found.append(("runtime.persistent", "only an executable is kept running between calls; leave it out"))
+        found.append(("runtime.persistent", "only an executable can stay running between calls; remove this field"))
     if spec.build:
-        found.append(("runtime.build", "only the executable of a tool folder is built; leave it out"))
+        found.append(("runtime.build", "only the executable of a tool folder can be built; remove this field"))
     if spec.exec_path is not None:
-        found.append(("runtime.exec_path", "only a tool in a tool folder has an executable; leave it out"))
+        found.append(("runtime.exec_path", "only a tool in a tool folder has an executable; remove this field"))
     return found

@@ -24,9 +24,9 @@ from handrail.store import decisions as stored
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """What a foreign tool says of itself, as far as a model is told of it.
+    """The part of a third-party tool's definition that a model acts on.
 
-    :param further: by name, what of :data:`~handrail.contract.tool.spec.TOLD_BESIDE` it says
+    :param further: the values of the fields in :data:`~handrail.contract.tool.spec.TOLD_BESIDE`, by name
     """
 
     id: str
@@ -40,14 +40,14 @@ class Definition:
 
     @property
     def hash(self) -> str:
-        """SHA-256 of its canonical JSON, in hexadecimal."""
+        """The SHA-256 of the canonical JSON, in hexadecimal."""
         return hashlib.sha256(_canonical(self.as_data()).encode("utf-8", "surrogatepass")).hexdigest()
 
     def is_as(self, other: Definition) -> bool:
-        """Whether both have the same :attr:`hash`."""
+        """Return whether both definitions have the same :attr:`hash`."""
         try:
             one, two = (orjson.dumps(each.as_data(), option=orjson.OPT_SORT_KEYS) for each in (self, other))
-        except orjson.JSONEncodeError:  # such as half of a surrogate pair, which there is a hash of
+        except orjson.JSONEncodeError:  # such as half of a surrogate pair, which the hash covers
             return self.hash == other.hash
         return one == two
 
@@ -55,13 +55,14 @@ class Definition:
         return {"id": self.id, **self.parts()}
 
     def parts(self) -> dict[str, Any]:
-        """What can change while it stays the same tool, by name."""
+        """Return the parts that may change while the tool stays the same, by name."""
         return {"description": self.description, "parameters": dict(self.parameters), **self.further}
 
     def lines(self) -> list[str]:
-        """It as text, in an order that does not depend on how it was sent: two that differ have other lines.
+        """Return the definition as text lines that do not depend on the order in which the server sent it.
 
-        The description stands as it is, then the schema, then the rest under its names and further in.
+        The description comes first, then the schema, then the other fields under their names. Two definitions that differ have
+        different lines.
         """
         found = [*text_lines(self.description), "", *_schema_lines(self.parameters)]
         for name in sorted(self.further):
@@ -76,10 +77,10 @@ def _further(said: Callable[[str], Any]) -> dict[str, Any]:
 
 
 def text_lines(text: str) -> list[str]:
-    """A text, line by line, for a person who decides by it; two that differ have other lines.
+    """Return the lines of a text, with invisible characters spelled out, for a user who reviews it.
 
-    A line with something in it that is not seen is in quotes, as JSON spells it: the last one where it has a line end, one
-    with blanks at its end, one with a character that does not print.
+    A line with trailing blanks, a line with an unprintable character, and a last line with a line end are quoted as JSON.
+    Two texts that differ have different lines.
     """
     lines = text.split("\n")
     if len(lines) > 1 and not lines[-1]:
@@ -92,7 +93,7 @@ def _is_seen(line: str) -> bool:
 
 
 def _spelled(value: object, indent: int | None = None) -> str:
-    """A value as JSON, with nothing in it that does not print."""
+    """Return a value as JSON without unprintable characters."""
     text = json.dumps(value, indent=indent, sort_keys=True, ensure_ascii=False)
     return "".join(one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text)
 
@@ -102,10 +103,10 @@ def _schema_lines(value: object) -> list[str]:
 
 
 class Pins(Protocol):
-    """What has been approved."""
+    """The definitions of third-party tools that the user has approved."""
 
     def approved(self, source: str) -> Mapping[str, Definition]:
-        """By tool id, the definitions of a source that a person has approved; the same object while nothing changes."""
+        """Return the approved definitions of a source, by tool id. The object is the same while nothing changes."""
         ...
 
 
@@ -118,21 +119,21 @@ class _Nothing:
 
 
 NO_PINS: Pins = _Nothing()
-"""Nothing has been approved."""
+"""A set of pins without any approved definition."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPins:
-    """What this user has approved, for all workspaces.
+    """The definitions that this user has approved, for all workspaces.
 
-    :param state: the root of all state
+    :param state: the root folder of all state
     """
 
     state: Path
     _read: dict[str, tuple[bytes, Mapping[str, Definition]]] = field(
         default_factory=dict[str, tuple[bytes, Mapping[str, Definition]]], init=False, repr=False, compare=False
     )
-    """By source, the digest of its file as it was read last, and what stood in it."""
+    """By source, the digest of the file at the last read, and its definitions."""
 
     def approved(self, source: str) -> Mapping[str, Definition]:
         content = stored.read_pins(self.state, source)
@@ -145,17 +146,18 @@ class StoredPins:
         return known[1]
 
     def approve(self, source: str, definitions: Iterable[Definition]) -> None:
-        """Approve these from now on, beside what else was approved of the source.
+        """Approve these definitions, in addition to those already approved for the source.
 
-        :raises StartError: when the state folder cannot be written
+        :raises StartError: if the state folder cannot be written
         """
         kept = {**self.approved(source), **{one.id: one for one in definitions}}
         stored.write_pins(self.state, source, {tool_id: one.as_data() for tool_id, one in kept.items()})
 
     def forget(self, source: str, tool_ids: Iterable[str] | None = None) -> int:
-        """Approve these no longer; None for all that was. Gives how many there were.
+        """Revoke the approval of some tools of a source and return how many were approved.
 
-        :raises StartError: when the state folder cannot be written
+        :param tool_ids: the tools; None for all of the source
+        :raises StartError: if the state folder cannot be written
         """
         before = self.approved(source)
         gone = set(before) if tool_ids is None else set(before) & set(tool_ids)
@@ -175,14 +177,15 @@ def _definitions(tools: Mapping[str, dict[str, Any]]) -> dict[str, Definition]:
 
 
 _MAX_COMPARED = 2_000
-"""Lines of two definitions that are compared."""
+"""The most lines of two definitions together that get a minimal diff."""
 
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """One tool of a foreign source that waits for a person.
+    """A tool of a third-party source that requires a review by the user.
 
-    :param before: what was approved of it, or None for a tool that is new
+    :param now: the definition that the source lists now
+    :param before: the approved definition, or None for a new tool
     """
 
     now: Definition
@@ -190,15 +193,15 @@ class Review:
 
     @property
     def reason(self) -> str:
-        """Why it is off."""
+        """The reason why the tool is off."""
         if self.before is None:
-            return "it is new, and nobody has approved what it says of itself"
+            return "the tool is new, and the user has not approved its definition"
         before, now = self.before.parts(), self.now.parts()
         changed = [name for name in {**now, **before} if _canonical(before.get(name)) != _canonical(now.get(name))]
-        return f"its {' and '.join(changed)} changed after a person had approved it"
+        return f"its {' and '.join(changed)} changed after the user approved it"
 
     def difference(self) -> list[str]:
-        """What changed, as the lines of a unified diff; of a new tool, all of it."""
+        """Return the change as the lines of a unified diff; for a new tool, every line."""
         if self.before is None:
             return [f"+{line}" for line in self.now.lines()]
         before, now = self.before.lines(), self.now.lines()
@@ -208,20 +211,22 @@ class Review:
 
 
 def review(spec: ToolSpec, approved: Mapping[str, Definition]) -> Review | None:
-    """What a person has to look at before a foreign tool is on; None where it is as it was approved."""
+    """Return the review that a third-party tool requires, or None if its approved definition is unchanged."""
     now, before = Definition.of(spec), approved.get(spec.id)
     return None if before is not None and before.is_as(now) else Review(now, before)
 
 
 def reviews(source: str, specs: Iterable[ToolSpec], pins: Pins) -> dict[str, Review]:
-    """The tools of ``source`` that nobody has approved as they are now, by id."""
+    """Return the tools of ``source`` whose present definitions are not approved, by id."""
     approved = pins.approved(source)
     return {spec.id: found for spec in specs if (found := review(spec, approved)) is not None}
 
 
 def hash_of(source: str, waiting: Mapping[str, Review]) -> str:
-    """By what a person says which definitions they have looked at: 32 hexadecimal digits, of all of them as they are now. As many
-    as that, since whoever writes the definitions could look for others that have the same few."""
+    """Return a hash of the definitions to review, by which the user confirms them.
+
+    The hash has 32 hexadecimal digits, so an author of definitions cannot find others with the same hash.
+    """
     said = [source, sorted((tool_id, one.now.hash) for tool_id, one in waiting.items())]
     return hashlib.sha256(_canonical(said).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 

@@ -32,10 +32,9 @@ from handrail.runtime.secrets import NO_SECRETS, SecretStore
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What a look through the sources found: a generation, or faults.
+    """The result of loading the sources: a generation, or faults.
 
-    :param known: the ids that the agent's rules may name; all there are where the manifest is faulty, None where
-        nobody can tell
+    :param known: the ids that the agent's rules may name; every id if the manifest is faulty, None if unknown
     :param beyond: the ids of tools that the agent does not have
     """
 
@@ -47,20 +46,19 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class ToolSources:
-    """Where tools come from. The folders are read anew with each :meth:`load`; of what is the same as the last time nothing
-    is judged again.
+    """The sources of one agent's tools. Each :meth:`load` reads the folders again, but checks only tools that changed.
 
     :param everybody: the folder of tools for all agents
-    :param agent: the folder of this agent's
-    :param given: tools given in code
-    :param offerings: given in code
-    :param manifest: which of all these the agent has
-    :param secrets: what they may be given
-    :param pins: which definitions of foreign tools a person has approved
-    :param settings: what the operator sets for single tools, the weakest layer first
-    :param agents: which of them can be tools of this one
-    :param further: sources that are not the operator's own
-    :param elsewhere: gives the ids of tools that other agents have, which rules may name
+    :param agent: the folder of tools for this agent
+    :param given: tools passed in code
+    :param offerings: resources and prompts passed in code
+    :param manifest: the agent's manifest, which selects among all tools
+    :param secrets: the secrets that tools may receive
+    :param pins: the approved definitions of third-party tools
+    :param settings: the operator's settings for single tools, the weakest layer first
+    :param agents: the agents that may be tools of this one
+    :param further: returns the third-party sources
+    :param elsewhere: returns the ids of tools that only other agents have, which rules may name
     """
 
     everybody: Path
@@ -79,9 +77,9 @@ class ToolSources:
     memory: Memory = field(default_factory=Memory, compare=False, repr=False)
 
     def load(self, number: int, only: Collection[Source] | None = None) -> Generation:
-        """What the agent has of all of them, as generation ``number``.
+        """Return generation ``number`` of the agent's tools.
 
-        :param only: of the ``further`` ones, those that have changed; all others are as they were looked through last
+        :param only: the ``further`` sources that have changed; the others keep their last result
         :raises LoadError: with every fault of every source and of the agent's manifest
         """
         looked = self.look(number, only)
@@ -90,7 +88,7 @@ class ToolSources:
         return looked.generation
 
     def look(self, number: int, only: Collection[Source] | None = None) -> Looked:
-        """As :meth:`load`, with the faults in what it gives."""
+        """Load as :meth:`load` does, and return faults instead of raising them."""
         checked = self.manifest
         try:
             everything = self._everything(number, only)
@@ -123,7 +121,7 @@ class ToolSources:
         )
 
     def _unknown(self, everything: Generation) -> Iterator[Fault]:
-        """Each tool that a layer must know and that neither this agent nor another one has."""
+        """Yield a fault for each tool with settings that must exist, if no agent has it."""
         for layer in self.settings:
             unknown = [tool_id for tool_id in layer.tools if layer.known and tool_id not in everything.entries]
             others = frozenset(self.elsewhere()) if unknown else frozenset[str]()
@@ -131,7 +129,7 @@ class ToolSources:
                 if tool_id not in others:
                     close = nearest(tool_id, everything.entries, 1)
                     hint = f"did you mean {close[0]!r}?" if close else "handrail tools lists the ids"
-                    yield layer.fault(tool_id, f"there is no tool {tool_id!r}; {hint}")
+                    yield layer.fault(tool_id, f"tool {tool_id!r} does not exist; {hint}")
 
     def _kept(self, tool_id: str) -> Tool | None:
         entry = self.memory.entries.get(tool_id)
@@ -153,5 +151,5 @@ class ToolSources:
 
 
 def _is_gone(source: Source) -> bool:
-    """Whether it was there for a while only, as a server that a program had connected, and is not kept any longer."""
+    """Return whether a source was temporary, such as a server that a client connected, and is closed."""
     return getattr(source, "gone", False) is True

@@ -1,4 +1,4 @@
-"""Tools from Python: given in code, built in, of a provider, agents as tools, and from installed packages."""
+"""Tools from Python: passed in code, built in, of a provider, agents as tools, and from installed packages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from handrail.store.installed import entry_points as of_group
 class PythonSource:
     """The tools that were passed to ``open_kernel(tools=…)``, in order.
 
-    :param given: tools, classes of tools, or modules whose tools are all meant
+    :param given: tools, classes of tools, or modules, of which every tool counts
     """
 
     given: tuple[object, ...]
@@ -37,7 +37,7 @@ class PythonSource:
 
 @dataclass(frozen=True, slots=True)
 class GivenOffering:
-    """One of what was passed to ``open_kernel(offerings=…)``."""
+    """The resources and prompts of one provider that was passed to ``open_kernel(offerings=…)``."""
 
     offering: Offering
     rank: Rank = "code"
@@ -50,7 +50,7 @@ class GivenOffering:
 def tools_among(given: Iterable[object], place: str | None = None) -> Loaded:
     """Sort objects into tools and faults.
 
-    :param place: where they come from; by default each names its own module
+    :param place: their origin; by default the module of each object
     """
     found: list[Found] = []
     faults: list[Fault] = []
@@ -63,7 +63,7 @@ def tools_among(given: Iterable[object], place: str | None = None) -> Loaded:
         members = tuple(_tools_of(item)) if isinstance(item, ModuleType) else (item,)
         if not members:
             faults.append(
-                Fault(place or _name_of(item), "", "this module holds no tool; decorate its functions with @tool")
+                Fault(place or _name_of(item), "", "this module has no tool; decorate its functions with @tool")
             )
         for member in members:
             where = place or _name_of(member)
@@ -86,24 +86,22 @@ def _tools_of(module: ModuleType) -> Iterator[Tool]:
 
 
 def _as_tool(item: object) -> Tool | str:
-    """A usable tool, or what is wrong."""
+    """Return a usable tool, or the text of its fault."""
     if inspect.isclass(item) and issubclass(item, Tool):
         if inspect.isabstract(item):
             return f"{item.__name__} has no execute method; write async def execute(self, args, runtime)"
         try:
             item = item()
         except Exception as error:
-            return (
-                f"{item.__name__}() failed ({type(error).__name__}: {error}); pass a made object instead of the class"
-            )
+            return f"{item.__name__}() failed ({type(error).__name__}: {error}); pass an object instead of the class"
     if isinstance(item, Tool):
         spec: Any = getattr(item, "spec", None)
         if not isinstance(spec, ToolSpec):
             return f"its spec is {type(spec).__name__}; expected spec = ToolSpec(id=…, description=…, parameters={{…}})"
         return item
     if inspect.isroutine(item):
-        return "is a plain function; put @tool above it, which reads its signature and docstring"
-    return f"is a {type(item).__name__}; expected a function under @tool, a Tool, or a module of such"
+        return "is a plain function; decorate it with @tool, which reads its signature and docstring"
+    return f"is a {type(item).__name__}; expected a function with @tool, a Tool, or a module with tools"
 
 
 def _name_of(item: object) -> str:
@@ -119,36 +117,42 @@ def _name_of(item: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BuiltinSource:
-    """What Handrail ships, in the order in which a catalog shows it."""
+    """A source of the built-in tools, in their catalog order."""
 
     rank: Rank = "built-in"
     foreign: bool = False
 
     def load(self) -> Loaded:
-        from handrail.tools import ALIASES, BUILTINS  # here, so that nothing pays for them before a kernel opens
+        from handrail.tools import ALIASES, BUILTINS  # here, so that they load only when a kernel opens
 
         return Loaded(tuple(Found(tool, BUILT_IN) for tool in BUILTINS), aliases=ALIASES)
 
 
-# Tools that a model's provider carries out itself, as a source: the ones named in an agent's manifest.
+# Provider tools as a source: the tools in an agent's manifest that a model's provider carries out itself.
 
 SOURCE = "native"
-"""``Entry.source`` of them."""
+"""``Entry.source`` of provider tools."""
 
 
 class NativeTool(Tool):
-    """Stands for a tool of providers. It is never run."""
+    """A placeholder for a provider tool. It never runs."""
 
     def __init__(self, spec: ToolSpec) -> None:
         self.spec = spec
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        raise ToolError(f"{self.spec.id} is not run here: {AT_PROVIDER}", kind="unavailable")
+        raise ToolError(
+            f"Tool {self.spec.id} was not called: {AT_PROVIDER}. Use it in your reply as the provider documents it.",
+            kind="unavailable",
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class NativeSource:
-    """:param chosen: ``[native]`` of the manifest; what is faulty there is said with the manifest's other faults"""
+    """A source of the provider tools in an agent's manifest.
+
+    :param chosen: ``[native]`` of the manifest, whose faults are reported with those of the manifest
+    """
 
     chosen: Chosen = field(default_factory=dict[str, Any])
     rank: Rank = "built-in"
@@ -164,14 +168,15 @@ class NativeSource:
         )
 
 
-# Agents as tools, as a source: the ones that another agent's manifest lists among its tools.
+# Agents as tools, as a source: the agents that another agent's manifest lists among its tools.
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSource:
-    """
-    :param of: whose tools they are
-    :param others: every agent whose manifest is sound; those that take work of ``of`` can be a tool
+    """A source of the agents that are tools of another agent.
+
+    :param of: the agent that has the tools
+    :param others: every agent with a valid manifest; an agent that accepts tasks from ``of`` can be a tool
     """
 
     of: AgentManifest
@@ -182,7 +187,7 @@ class AgentSource:
     def load(self) -> Loaded:
         from handrail.tools.agents import AgentTool
 
-        # A pattern that is for everything means the tools there are, not another one for each agent.
+        # A pattern for all tools does not include agents.
         patterns = [pattern for pattern in self.of.tools if pattern.startswith(AGENT_TOOL)]
         chosen = (
             one
@@ -201,13 +206,13 @@ TOOLS_GROUP = "handrail.tools"
 
 
 def installed_tools() -> Iterable[metadata.EntryPoint]:
-    """The entry points of the packages in this environment."""
+    """Return the entry points of this environment that name tools."""
     return of_group(TOOLS_GROUP)
 
 
 @dataclass(frozen=True, slots=True)
 class PluginSource:
-    """Every entry point of :data:`GROUP`, in order of name and package."""
+    """Every entry point of :data:`TOOLS_GROUP`, in order of name and package."""
 
     entry_points: Callable[[], Iterable[metadata.EntryPoint]] = installed_tools
     rank: Rank = "package"
@@ -237,20 +242,20 @@ def _package(point: metadata.EntryPoint) -> str:
 # Tool sources of installed Python packages, from the entry point group ``handrail.sources``.
 #
 # An entry point names a :class:`~handrail.contract.generation.Source`, or a function without arguments that makes one. The
-# operator knows it by the entry point's name. Its tools are third-party: faulty ones are quarantined, and none is available
-# before a person has approved its definition.
+# operator identifies it by the entry point's name. Its tools are third-party: faulty ones are quarantined, and a tool is
+# unavailable until the user approves its definition.
 
 SOURCES_GROUP = "handrail.sources"
 
 
 def installed_sources() -> Iterable[metadata.EntryPoint]:
-    """The entry points of the packages in this environment."""
+    """Return the entry points of this environment that name sources of tools."""
     return of_group(SOURCES_GROUP)
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedSource:
-    """One entry point. It is loaded with its first look, and its faults are never fatal."""
+    """A source from one entry point. The first load imports it, and its faults are never fatal."""
 
     point: metadata.EntryPoint
     rank: Rank = "package"
@@ -267,13 +272,13 @@ class OfferedSource:
             problem = f"is a {type(made).__name__}; expected a Source, or a function that makes one"
             return Loaded(faults=(Fault(f"entry point {self.name}", self.point.value, problem),), name=self.name)
         loaded = cast("Source", source).load()
-        return replace(loaded, name=self.name, about="")  # what is said of a source is its operator's
+        return replace(loaded, name=self.name, about="")  # the operator provides the description of a source
 
 
 def offered_sources(
     entry_points: Callable[[], Iterable[metadata.EntryPoint]] = installed_sources,
 ) -> list[OfferedSource]:
-    """Every entry point of :data:`GROUP`, in order of name and value; of one name the first counts."""
+    """Return the sources of :data:`SOURCES_GROUP`, in order of name and value; the first of equal names counts."""
     found: dict[str, OfferedSource] = {}
     for point in sorted(entry_points(), key=lambda one: (one.name, one.value)):
         found.setdefault(point.name, OfferedSource(point))

@@ -42,10 +42,10 @@ MAX_TAIL = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """What the kernel gives an executable to run in.
+    """The sandbox for an executable, as the kernel sets it up.
 
-    :param profile_for: the session's folders, for one call
-    :param own: the set and the folders of a tool that stays up between calls of any session
+    :param profile_for: returns the session's folders, for one call
+    :param own: returns the capability set and the folders of a tool that stays running between the calls of all sessions
     """
 
     sandbox: Sandbox
@@ -54,7 +54,7 @@ class Confinement:
 
 
 class ExecutableTool(Tool):
-    """A program that is started for each call.
+    """A program that starts for each call.
 
     :param executable: absolute, canonical
     :param folder: the tool's own folder, mounted read-only
@@ -69,17 +69,17 @@ class ExecutableTool(Tool):
         self.confinement = confinement
         self.command: tuple[str, ...] = (executable,)
         self.unbuilt = bool(spec.build) and not os.path.lexists(executable)
-        """Whether its build command has yet to make the executable, which ``handrail build`` alone has it do."""
+        """Whether its executable is still to be built by ``handrail build``."""
 
     def __repr__(self) -> str:
         return f"<tool {self.spec.id}: {self.executable}>"
 
     def payload(self, args: dict[str, Any], runtime: Runtime) -> dict[str, Any]:
-        """What the program is sent for one call."""
+        """Return the input of the program for one call."""
         return args
 
     def recognised(self, answer: dict[str, Any]) -> object:
-        """Its answer, as data or as a result where it has a known shape."""
+        """Return the program's answer as data, or as a result if it has a known shape."""
         return recognise(answer) or answer
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -119,7 +119,7 @@ class ExecutableTool(Tool):
         return answer_of(output, errors, code, self.recognised)
 
     def around(self, profile: Profile, environment: Mapping[str, str], config: Mapping[str, str]) -> Profile:
-        """The session's or the tool's own profile with the tool's folder in it; reading tools cannot write.
+        """Return a profile with the tool's folder and environment added. Tools that only read cannot write the workspace.
 
         :param config: the values of the tool's settings
         """
@@ -136,7 +136,7 @@ class ExecutableTool(Tool):
 
 
 def as_json(value: object) -> bytes:
-    """One line of JSON."""
+    """Return a value as one line of JSON."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -146,22 +146,23 @@ def answer_of(
     code: int,
     recognised: Callable[[dict[str, Any]], object] = lambda answer: recognise(answer) or answer,
 ) -> object:
-    """What a finished program said.
+    """Return the answer of a finished program.
 
-    :param recognised: reads the shape of its answer
-    :return: data, or a :class:`~handrail.contract.call.Result` where it answered in a known shape
-    :raises ToolError: ``failed`` for an exit code, ``limit`` for too much output, ``backend`` where the
-        protocol was not kept; what it wrote to stderr is in ``data``
+    :param recognised: parses the answer
+    :return: data, or a :class:`~handrail.contract.call.Result` if the answer has a known shape
+    :raises ToolError: ``failed`` for an exit code, ``limit`` for too much output, ``backend`` if the program broke the
+        protocol; ``data`` has its stderr
     """
     said = tail(errors)
     if len(output) > MAX_ANSWER_BYTES:
         raise ToolError(
-            f"it answered with more than {MAX_ANSWER_BYTES:,} bytes; ask for less, or for a file in the workspace",
+            f"The tool's answer is too large. The limit is {MAX_ANSWER_BYTES:,} bytes. Request less, or "
+            "have the tool write a file in the workspace.",
             kind="limit",
             data=_evidence(code, said),
         )
     answer: dict[str, Any] | None = None
-    problem = "it wrote nothing to stdout"
+    problem = "stdout is empty"
     if output.strip():
         try:
             answer = parse_object(
@@ -178,12 +179,16 @@ def answer_of(
             return result
         evidence = _evidence(code, said) | ({} if answer is None else {"answer": answer})
         if (bound := ended_by(code, errors)) is not None:
-            text = f"{ending(code)}: {bound.about}{_last_line(said)}"
+            text = f"The tool failed: {ending(code)}: {bound.about}{_last_line(said)}"
             raise ToolError(text, kind="limit" if bound.sure else "failed", data=evidence)
-        raise ToolError(f"{ending(code)}{_last_line(said)}", kind="failed" if code > 0 else "backend", data=evidence)
+        raise ToolError(
+            f"The tool failed: {ending(code)}{_last_line(said)}",
+            kind="failed" if code > 0 else "backend",
+            data=evidence,
+        )
     if answer is None:
         raise ToolError(
-            f"{problem}; a tool answers with one JSON object on stdout{_last_line(said)}",
+            f"The tool sent an invalid answer: {problem}. Expected one JSON object on stdout{_last_line(said)}",
             kind="backend",
             data=_evidence(code, said),
         )
@@ -191,19 +196,21 @@ def answer_of(
 
 
 def ending(code: int) -> str:
-    """How a process ended, in words."""
+    """Return how a process ended, as a clause for a text."""
     if code >= 0:
-        return f"it ended with exit code {code}"
+        return f"the program ended with exit code {code}"
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = "unknown"
-    return f"it was ended by signal {-code} ({name})"
+    return f"signal {-code} ({name}) ended the program"
 
 
 def tail(errors: bytes | bytearray) -> str:
-    """The end of what a program wrote, from the beginning of a line or word: half a secret could not be told from
-    other text."""
+    """Return the end of a program's output, from the beginning of a line or word.
+
+    A cut secret would not match its registered form, so the text never begins in the middle of a word.
+    """
     end = errors[-MAX_TAIL:]
     if len(errors) > MAX_TAIL:
         begins = re.search(rb"\n|\s", end)
@@ -212,7 +219,7 @@ def tail(errors: bytes | bytearray) -> str:
 
 
 def _last_line(said: str) -> str:
-    return f". The last line on its stderr: {said.splitlines()[-1]}" if said else ""
+    return f". The last line of its stderr: {said.splitlines()[-1]}" if said else "."
 
 
 def _evidence(code: int, said: str) -> dict[str, Any]:

@@ -30,13 +30,12 @@ from handrail.registry.sources.executables import Confinement, ExecutableTool
 from handrail.registry.sources.offerings import MAX_OFFERING_BYTES, OFFERING_FILE, OwnOffering, read_offering
 from handrail.registry.sources.persistent import PersistentTool, digest_of
 
-# Python modules as tools: ``execute(topic, params, config=None, telemetry=None)`` and metadata, in a tool
-# folder.
+# Python modules as tools: ``execute(topic, params, config=None, telemetry=None)`` and metadata, in a tool folder.
 #
 # The metadata is a manifest next to the module (``weather.json`` for ``weather.py``), or a literal ``METADATA = {…}`` in it,
-# which is read without running anything. A module runs in a worker process in the sandbox of its requirements, like any
-# program of a tool folder, with the packages of the Python that Handrail runs on. ``config`` holds its settings and the
-# secrets that it declares, ``telemetry`` the user's surroundings as the frontend knows them; each of its fields may be None.
+# which is read without running the module. A module runs in a worker process in the sandbox of its requirements, as any
+# program of a tool folder does, with the packages of the Python that Handrail runs on. ``config`` holds its settings and the
+# secrets that it declares. ``telemetry`` is the user context that the client reports; each of its fields may be None.
 
 METADATA = "METADATA"
 _VIEWS = frozenset({"llm", "runtime"})
@@ -46,7 +45,7 @@ _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array"}
 
 
 class ModuleTool(ExecutableTool):
-    """One module, started for each call."""
+    """A tool in a Python module, which a new worker process runs for each call."""
 
     def __init__(self, spec: ToolSpec, executable: str, folder: str, confinement: Confinement, **more: Any) -> None:
         super().__init__(spec, executable, folder, confinement, **more)
@@ -65,7 +64,7 @@ class ModuleTool(ExecutableTool):
 
 
 class PersistentModuleTool(ModuleTool, PersistentTool):
-    """One module, kept running between calls."""
+    """A tool in a Python module, whose worker process stays running between calls."""
 
 
 @lru_cache(maxsize=1)
@@ -75,27 +74,27 @@ def _worker() -> str:
 
 @lru_cache(maxsize=1)
 def _python() -> str:
-    """This Python as the sandbox has it: an environment's own, in the folder that a link to the environment leads to."""
+    """Return the path of this Python in the sandbox, with links in the path to its folder resolved."""
     folder, name = os.path.split(sys.executable)
     return str(Path(os.path.realpath(folder)) / name)
 
 
 @lru_cache(maxsize=1)
 def _interpreter() -> tuple[str, ...]:
-    """The folders of this Python, where they are none of the system's own."""
+    """Return the folders of this Python that are not part of the system."""
     found = dict.fromkeys(os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix))
     return tuple(prefix for prefix in found if prefix not in ("/usr", "/"))
 
 
 def is_module(executable: Path) -> bool:
-    """Whether a manifest's file is a module that a worker runs, and not a program of its own."""
+    """Return whether a manifest's file is a module for the worker, and not an executable program."""
     return executable.suffix == ".py" and executable.is_file() and not executable.lstat().st_mode & 0o111
 
 
 def metadata_in(content: bytes, place: str, name: str) -> ToolSpec | None:
-    """The tool that a module declares in itself, or None for a module that declares none. Runs nothing.
+    """Return the tool that a module declares in ``METADATA``, or None. The module is not run.
 
-    :param name: what it is called where it does not say so
+    :param name: the name of the tool if the metadata has none
     :raises LoadError: with every fault of the module and its metadata
     """
     tree = _parsed(content, place)
@@ -111,7 +110,10 @@ def metadata_in(content: bytes, place: str, name: str) -> ToolSpec | None:
     try:
         data = ast.literal_eval(declared[-1])
     except (ValueError, RecursionError, MemoryError, TypeError):
-        problem = "is not a literal; nothing in it is computed, so that it can be read without running the module"
+        problem = (
+            "is not a literal; write it without computed values, so that Handrail can read it without "
+            "running the module"
+        )
         raise LoadError([*faults, Fault(place, METADATA, problem)]) from None
     if not isinstance(data, dict):
         raise LoadError([*faults, Fault(place, METADATA, f"is a {type(data).__name__}; expected a dict")])
@@ -125,7 +127,7 @@ def metadata_in(content: bytes, place: str, name: str) -> ToolSpec | None:
 
 
 def declared_in(place: str) -> dict[str, Any]:
-    """The runtime view as a sound module wrote it."""
+    """Return the runtime view that a valid module declares."""
     tree = ast.parse(Path(place).read_bytes())
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == METADATA:
@@ -134,7 +136,7 @@ def declared_in(place: str) -> dict[str, Any]:
 
 
 def fault_in_module(content: bytes, place: str) -> str | None:
-    """Why a module whose metadata stand beside it cannot be run as a tool, or None."""
+    """Return the reason why a module with a manifest cannot run as a tool, or None."""
     try:
         return _fault_in_execute(_parsed(content, place))
     except LoadError as error:
@@ -143,7 +145,7 @@ def fault_in_module(content: bytes, place: str) -> str | None:
 
 def _parsed(content: bytes, place: str) -> ast.Module:
     if len(content) > MAX_MANIFEST_BYTES:
-        raise LoadError([Fault(place, "", "is larger than 1 MiB; put what it needs into modules beside it")])
+        raise LoadError([Fault(place, "", "is larger than 1 MiB; move code into modules next to it")])
     try:
         return ast.parse(content)
     except SyntaxError as error:
@@ -166,12 +168,12 @@ def _fault_in_execute(tree: ast.Module) -> str | None:
     needed = positional[2 : len(positional) - len(given.defaults)]
     needed += [one.arg for one, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None]
     if unknown := [name for name in needed if name not in ("config", "telemetry")]:
-        return f"needs {', '.join(unknown)}, which nobody gives it; {expected}"
+        return f"requires {', '.join(unknown)}, which the worker does not pass; {expected}"
     return None
 
 
 def _manifest(data: dict[str, Any], name: str) -> dict[str, Any]:
-    """Metadata in one level, as modules write them, in the two views of a manifest."""
+    """Return the two views of a manifest for flat metadata, as modules write it."""
     if data.keys() & _VIEWS:
         return data
     llm = {"name": name, **{key: data[key] for key in _LLM if key in data}}
@@ -193,18 +195,18 @@ def _add_constraints(runtime: dict[str, Any], constraints: object) -> None:
         if not bounds:
             return
         constraints = bounds
-    runtime["constraints"] = constraints  # what is left is not understood, and the manifest's reader says so
+    runtime["constraints"] = constraints  # the manifest's reader reports unknown constraints
 
 
 def _as_schema(parameters: dict[str, Any]) -> dict[str, Any]:
-    """A JSON Schema as it is; ``{name: {type, description, required}}`` as one."""
+    """Return parameters as a JSON Schema, converted from ``{name: {type, description, required}}`` if needed."""
     if parameters.get("type") == "object" and not isinstance(parameters.get("properties", {}).get("type"), str):
         return parameters
     required: list[str] = []
     properties: dict[str, Any] = {}
     for name, declared in parameters.items():
         if not isinstance(declared, dict):
-            return parameters  # neither form: the schema's own check says what is wrong
+            return parameters  # neither form; the schema check reports the fault
         one = dict(cast("dict[str, Any]", declared))
         if one.get("type") in _TYPES and one.pop("required", False) is True:
             required.append(name)
@@ -215,17 +217,17 @@ def _as_schema(parameters: dict[str, Any]) -> dict[str, Any]:
 _OTHERS_MAY_WRITE = 0o022
 _MOST_OFFERINGS = 64
 _offerings: dict[Path, tuple[bytes, OwnOffering]] = {}
-"""By file: its content, and what was read of it."""
+"""By file, its content and the parsed resources."""
 
 
 @dataclass(frozen=True, slots=True)
 class FolderSource:
-    """Every ``*.json`` and every module with metadata directly in a folder. A folder that does not exist has no tools.
+    """Every ``*.json`` and every module with metadata directly in a folder. A missing folder has no tools.
 
-    :param path: absolute; the global and an agent's folder lie in the configuration folder, never in a workspace
-    :param confinement: what its executables are started in
-    :param workspaces: the roots that a model can write to; a folder that meets one of them is refused
-    :param kept: the tool that there was by an id when it was last looked through
+    :param path: absolute; the global and an agent's folder are in the configuration folder, never in a workspace
+    :param confinement: the sandbox for the executables
+    :param workspaces: the folders that a model can write to; a tool folder that overlaps one of them is refused
+    :param kept: returns the tool with an id from the previous load, or None
     """
 
     path: str | Path
@@ -265,7 +267,7 @@ class FolderSource:
         return Loaded(tuple(tools), tuple(faults), offering=offering)
 
     def _offering(self, folder: Path, file: Path) -> OwnOffering:
-        """The same object as long as the file is the same."""
+        """Return the resources of a file. The object is the same while the file is unchanged."""
         content = content_of(file, MAX_OFFERING_BYTES)
         known = _offerings.get(file)
         if known is None or known[0] != content or any(known[1].faults(str(file))):
@@ -276,7 +278,7 @@ class FolderSource:
         return known[1]
 
     def _module(self, folder: Path, module: Path) -> ExecutableTool | None:
-        """A module that says itself what tool it is; None for any other, and for one that a manifest speaks for.
+        """Return the tool of a module with metadata, or None for other modules and those with a manifest.
 
         :raises LoadError: with all faults of its metadata
         """
@@ -292,12 +294,15 @@ class FolderSource:
         return self._or_kept(PersistentModuleTool(spec, str(module), str(folder), self.confinement, digest=digest))
 
     def _or_kept(self, made: PersistentTool) -> PersistentTool:
-        """The one that there was, which may have a process that runs, where that is the same."""
+        """Return the previous tool if it is equivalent, since it may have a running process."""
         before = self.kept(made.spec.id)
         return before if isinstance(before, PersistentTool) and before.same_as(made) else made
 
     def _tool(self, folder: Path, manifest: Path) -> ExecutableTool:
-        """:raises LoadError: with all faults of the manifest and of its executable"""
+        """Return the tool of a manifest.
+
+        :raises LoadError: with all faults of the manifest and of its executable
+        """
         faults: list[Fault] = []
         content = content_of(manifest, MAX_MANIFEST_BYTES)
         spec = _spec_of(content, manifest, faults)
@@ -329,7 +334,7 @@ class FolderSource:
 
 
 def _spec_of(content: bytes, manifest: Path, faults: list[Fault]) -> ToolSpec | None:
-    """What a manifest says; None where it is not sound, with all that is wrong in ``faults``."""
+    """Return the parsed manifest, or None if it has faults, which are added to ``faults``."""
     try:
         return parse_manifest(content, str(manifest))
     except LoadError as error:
@@ -338,57 +343,60 @@ def _spec_of(content: bytes, manifest: Path, faults: list[Fault]) -> ToolSpec | 
 
 
 def _canonical(folder: Path, named: str) -> Path:
-    """What ``named`` is in the canonical ``folder`` without links."""
+    """Return the path of ``named`` in the canonical ``folder``, with links resolved."""
     place = folder / named
     return place if "/" not in named and not place.is_symlink() else Path(os.path.realpath(place))
 
 
 def _beside(manifest: Path) -> str:
-    """What a manifest describes that names nothing: the program of its own name, or the module."""
+    """Return the name of the executable for a manifest without ``exec_path``: the program or the module of its name."""
     module = manifest.with_suffix(".py")
     return module.name if is_module(module) and not os.path.lexists(manifest.with_suffix("")) else manifest.stem
 
 
 def problem_with_folder(folder: Path, workspaces: Iterable[str]) -> str | None:
-    """Why what lies in the canonical ``folder`` may not be the operator's word, or None."""
+    """Return the reason why a model or another user could change the canonical ``folder``, or None."""
     if not folder.is_dir():
         return "is not a folder; tools are read from a folder of manifests and executables"
     for root in workspaces:
         workspace = Path(os.path.realpath(root))
         if folder.is_relative_to(workspace) or workspace.is_relative_to(folder):
-            return f"meets the workspace {workspace}, where a model can write; keep it in a folder apart from that"
+            return (
+                f"overlaps the workspace {workspace}, where a model can write; move it to a folder outside "
+                "the workspace"
+            )
     for ancestor in folder.parents:
         found = ancestor.lstat()
         if found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX:
-            return f"{ancestor} above it may be written by everybody; run: chmod o-w {ancestor}"
+            return f"its parent folder {ancestor} is writable by every user; run: chmod o-w {ancestor}"
     return loose(folder)
 
 
 def loose(path: Path) -> str | None:
-    """Why somebody else could change what is at ``path``, or None."""
+    """Return the reason why another user could change the file or folder at ``path``, or None."""
     return _loose(path, path.lstat())
 
 
 def _loose(path: Path, found: os.stat_result) -> str | None:
     if os.name != "posix":
-        return None  # nothing is started there: no tier confines it
+        return None  # no sandbox tier exists there, so no tool starts
     if found.st_uid not in (0, os.geteuid()):
         return f"belongs to user {found.st_uid}; expected this user or root. Run: chown {os.geteuid()} {path}"
     if found.st_mode & _OTHERS_MAY_WRITE:
-        return f"may be written by its group or by others; run: chmod go-w {path}"
+        return f"is writable by its group or by others; run: chmod go-w {path}"
     return None
 
 
 def content_of(manifest: Path, max_bytes: int) -> bytes:
-    """A manifest's bytes, and one more than ``max_bytes`` where there are more.
+    """Return the bytes of a file of the operator's; one more than ``max_bytes`` if it is larger.
 
-    :raises LoadError: when it is no regular file of the operator's
+    :raises LoadError: if it is not a regular file, or another user may write to it
     """
     try:
         descriptor = os.open(manifest, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         linked = manifest.is_symlink()
-        problem = "is a link; put the file itself here" if linked else f"cannot be read: {error.strerror}"
+        problem = "is a link; replace it with the file itself" if linked else f"cannot be read: {error.strerror}"
         raise LoadError([Fault(str(manifest), "", problem)]) from None
     try:
         found = os.fstat(descriptor)
@@ -403,21 +411,21 @@ def content_of(manifest: Path, max_bytes: int) -> bytes:
 
 
 def _problem_with_sources(folder: Path, named: str) -> str | None:
-    """Why the executable that a manifest names cannot be built in its folder, or None."""
+    """Return the reason why the executable of a manifest cannot be built in its folder, or None."""
     own = folder / named.split("/", 1)[0]
     if own.is_symlink() or not own.is_dir():
-        return f"there is no folder {own.name!r} beside the manifest; put the sources of {named!r} there"
+        return f"the folder {own.name!r} next to the manifest is missing; put the sources of {named!r} there"
     problem = loose(own)
     return None if problem is None else f"{own.name} {problem}"
 
 
 def _hides_executable(faults: list[Fault]) -> bool:
-    """Whether what is wrong with the manifest leaves open which executable is meant."""
+    """Return whether the faults of a manifest make its executable unknown."""
     return any(fault.where in ("", "runtime", "runtime.exec_path") for fault in faults)
 
 
 def _executable_named(content: bytes, spec: ToolSpec | None, faults: list[Fault]) -> str | None:
-    """What the manifest calls its executable, also where the manifest is faulty in other places."""
+    """Return the executable that a manifest names, also if the manifest has faults elsewhere."""
     if spec is not None:
         return spec.exec_path
     if _hides_executable(faults):
@@ -427,19 +435,19 @@ def _executable_named(content: bytes, spec: ToolSpec | None, faults: list[Fault]
 
 
 def problem_with_executable(folder: Path, named: str, executable: Path) -> str | None:
-    """Why what a manifest calls its executable cannot be one, or None."""
+    """Return the reason why the file that a manifest names cannot be its executable, or None."""
     if not os.path.lexists(folder / named):
-        return f"there is no {named!r} beside the manifest; put the executable there or name it in exec_path"
+        return f"{named!r} next to the manifest is missing; put the executable there or name it in exec_path"
     if executable.parent != folder and not executable.is_relative_to(folder):
-        return f"{named!r} leads out of the tool's folder to {executable}; put the executable itself there"
+        return f"{named!r} leads out of the tool's folder to {executable}; put the executable itself into the folder"
     try:
         mode = executable.lstat().st_mode
     except OSError as error:
-        return f"{named!r} cannot be looked at: {error.strerror}"
+        return f"{named!r} cannot be read: {error.strerror}"
     if stat.S_ISDIR(mode):
         return f"{named!r} is a folder; name the executable in it, as in exec_path: {named + '/run'!r}"
     if not stat.S_ISREG(mode):
-        return f"{named!r} is not a regular file"
+        return f"{named!r} is not a regular file; replace it with the executable"
     if not mode & 0o111 or not os.access(executable, os.X_OK):
         return f"{named!r} is not executable; run: chmod +x {executable}"
     part = executable

@@ -1,7 +1,7 @@
-"""An operator's own resources and prompts, as data: ``offering.json`` in a tool folder. URI templates.
+"""Resources and prompts of the operator, as data: ``offering.json`` in a tool folder. URI templates.
 
-The file is checked whole when it is read; a fault stops start-up like a faulty manifest. Content files are named below the
-folder and read on request. ``{{name}}`` in a text is replaced by an argument, and the inserted text is not expanded again.
+The file is checked as a whole when it is read; a fault stops start-up, as in a manifest. Content files are named relative to
+the folder and read on request. ``{{name}}`` in a text is replaced by an argument, and the inserted text is not expanded again.
 """
 
 from __future__ import annotations
@@ -30,36 +30,37 @@ from handrail.contract.errors import Fault, LoadError, ToolError
 from handrail.contract.schema.schema import path_text
 from handrail.contract.text.json import ArgumentText, parse_object
 
-# URI templates, matched in reverse: the URIs that one makes, and the values that make them.
+# URI templates, matched in reverse: from a URI to the values that produce it.
 #
-# A template may come from a third-party server, and a URI from a model. So there is no expression that backtracks, which the
-# two could make run forever.
+# A template may come from a third-party server, and a URI from a model. So no expression backtracks, since the two together
+# could make it run forever.
 #
 # Source: https://www.rfc-editor.org/rfc/rfc6570
 
 MAX_URI = 4096
 MOST_EXPRESSIONS = 8
 VARIABLE = re.compile(r"\{(\+?)([A-Za-z_][A-Za-z0-9_]*)\}")
-"""What an operator's own template may have."""
+"""A variable of an operator's template."""
 _EXPRESSION = re.compile(r"\{([+#./;?&]?)[^{}]*\}")
 _STOPS = {"": "/?#", "+": "", "#": "", ".": "/?#", "/": "?#", ";": "/?#", "?": "#", "&": "#"}
-"""By the kind of an expression: what no value of it holds. The kinds but the first two begin with themselves, or are empty."""
+"""By the kind of an expression, the characters that end a value. Kinds after the first two begin with their own character."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What URIs a template makes, read generously.
+    """The URIs that a template can produce, by a permissive reading.
 
-    The places that were reached in a URI are the bits of one number.
+    The positions reached in a URI are the bits of one number.
 
-    :param first: what every URI begins with
-    :param rest: each expression's kind, and the text behind it
+    :param first: the text before the first expression
+    :param rest: the kind of each expression, and the text after it
     """
 
     first: str
     rest: tuple[tuple[str, str], ...]
 
     def makes(self, uri: str) -> bool:
+        """Return whether the template can produce ``uri``."""
         if not self.rest:
             return uri == self.first
         if not uri.startswith(self.first) or not uri.endswith(self.rest[-1][1]):
@@ -68,14 +69,14 @@ class Shape:
         for kind, text in self.rest:
             free = _places(uri, _STOPS[kind])
             begun = reached if kind in ("", "+") else (reached & _starts(uri, kind)) << 1
-            # Adding carries each place over the run of free ones that it stands in, and so over whatever is between.
+            # Adding carries each position over its run of allowed characters, and so over all that follows in the run.
             reached |= begun | (((begun & free) + free) ^ free)
             reached = (reached & _starts(uri, text)) << len(text)
         return bool(reached >> len(uri) & 1)
 
 
 def shape_of(template: str) -> Shape | None:
-    """None for a template that makes too many URIs to be judged."""
+    """Return the shape of a template, or None if the template is too long or has too many expressions."""
     expressions = list(_EXPRESSION.finditer(template))
     if len(template) > MAX_URI or len(expressions) > MOST_EXPRESSIONS:
         return None
@@ -86,19 +87,19 @@ def shape_of(template: str) -> Shape | None:
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """What URIs an operator's own template makes, by values that are not empty; each variable takes as much as it can.
+    """The URIs that an operator's template produces from values that are not empty. Each variable takes as much as it can.
 
-    :param rest: of each variable its kind, its name, and the text behind it
+    :param rest: the kind and name of each variable, and the text after it
     """
 
     first: str
     rest: tuple[tuple[str, str, str], ...]
 
     def values(self, uri: str) -> dict[str, str] | None:
-        """The values that make ``uri``, as they stand in it; None where none do."""
+        """Return the values that produce ``uri``, still encoded, or None if none do."""
         if len(uri) > MAX_URI or not uri.startswith(self.first):
             return None
-        # From behind: where each variable's value may end, so that what follows makes the rest, and where it may begin.
+        # From the end: the positions where each variable's value may end so that the rest matches, and where it may begin.
         begins = bytearray(len(uri) + 2)
         begins[len(uri)] = 1
         ends: list[bytearray] = []
@@ -127,15 +128,16 @@ class Matching:
 
 
 def matching_of(template: str) -> Matching:
-    """
-    :raises ValueError: for a template that :class:`Matching` does not read, which says why
+    """Parse a template.
+
+    :raises ValueError: with the reason, if :class:`Matching` does not support the template
     """
     variables = list(VARIABLE.finditer(template))
     if not variables or set("{}") & set(VARIABLE.sub("", template)):
         raise ValueError("expected variables as {name} or {+name}, at least one")
     names = [variable[2] for variable in variables]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"has the variable {twice[0]!r} twice; name each once")
+        raise ValueError(f"has the variable {twice[0]!r} twice; name each variable once")
     if len(variables) > MOST_EXPRESSIONS:
         raise ValueError(f"has {len(variables)} variables; expected at most {MOST_EXPRESSIONS}")
     texts = _texts(template, variables)
@@ -144,26 +146,26 @@ def matching_of(template: str) -> Matching:
 
 
 def _texts(template: str, expressions: list[re.Match[str]]) -> list[str]:
-    """What stands before the first expression, and behind each of them."""
+    """Return the text before the first expression and the text after each of them."""
     begins = [0, *(expression.end() for expression in expressions)]
     ends = [*(expression.start() for expression in expressions), len(template)]
     return [template[begin:end] for begin, end in zip(begins, ends, strict=True)]
 
 
 def _is_free(letter: str, kind: str) -> bool:
-    """Whether it may stand in a value."""
+    """Return whether a character may be part of a value."""
     return letter != "\n" if kind == "+" else letter not in _STOPS[kind] and not letter.isspace()
 
 
 @lru_cache(maxsize=64)
 def _places(uri: str, stops: str) -> int:
-    """The places of a URI at which a character stands that is none of ``stops``."""
+    """Return the positions of a URI whose character is not in ``stops``, as bits."""
     return int("0" + "".join("01"[one not in stops] for one in reversed(uri)), 2)
 
 
 @lru_cache(maxsize=256)
 def _starts(uri: str, text: str) -> int:
-    """The places of a URI at which ``text`` stands."""
+    """Return the positions of ``text`` in a URI, as bits."""
     found, at = 0, uri.find(text)
     while at >= 0:
         found |= 1 << at
@@ -179,7 +181,7 @@ _TEXTUAL = re.compile(r"text/|application/([^;]*\+)?(json|xml|yaml|toml|javascri
 _Text = Annotated[str, Field(min_length=1, max_length=4_096)]
 _Uri = Annotated[str, Field(min_length=3, max_length=4_096, pattern=r"^[A-Za-z][A-Za-z0-9+.-]*:\S*$")]
 ReadFile = Callable[[Path, int], bytes]
-"""Reads a file of the operator's, and one byte more than so many where there are more; raises :class:`LoadError`."""
+"""Reads a file of the operator's, up to the given number of bytes and one more; raises :class:`LoadError`."""
 
 
 class _Part(BaseModel):
@@ -245,7 +247,7 @@ class _File(_Part):
 
 
 class OwnOffering:
-    """Implements :class:`~handrail.contract.tool.offering.Offering`. Made by :func:`read_offering`."""
+    """The resources and prompts of one ``offering.json``. Made by :func:`read_offering`."""
 
     source = ""
     foreign = False
@@ -277,7 +279,7 @@ class OwnOffering:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Those that it names, by their ways beneath its folder."""
+        """The files that it names, relative to its folder."""
         named = [one.file for one in self._resources.values() if one.file is not None]
         contents = [message.content for prompt in self._prompts.values() for message in prompt.messages]
         named += [str(one["file"]) for one in contents if isinstance(one, dict) and one.get("file") is not None]
@@ -297,12 +299,16 @@ class OwnOffering:
             if (found := matching.values(uri)) is not None:
                 values = {name: unquote(value) for name, value in found.items()}
                 return _contents(uri, template.media_type, _filled(template.text, values))
-        raise ToolError(f"there is no resource {uri[:200]!r}", kind="invalid_input")
+        raise ToolError(
+            f"Resource {uri[:200]!r} does not exist. List the resources to get a valid URI.", kind="invalid_input"
+        )
 
     async def prompt(self, name: str, arguments: Mapping[str, str], runtime: Runtime) -> Mapping[str, Any]:
         one = self._prompts.get(name)
         if one is None:
-            raise ToolError(f"there is no prompt {name[:200]!r}", kind="invalid_input")
+            raise ToolError(
+                f"Prompt {name[:200]!r} does not exist. List the prompts to get a valid name.", kind="invalid_input"
+            )
         _check_arguments(one, arguments)
         values = {argument.name: arguments.get(argument.name, "") for argument in one.arguments}
         if one.ask:
@@ -328,11 +334,11 @@ class OwnOffering:
         return {"values": fitting, "total": len(fitting), "hasMore": False}
 
     async def subscribe(self, uri: str, updated: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
-        """Whoever subscribes looks: at :meth:`glance` now and then, and at :meth:`stamp` where that is other."""
+        """Return a function that does nothing, since subscribers poll :meth:`glance` and :meth:`stamp`."""
         return _nothing
 
     def stamp(self, uri: str) -> str:
-        """Another text when what is read there is other."""
+        """Return a hash that changes with the content of a resource."""
         one = self._resources.get(uri)
         if one is None:
             return hashlib.sha256(repr([template for template, _ in self._templates]).encode()).hexdigest()
@@ -343,7 +349,7 @@ class OwnOffering:
         return hashlib.sha256(repr(one).encode("utf-8", "surrogatepass") + b"\0" + content).hexdigest()
 
     def glance(self, uri: str) -> str:
-        """What the file system says of a resource's file, without opening it."""
+        """Return the file status of a resource's file, without opening it."""
         one = self._resources.get(uri)
         if one is None or one.file is None:
             return ""
@@ -354,7 +360,7 @@ class OwnOffering:
         return f"{about.st_dev} {about.st_ino} {about.st_mode} {about.st_size} {about.st_mtime_ns} {about.st_ctime_ns}"
 
     def faults(self, place: str) -> Iterator[Fault]:
-        """What is wrong with what was read, beyond its form."""
+        """Yield the faults in the files that it names."""
         for index, one in enumerate(self._resources.values()):
             if one.file is not None:
                 try:
@@ -385,21 +391,27 @@ class OwnOffering:
         return _filled(content, values)
 
     def _file(self, named: str) -> bytes:
-        """
-        :raises ToolError: where it is no file of the operator's in this folder, or too large
+        """Return the content of a file.
+
+        :raises ToolError: if it is not a file of the operator's in this folder, or is too large
         """
         way = PurePosixPath(named)
         if way.is_absolute() or ".." in way.parts or not way.parts or "\0" in named:
-            raise ToolError(f"{named[:200]!r} is no file beneath the folder of {OFFERING_FILE}", kind="unavailable")
+            raise ToolError(
+                f"{named[:200]!r} is not a file in the folder of {OFFERING_FILE}. Use a relative path without `..`.",
+                kind="unavailable",
+            )
         path = self._folder / way
         if Path(path.parent.resolve()) != path.parent:
-            raise ToolError(f"{named!r} leads through a link; put the file itself there", kind="unavailable")
+            raise ToolError(
+                f"{named!r} leads through a link. Ask the user to put the file itself there.", kind="unavailable"
+            )
         try:
             content = self._read_file(path, MAX_FILE_BYTES)
         except LoadError as error:
             raise ToolError(f"{named}: {error.faults[0].problem}", kind="unavailable") from None
         if len(content) > MAX_FILE_BYTES:
-            raise ToolError(f"{named} has more than {MAX_FILE_BYTES:,} bytes", kind="limit")
+            raise ToolError(f"File {named} is too large. The limit is {MAX_FILE_BYTES:,} bytes.", kind="limit")
         return content
 
 
@@ -408,8 +420,9 @@ async def _nothing() -> None:
 
 
 def read_offering(content: bytes, place: str, folder: Path, read_file: ReadFile) -> OwnOffering:
-    """
-    :param place: where it comes from, for faults
+    """Parse ``offering.json``.
+
+    :param place: its path, for faults
     :param folder: canonical
     :raises LoadError: with every fault
     """
@@ -439,7 +452,10 @@ def _faults(told: _File) -> Iterator[tuple[str, str]]:
         except ValueError as error:
             yield f"resourceTemplates[{index}].uriTemplate", str(error)
         for name in sorted((_named_in(template.text) | set(template.complete)) - variables):
-            yield f"resourceTemplates[{index}]", f"names {name!r}, which its uriTemplate does not have"
+            yield (
+                f"resourceTemplates[{index}]",
+                f"names {name!r}, which is not in its uriTemplate; add the variable, or remove the name",
+            )
     names: set[str] = set()
     for index, prompt in enumerate(told.prompts):
         if prompt.name in names:
@@ -455,9 +471,9 @@ def _faults_in_resources(resources: Iterable[_Resource]) -> Iterator[tuple[str, 
             yield f"resources[{index}].uri", f"{one.uri!r} is listed twice"
         seen.add(one.uri)
         if [one.text, one.blob, one.file].count(None) != 2:
-            yield f"resources[{index}]", "has one of text, blob (base64) and file"
+            yield f"resources[{index}]", "expected exactly one of text, blob (base64) and file"
         if one.blob is not None and not _is_base64(one.blob):
-            yield f"resources[{index}].blob", "is not base64"
+            yield "is not valid base64", "is not base64"
 
 
 def _faults_in_messages(prompt: _Prompt, where: str) -> Iterator[tuple[str, str]]:
@@ -465,7 +481,7 @@ def _faults_in_messages(prompt: _Prompt, where: str) -> Iterator[tuple[str, str]
     for number, message in enumerate(prompt.messages):
         for name in sorted(_named_in(message.content) - arguments):
             if name.partition(".")[0] not in prompt.ask:
-                yield f"{where}.messages[{number}]", f"names {name!r}, which is no argument and is not asked for"
+                yield f"{where}.messages[{number}]", f"names {name!r}, which is neither an argument nor a key of ask"
         if problem := _fault_in_content(message.content):
             yield f"{where}.messages[{number}].content", problem
 
@@ -475,21 +491,23 @@ def _fault_in_content(content: str | Mapping[str, Any]) -> str | None:
         return None
     kind = content.get("type")
     if kind == "text":
-        return None if isinstance(content.get("text"), str) else "a text has its text"
+        return None if isinstance(content.get("text"), str) else "expected a string in text"
     if kind in ("image", "audio"):
         data, file = content.get("data"), content.get("file")
         if (data is None) == (file is None) or not isinstance(data or file, str):
-            return f"an {kind} has one of data (base64) and file"
-        return "its data is not base64" if data is not None and not _is_base64(data) else None
+            return "expected exactly one of data (base64) and file"
+        return "has data that is not valid base64" if data is not None and not _is_base64(data) else None
     if kind == "resource":
-        return None if isinstance(content.get("resource"), dict) else "a resource has its resource, as an object"
+        return None if isinstance(content.get("resource"), dict) else "expected an object in resource"
     return (
-        None if kind == "resource_link" else "is a text, or has the type text, image, audio, resource or resource_link"
+        None
+        if kind == "resource_link"
+        else "expected a string, or the type text, image, audio, resource or resource_link"
     )
 
 
 def _named_in(value: Any) -> set[str]:
-    """The placeholders in all texts of a value."""
+    """Return the placeholders in all strings of a value."""
     if isinstance(value, str):
         return set(_PLACEHOLDER.findall(value))
     inner: Any = ()
@@ -504,13 +522,18 @@ def _check_arguments(prompt: _Prompt, given: Mapping[str, str]) -> None:
     known = dict.fromkeys(argument.name for argument in prompt.arguments)
     if odd := [name for name in given if name not in known]:
         there = ", ".join(known) or "none"
-        raise ToolError(f"{prompt.name} has no argument {odd[0][:80]!r}; it has {there}", kind="invalid_input")
+        raise ToolError(
+            f"Prompt {prompt.name} has no argument {odd[0][:80]!r}. Valid arguments: {there}.", kind="invalid_input"
+        )
     if missing := [one.name for one in prompt.arguments if one.required and one.name not in given]:
-        raise ToolError(f"{prompt.name} needs its arguments {', '.join(missing)}", kind="invalid_input")
+        raise ToolError(
+            f"Arguments are missing for prompt {prompt.name}: {', '.join(missing)}. Provide them and try again.",
+            kind="invalid_input",
+        )
 
 
 def _filled(value: Any, values: Mapping[str, str]) -> Any:
-    """A value with the texts in the places of its placeholders, in one go."""
+    """Return a value with the placeholders in its strings replaced, in one pass."""
     if isinstance(value, str):
         return _PLACEHOLDER.sub(lambda found: values.get(found[1], ""), value)
     if isinstance(value, Mapping):
@@ -521,15 +544,18 @@ def _filled(value: Any, values: Mapping[str, str]) -> Any:
 
 
 def _answered(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """What a client answered, by the names that messages have for it.
+    """Return the client's answers, by the placeholder names that messages use for them.
 
-    :raises ToolError: ``denied`` where it declined
+    :raises ToolError: ``denied`` if the user declined
     """
     found: dict[str, str] = {}
     for key, answer in answers.items():
         if "action" in answer:
             if answer["action"] != "accept":
-                raise ToolError(f"the user did not answer what this prompt asks ({key})", kind="denied")
+                raise ToolError(
+                    f"The user did not answer the question {key!r} of this prompt. Continue without the prompt.",
+                    kind="denied",
+                )
             content: dict[str, Any] = answer.get("content") or {}
             found |= {f"{key}.{name}": str(value) for name, value in content.items()}
         elif "roots" in answer:

@@ -48,9 +48,9 @@ from handrail.runtime.guard.guard import GuardedProcess, Vetoed
 #
 # From the program, each with the call's id:
 #
-# - ``{"id": "…", "progress": {"done", "total", "fraction", "message"}}``, the known ones of these
+# - ``{"id": "…", "progress": {"done", "total", "fraction", "message"}}``, each of them optional
 # - ``{"id": "…", "log": {"level", "data", "logger"?}}``
-# - ``{"id": "…", "ask": {KEY: {"method", "params"}, …}}`` of the frontend's client; the program waits for the next line
+# - ``{"id": "…", "ask": {KEY: {"method", "params"}, …}}``, requests to the client; the program waits for the next line
 # - ``{"id": "…", "let_go": true}``: the client may close its connection
 #
 # To the program: ``{"id": "…", "answers": {KEY: …}}``, or ``{"id": "…", "refused": "why"}``.
@@ -58,20 +58,20 @@ from handrail.runtime.guard.guard import GuardedProcess, Vetoed
 # If the tool's manifest requires any, the call itself lists under ``offers`` the requests that its client answers.
 
 MOST_SAID = 100_000
-"""Messages in the middle of one call."""
+"""The most messages of one call."""
 MAX_SAID_BYTES = 64 * 1024 * 1024
-"""Of all of them together."""
+"""The most bytes of all messages of one call."""
 _A_TURN = 64
-"""Messages after which others have their turn on the event loop."""
+"""The number of messages after which other tasks of the event loop get a turn."""
 _FIGURES = ("done", "total", "fraction")
 _OF_CLIENTS = frozenset(CAPABILITY_OF.values())
 WAYS = ("progress", "log", "ask", "let_go")
 
 
 class Midway:
-    """One call's messages before its answer.
+    """The messages of one call before its answer.
 
-    :param exit: ends when the program does, whose client is then asked no more
+    :param exit: done when the program ends, which stops pending requests to the client
     """
 
     def __init__(self, runtime: Runtime, exit: asyncio.Future[int]) -> None:
@@ -80,19 +80,22 @@ class Midway:
         self._said = 0
         self._bytes = 0
         self.has_asked = False
-        """What it asked was answered by somebody, who is not asked the same again."""
+        """Whether the client received a request of this call. Such a call is not run again after a crash."""
 
     async def heard(self, message: Mapping[str, Any], size: int) -> dict[str, Any] | None:
-        """Heed one message. Gives what the program is told, where it waits for that; None too where it has ended meanwhile.
+        """Handle one message and return the reply to the program, if it waits for one.
 
-        :param size: of it, in bytes
-        :raises ToolError: ``limit`` for too many, ``backend`` for what is none
+        The reply is None too if the program has ended meanwhile.
+
+        :param size: the size of the message in bytes
+        :raises ToolError: ``limit`` for too many messages, ``backend`` for an invalid one
         """
         self._said += 1
         self._bytes += size
         if self._said > MOST_SAID or self._bytes > MAX_SAID_BYTES:
             raise ToolError(
-                f"it said more than {MOST_SAID:,} things, or {MAX_SAID_BYTES:,} bytes, in the middle of one call",
+                f"The tool sent too many messages during one call. The limit is {MOST_SAID:,} messages or "
+                f"{MAX_SAID_BYTES:,} bytes. Call it with a smaller task, or ask the user to repair the tool.",
                 kind="limit",
             )
         if not self._said % _A_TURN:
@@ -113,14 +116,14 @@ class Midway:
         if not isinstance(said, str) or any(
             one is not None and (isinstance(one, bool) or not isinstance(one, (int, float))) for one in figures.values()
         ):
-            raise _odd("progress has done, total and fraction as numbers, and message as text")
+            raise _odd("`progress` has numbers in `done`, `total` and `fraction`, and a text in `message`")
         self._runtime.progress(said, **figures)
 
     def _log(self, told: Mapping[str, Any]) -> None:
         level: Any = told.get("level")
         logger: Any = told.get("logger")
         if level not in LOG_LEVELS or "data" not in told or not (logger is None or isinstance(logger, str)):
-            raise _odd(f"log has a level ({', '.join(LOG_LEVELS)}), data, and logger as text if any")
+            raise _odd(f"`log` has a `level` ({', '.join(LOG_LEVELS)}), `data`, and optionally a text in `logger`")
         self._runtime.log(level, told["data"], logger)
 
     async def _asked(self, asks: object) -> dict[str, Any] | None:
@@ -144,7 +147,7 @@ class Midway:
 
 
 def offered_to(spec: ToolSpec, runtime: Runtime) -> list[AskMethod] | None:
-    """Which requests a tool may make, and its client answers; None for a tool that makes none."""
+    """Return the requests that a tool may send and its client answers; None for a tool that sends none."""
     if _OF_CLIENTS.isdisjoint(spec.requires.capabilities):
         return None
     peer = runtime.peer
@@ -152,16 +155,22 @@ def offered_to(spec: ToolSpec, runtime: Runtime) -> list[AskMethod] | None:
 
 
 def _asks(asks: object) -> dict[str, Ask]:
-    """:raises ToolError: for what are no requests; how many and how large is judged where they are made"""
+    """Return the requests in the ``ask`` of a message.
+
+    :raises ToolError: if they are invalid; their number and size are checked later
+    """
     if not isinstance(asks, Mapping):
-        raise _odd("ask is an object: a request under each key")
+        raise _odd("`ask` is an object with one request under each key")
     found: dict[str, Ask] = {}
     for key, one in cast("Mapping[str, Any]", asks).items():
-        told = _an_object(one, "a request")
+        told = _an_object(one, "a request in `ask`")
         method: Any = told.get("method")
         params: Any = told.get("params", {})
         if not isinstance(method, str) or method not in CAPABILITY_OF or not isinstance(params, Mapping):
-            raise ToolError(f"{key[:80]!r} is no request: a method ({', '.join(CAPABILITY_OF)}) and its params")
+            raise ToolError(
+                f"Request {key[:80]!r} is invalid. Expected a `method` ({', '.join(CAPABILITY_OF)}) and an "
+                "object `params`."
+            )
         found[key] = Ask(cast("AskMethod", method), cast("Mapping[str, Any]", params))
     return found
 
@@ -173,22 +182,26 @@ def _an_object(value: object, what: str) -> Mapping[str, Any]:
 
 
 def _odd(expected: str) -> ToolError:
-    return ToolError(f"it said what cannot be read in the middle of its call: {expected}", kind="backend")
+    return ToolError(
+        f"The tool sent an invalid message during the call. Expected: {expected}. Continue without "
+        "this tool, or ask the user to repair it.",
+        kind="backend",
+    )
 
 
 BACKOFF_MS: Sequence[int] = (0, 100, 500, 2_000, 5_000)
-"""How long a start waits after so many in a row that never answered a call; the last holds from there on."""
+"""The delay before a start, by the number of starts in a row that answered no call; the last value repeats."""
 MOST_BESIDE = 16
-"""Further processes of one tool, while the calls of others wait for a client."""
+"""The most additional processes of one tool, for calls that arrive while others wait for a client."""
 _REAPING_S = 0.5
 _MOST_SHOWN = 8
 _WAYS = ("result", "error", *WAYS)
 
 
 class _Crashed(Exception):
-    """The process ended while it had a call.
+    """The process ended during a call.
 
-    :param may_repeat: nobody was asked anything on the call's behalf
+    :param may_repeat: whether the client received no request of this call
     """
 
     def __init__(self, how: str, *, may_repeat: bool = True) -> None:
@@ -197,7 +210,7 @@ class _Crashed(Exception):
 
 
 class PersistentTool(ExecutableTool):
-    """A program that is kept running and given one call after another."""
+    """A program that stays running and receives one call after another."""
 
     def __init__(
         self,
@@ -213,11 +226,11 @@ class PersistentTool(ExecutableTool):
         self._digest = digest
         self._backoff_ms = backoff_ms
         self._beside: list[PersistentTool] | None = []
-        """Further processes of the same, for calls that come while this one waits for a client; None for one of these."""
+        """Additional processes, for calls that arrive while this one waits for a client; None in such a process."""
         self._begin_anew()
 
     def same_as(self, other: PersistentTool) -> bool:
-        """Whether its processes are as good as those of ``other`` would be."""
+        """Return whether the processes of both tools are interchangeable."""
         return (
             type(self) is type(other)
             and not self._closed
@@ -231,17 +244,21 @@ class PersistentTool(ExecutableTool):
     def _begin_anew(self) -> None:
         self._one_at_a_time = asyncio.Lock()
         self._asking = asyncio.Event()
-        """Set while its call waits for a client, and nobody knows for how long."""
+        """Set while the call of this process waits for a client, for an unknown time."""
         self._process: Process | None = None
         self._exit: asyncio.Task[int] | None = None
         self._fruitless = 0
         self._closed = False
         self._behalf: Profile | None = None
-        """The profile of the call that it has now."""
+        """The profile of the present call."""
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        """As the base class says; a crash in the middle is ``interrupted`` (nobody knows what was done),
-        except that a reading or idempotent tool is tried once more."""
+        """Run the tool in its process and return the result.
+
+        If the process crashes during the call, a reading or idempotent tool is tried once more.
+
+        :raises ToolError: ``interrupted`` if the process crashed and the effect of the call is unknown
+        """
         if (other := await self._free()) is not self:
             return await other.execute(args, runtime)
         try:
@@ -252,7 +269,7 @@ class PersistentTool(ExecutableTool):
             self._one_at_a_time.release()
 
     async def _free(self) -> PersistentTool:
-        """Whoever takes the next call: this one, whose turn it is then, unless the call that it has waits for a client."""
+        """Return the process for the next call: this one, unless its present call waits for a client."""
         if not self._one_at_a_time.locked() or self._beside is None:
             await self._one_at_a_time.acquire()
             return self
@@ -265,7 +282,7 @@ class PersistentTool(ExecutableTool):
         finally:
             asking.cancel()
             if not mine and turn.done() and not turn.cancelled():
-                self._one_at_a_time.release()  # it came, and nobody is there to take it
+                self._one_at_a_time.release()  # granted too late, since this caller was cancelled
             turn.cancel()
         return self if mine else self._another(self._beside)
 
@@ -289,14 +306,18 @@ class PersistentTool(ExecutableTool):
         except _Crashed as crash:
             if not (crash.may_repeat and (self.spec.idempotent or self.spec.side_effect == "read")):
                 raise ToolError(
-                    f"{crash} in the middle of this call; what it had done by then is unknown. "
-                    "Look at the state of things before you call it again",
+                    f"The tool stopped during this call: {crash}. The effect of the call is unknown. Check the "
+                    "present state before you call the tool again.",
                     kind="interrupted",
                 ) from None
         try:
             return await self._exchange(runtime, given)
         except _Crashed as crash:
-            raise ToolError(f"{crash} twice while it had this call", kind="backend") from None
+            raise ToolError(
+                f"The tool stopped twice during this call: {crash}. Do not call it again with these "
+                "arguments. Ask the user to look at the tool.",
+                kind="backend",
+            ) from None
 
     async def aclose(self) -> None:
         self._closed = True
@@ -313,9 +334,9 @@ class PersistentTool(ExecutableTool):
         guarded = process if isinstance(process, GuardedProcess) else None
         if guarded is not None and (appeared := await guarded.begin(call_id)):
             raise ToolError(
-                f"nothing was called: since the last call of {self.spec.id}, which stays up between its calls, something was made "
-                f"or changed where no program may write: {'; '.join(appeared[:_MOST_SHOWN])}. The tool did that, or somebody else. "
-                "Have a person look at it; the next call takes things as they are then",
+                f"{self.spec.id} was not called. Since its last call, something was made or changed where no "
+                f"program may write: {'; '.join(appeared[:_MOST_SHOWN])}. The tool or another program did "
+                "that. Ask the user to look at it; the next call accepts the present state.",
                 kind="conflict",
             )
         try:
@@ -334,7 +355,7 @@ class PersistentTool(ExecutableTool):
         return self.recognised(cast("dict[str, Any]", found)) if isinstance(found, dict) else found
 
     async def _answered(self, process: Process, call_id: str, midway: Midway) -> dict[str, Any]:
-        """Read the answer to a call, and meet what the process wants on the way to it."""
+        """Read the answer to a call, and handle the messages before it."""
         while True:
             line = await process.read_line(MAX_ANSWER_BYTES)
             if not line.endswith(b"\n"):
@@ -353,7 +374,10 @@ class PersistentTool(ExecutableTool):
 
     async def _running(self, config: Mapping[str, str]) -> Process:
         if self._closed:
-            raise ToolError(f"{self.spec.id} has been closed with its source", kind="unavailable")
+            raise ToolError(
+                f"{self.spec.id} is no longer available: its source was closed. Continue without it.",
+                kind="unavailable",
+            )
         if self._process is not None and self._exit is not None and not self._exit.done():
             return self._process
         await self._end()
@@ -363,7 +387,7 @@ class PersistentTool(ExecutableTool):
         capabilities, profile = self.confinement.own(self.spec)
         callers = () if self._behalf is None else self._behalf.callers
         profile = replace(profile, gate=self._judged, on_attempt=self._told, callers=callers)
-        self._fruitless += 1  # until a call has been answered
+        self._fruitless += 1  # reset when a call is answered
         process = await self.confinement.sandbox.start(
             capabilities, self.around(profile, {}, config), Program(self.command)
         )
@@ -372,12 +396,12 @@ class PersistentTool(ExecutableTool):
         return process
 
     def _judged(self, host: str, port: int) -> str | None:
-        """Judged for the call that it has now: the process is nobody's own."""
+        """Return the reason why the present call may not reach a host, or None."""
         behalf = self._behalf
         if behalf is None:
-            return f"{self.spec.id} has no call now, and reaches hosts only on behalf of one."
+            return f"{self.spec.id} has no call at present, and may reach hosts only during a call."
         if behalf.gate is None:
-            return f"the call that {self.spec.id} has now may reach no hosts."
+            return f"The present call of {self.spec.id} may not reach any host."
         return behalf.gate(host, port)
 
     def _told(self, attempt: Attempt) -> None:
@@ -385,10 +409,10 @@ class PersistentTool(ExecutableTool):
             self._behalf.on_attempt(attempt)
 
     async def _ending(self) -> str:
-        """What became of a process that closed its stdout."""
+        """Return how a process ended that closed its stdout."""
         assert self._exit is not None
         done, _ = await asyncio.wait({self._exit}, timeout=_REAPING_S)
-        return ending(self._exit.result()) if done else "it closed its stdout"
+        return ending(self._exit.result()) if done else "the program closed its stdout"
 
     async def _end(self) -> None:
         process, exit_, self._process, self._exit = self._process, self._exit, None, None
@@ -401,8 +425,9 @@ class PersistentTool(ExecutableTool):
 
 
 async def _settled(process: GuardedProcess, answer: dict[str, Any]) -> None:
-    """
-    :raises ToolError: ``denied`` for what it made during this call under a protected name; its answer is in the data
+    """Check the protected names after a call.
+
+    :raises ToolError: ``denied`` if the call changed a protected name; the data has the answer
     """
     try:
         await process.settle()
@@ -416,11 +441,16 @@ def _answer(line: bytes, call_id: str) -> dict[str, Any]:
             line, what="the contents of its answer", max_bytes=MAX_ANSWER_BYTES, max_depth=MAX_ANSWER_DEPTH
         )
     except ArgumentText as error:
-        raise ToolError(f"{error}; it answers one JSON object per line, and logs to stderr", kind="backend") from None
+        raise ToolError(
+            f"The tool sent an invalid answer: {error}. Expected one JSON object per line on stdout, and "
+            "log lines on stderr. Ask the user to repair the tool.",
+            kind="backend",
+        ) from None
     if answer.get("id") != call_id or len(answer) != 2 or not any(way in answer for way in _WAYS):
         raise ToolError(
-            'it answered something other than {"id": <the call\'s>, "result": …} or {"id": …, "error": …}, or one of '
-            f"{', '.join(WAYS)} before that",
+            'The tool sent an invalid answer. Expected {"id": <the id of the call>, "result": …} or '
+            f'{{"id": …, "error": …}}, after messages with {", ".join(WAYS)} if any. Ask the user to '
+            "repair the tool.",
             kind="backend",
         )
     return answer
@@ -438,7 +468,7 @@ def _as_error_envelope(error: object) -> dict[str, Any]:
     }
 
 
-# A fingerprint of a persistent program, to tell whether a start now would run another one.
+# A fingerprint of a persistent program, which shows whether a start now would run a different program.
 
 MOST_FILES = 1_000
 MOST_BYTES = 64 * 1024 * 1024
@@ -446,15 +476,15 @@ _PIECE = 1 << 20
 
 
 class _TooMuch(Exception):
-    """More than is looked through each time."""
+    """The files exceed the limits of a fingerprint."""
 
 
 def digest_of(executable: Path, folder: Path, *, own: bool) -> bytes | None:
-    """A hash of the program and of the files that it may load, or None where nobody can tell, which is never the same.
+    """Return a hash of the program and the files that it may load, or None if that is not possible.
 
     :param folder: the canonical folder that the program sees
-    :param own: that folder is this tool's alone, so that all in it counts; else, what lies beside the program and is neither
-        a manifest nor a program
+    :param own: whether this tool alone uses the folder, so that every file in it counts; otherwise, only files next to the
+        program count that are neither manifests nor programs
     """
     found, left = hashlib.sha256(), MOST_BYTES
     try:
@@ -484,7 +514,7 @@ def _beside(folder: Path) -> Iterator[Path]:
 
 
 def _taken_in(found: hashlib._Hash, path: Path, most: int) -> int:  # pyright: ignore[reportPrivateUsage]
-    """Of a file its content, of a link where it leads; the size, in bytes."""
+    """Add the content of a file, or the target of a link, to a hash, and return the size in bytes."""
     if path.is_symlink():
         found.update(os.fsencode(path.readlink()) + b"\0")
         return 0
