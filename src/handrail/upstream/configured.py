@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 
 # Search for secrets in plain text in a server's configuration, so that they are redacted, whole and in parts.
 #
-# A server may send back any part of a secret that it received: the token without the word before it, the password out of
-# the base64.
+# A server may send back any part of a secret that it received: the token without the scheme, or the password decoded from
+# base64.
 
 _NAME = re.compile(r"token|key|secret|passw|auth|credential|cookie|(?:^|[_-])(?:pass|pwd)(?:[_-]|$)", re.IGNORECASE)
 _NO_SECRET = re.compile(r"(?:file|path|dir|folder|type|mode|method|name|id|url|uri|scheme|env|var)$", re.IGNORECASE)
-"""What an option's name ends with that says where or of which kind a secret is."""
+"""Endings of names of options that describe a secret and do not contain one."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
 _WORD = re.compile(r"-{0,2}[A-Za-z][\w.-]*")
 LEAST = 8
-"""Characters; what is shorter stands in ordinary text too."""
+"""The minimum length in characters of a secret to redact; shorter texts occur in ordinary text."""
 LEAST_PASSWORD = 6
-"""The same of what is sure to be a password."""
+"""The minimum length in characters of a known password."""
 
 
 def secrets_in(name: str, value: str) -> Iterator[str]:
-    """The secrets in a variable, a header field or a parameter of a URL.
+    """Yield the secrets in a variable, a header field or a parameter of a URL.
 
-    :param name: of the field; one that does not sound like it holds none
+    :param name: the name of the field, which decides whether it may have a secret
     """
     if not _NAME.search(name):
         return
@@ -64,7 +64,7 @@ def secrets_in(name: str, value: str) -> Iterator[str]:
 
 
 def secrets_in_url(url: str) -> Iterator[str]:
-    """The secrets among the parameters of a URL and before its host, as they are and as they are written there."""
+    """Yield the secrets in a URL's parameters and before its host, both decoded and as written."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -79,19 +79,21 @@ def secrets_in_url(url: str) -> Iterator[str]:
     for written in {password, unquote(password)}:
         if len(written) >= LEAST_PASSWORD:
             yield written
-    if not colon and parts.scheme in ("http", "https"):  # elsewhere a name alone is one
+    if not colon and parts.scheme in ("http", "https"):  # in other schemes, a name alone is not a secret
         yield from (written for written in {user, unquote(user)} if len(written) >= LEAST)
 
 
 def secrets_in_text(text: str) -> Iterator[str]:
-    """The secrets in the URLs of a value, whatever its name."""
+    """Yield the secrets in the URLs of a value, whatever its name."""
     for found in _URL.finditer(text):
         yield from secrets_in_url(found[0])
 
 
 def secrets_in_arguments(arguments: Sequence[str]) -> Iterator[str]:
-    """The secrets in a program's arguments: ``--token X``, ``--token=X``, ``-e TOKEN=X``, ``--header 'Authorization: X'``,
-    ``{"token": "X"}``, and those in URLs."""
+    """Yield the secrets in a program's arguments, such as ``--token X``, ``-e TOKEN=X`` and those in URLs.
+
+    Also ``--token=X``, ``--header 'Authorization: X'`` and ``{"token": "X"}``.
+    """
     option = ""
     for argument in arguments:
         yield from secrets_in_text(argument)
@@ -142,7 +144,7 @@ def _of_basic(credentials: str) -> Iterator[str]:
 
 
 Named = dict[str, tuple[McpServer, str]]
-"""Servers by name, each with the place in the configuration that names it."""
+"""Servers by name, each with its place in the configuration."""
 
 
 def configured(
@@ -151,12 +153,12 @@ def configured(
     learn: Callable[[str], None] = lambda value: None,
     environment: Mapping[str, str] | None = None,
 ) -> list[ServerDefinition]:
-    """The enabled servers of a configuration.
+    """Return the enabled servers of a configuration.
 
-    :param secrets: the operator's; a server that needs one that is not there is listed and says so
-    :param learn: told every value that may be a secret
-    :param environment: for the variables that the files name; None for this process's own
-    :raises LoadError: with everything that is wrong
+    :param secrets: the operator's secrets; a server that needs a missing one is included, with the reason
+    :param learn: called with every value that may be a secret
+    :param environment: the variables that the files may name; None for those of this process
+    :raises LoadError: with every fault
     """
     known = os.environ if environment is None else environment
     faults: list[Fault] = []
@@ -175,7 +177,7 @@ def configured(
 def _of_files(
     config: Configuration, environment: Mapping[str, str], learn: Callable[[str], None], faults: list[Fault]
 ) -> Named:
-    """The servers of the files under ``[mcp] files``. What is wrong with them is added to ``faults``."""
+    """Read the servers of the files under ``[mcp] files``, and add their faults to ``faults``."""
     if not config.settings.mcp.files:
         return {}
 
@@ -185,14 +187,14 @@ def _of_files(
         if not path.is_absolute():
             path = config.folder / path
         if (workspace := config.workspace) is not None and is_beneath(path, workspace.path.parent):
-            problem = "lies in the workspace, where a model can write; keep it apart from it"
+            problem = "is in the workspace, where a model can write; move it out of the workspace"
             faults.append(Fault("mcp.files", file, problem))
             continue
         found, problems = servers_in(path, environment, learn)
         faults += problems
         for name, server in found.items():
             if name in servers:
-                problem = f"is in {servers[name][1]} too; rename one of the two"
+                problem = f"is also in {servers[name][1]}; rename one of the two"
                 faults.append(Fault(str(path), f"mcpServers.{name}", problem))
             else:
                 servers[name] = server, str(path)
@@ -200,18 +202,20 @@ def _of_files(
 
 
 def _add_tables(servers: Named, tables: Mapping[str, McpServer], faults: list[Fault]) -> None:
-    """Add the servers of the tables ``[mcp.servers.NAME]``. A table without command and url changes the server of that
-    name from a file. What is wrong is added to ``faults``."""
+    """Add the servers of the tables ``[mcp.servers.NAME]``, and their faults to ``faults``.
+
+    A table without command and url changes the server of that name from a file.
+    """
     for name, own in tables.items():
         place = f"[mcp.servers.{name}]"
         if own.command is not None or own.url is not None:
             if name in servers:
-                problem = f"is in {servers[name][1]} too; leave command and url out, or rename one"
+                problem = f"is also in {servers[name][1]}; remove command and url, or rename one"
                 faults.append(Fault(place, "", problem))
             else:
                 servers[name] = own, place
         elif name not in servers:
-            problem = "says neither command nor url, and no file under [mcp] files has this server"
+            problem = "has neither command nor url, and no file under [mcp] files has this server; add one of them"
             faults.append(Fault(place, "", problem))
         else:
             base, file = servers[name]
@@ -225,10 +229,10 @@ def _add_tables(servers: Named, tables: Mapping[str, McpServer], faults: list[Fa
 def definition_of(
     name: str, server: McpServer, place: str, secrets: SecretStore, learn: Callable[[str], None] = lambda value: None
 ) -> ServerDefinition:
-    """One server as its owner takes it, with the values of its secrets.
+    """Build the definition of one server, with the values of its secrets.
 
-    :param place: where the configuration names it, for messages
-    :param learn: told every value that may be a secret
+    :param place: its place in the configuration, for messages
+    :param learn: called with every value that may be a secret
     """
     from handrail.upstream.definition import ServerDefinition
 
@@ -275,9 +279,9 @@ def definition_of(
 
 
 def _oauth_of(server: McpServer, value: Callable[[str, str | SecretValue], str]) -> Oauth:
-    """How a server is signed in to.
+    """Build the sign-in settings of a server.
 
-    :param value: gives the text of a setting that may name a secret
+    :param value: returns the text of a setting that may name a secret
     """
     from handrail.upstream.definition import Oauth
 
@@ -314,7 +318,7 @@ def _faults_in_addresses(server: McpServer, place: str) -> Iterator[Fault]:
             yield Fault(place, "url", str(error))
     for folder in server.folders:
         if not folder.startswith("/"):
-            yield Fault(place, "folders", f"{folder!r} is no absolute path")
+            yield Fault(place, "folders", f"{folder!r} is not an absolute path")
 
 
 def _faults_together(servers: Mapping[str, tuple[McpServer, str]]) -> list[Fault]:
@@ -325,7 +329,7 @@ def _faults_together(servers: Mapping[str, tuple[McpServer, str]]) -> list[Fault
         prefix = name if server.prefix is None else server.prefix
         if prefix in prefixes and server.enabled:
             found.append(
-                Fault(place, "prefix", f"is {prefix!r}, which is that of {prefixes[prefix]}; each has its own")
+                Fault(place, "prefix", f"{prefix!r} is also the prefix of {prefixes[prefix]}; choose another prefix")
             )
         elif server.enabled:
             prefixes[prefix] = name
@@ -334,7 +338,9 @@ def _faults_together(servers: Mapping[str, tuple[McpServer, str]]) -> list[Fault
     for prefix, place in places.items():
         for other, name in prefixes.items():
             if other and prefix.startswith(f"{other}_"):
-                problem = f"{prefix!r} begins with {other + '_'!r}, as the tools of {name} do: two could have one id"
+                problem = (
+                    f"{prefix!r} begins with {other + '_'!r}, as the tools of {name} do, so two tools could have one id"
+                )
                 found.append(Fault(place, "prefix", f"{problem}; give one of the two servers another prefix"))
     for name, (server, place) in servers.items():
         requires = definition_of(name, server, place, NO_SECRETS).requires
@@ -343,7 +349,7 @@ def _faults_together(servers: Mapping[str, tuple[McpServer, str]]) -> list[Fault
 
 
 def is_beneath(path: Path, folder: Path) -> bool:
-    """Whether ``path`` lies in ``folder``, as it is written or where its links lead."""
+    """Return whether ``path`` is in ``folder``, as written or with links resolved."""
     return path.resolve().is_relative_to(folder.resolve()) or path.absolute().is_relative_to(folder)
 
 
@@ -369,10 +375,10 @@ _TRANSPORTS = {
 def servers_in(
     path: Path, environment: Mapping[str, str], learn: Callable[[str], None] = lambda value: None
 ) -> tuple[dict[str, McpServer], list[Fault]]:
-    """The servers of one file, by name, and everything that is wrong with it.
+    """Read the servers of one file, by name, and its faults.
 
     :param environment: the variables that it may name
-    :param learn: told each value that came from a variable: it may be a secret
+    :param learn: called with each value of a variable, since it may be a secret
     """
     table = _table_of(path)
     if isinstance(table, Fault):
@@ -383,10 +389,14 @@ def servers_in(
         where = f"mcpServers.{name[:60]}"
         if re.fullmatch(NAME, name) is None:
             faults.append(
-                Fault(str(path), where, "is no name: letters, digits, '-' and '_', a letter first, at most 40")
+                Fault(
+                    str(path),
+                    where,
+                    "is not a valid name; expected letters, digits, '-' and '_', a letter first, at most 40 characters",
+                )
             )
         elif not isinstance(said, dict):
-            faults.append(Fault(str(path), where, "is no object"))
+            faults.append(Fault(str(path), where, "is not an object"))
         else:
             try:
                 found[name] = _server(cast("dict[str, Any]", said), environment, learn)
@@ -399,7 +409,7 @@ def servers_in(
 
 
 def _table_of(path: Path) -> dict[str, Any] | Fault:
-    """The object in a file with what it says of each server under its name, or what is wrong with the file."""
+    """Return the object with the servers of a file, by name, or the fault of the file."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -409,7 +419,7 @@ def _table_of(path: Path) -> dict[str, Any] | Fault:
     try:
         whole: Any = json.loads(content)
     except (ValueError, RecursionError) as error:
-        return Fault(str(path), "", f"is no JSON: {error}")
+        return Fault(str(path), "", f"is not valid JSON: {error}")
     table: Any = cast("dict[str, Any]", whole).get("mcpServers") if isinstance(whole, dict) else None
     if table is None and isinstance(whole, dict):
         table = cast("dict[str, Any]", whole).get("servers")
@@ -419,7 +429,7 @@ def _table_of(path: Path) -> dict[str, Any] | Fault:
 
 
 def _filled(value: object, environment: Mapping[str, str], learn: Callable[[str], None]) -> object:
-    """A value with the variables in its texts filled in."""
+    """Return a value with the variables in its texts replaced."""
     if isinstance(value, str):
         return _VARIABLE.sub(lambda match: _value(match, environment, learn), value)
     if isinstance(value, list):
@@ -430,20 +440,23 @@ def _filled(value: object, environment: Mapping[str, str], learn: Callable[[str]
 
 
 def _arguments(said: Mapping[str, Any]) -> dict[str, Any]:
-    """What a program is started with."""
+    """Return the arguments and variables of a program."""
     given = {"args": said.get("args"), "env": said.get("env", said.get("environment"))}
     return {key: value for key, value in given.items() if value}
 
 
 def _server(said: Mapping[str, Any], environment: Mapping[str, str], learn: Callable[[str], None]) -> McpServer:
-    """:raises ValueError: for what cannot be a server; a pydantic error is one"""
+    """Parse one server.
+
+    :raises ValueError: if it is not a valid server; may be a pydantic error
+    """
     given: dict[str, Any] = {}
     url = said.get("url", said.get("serverUrl", said.get("httpUrl")))
     kind = _TRANSPORTS.get(str(said.get("type", said.get("transport", "http" if url else "stdio"))))
     if kind is None:
         raise ValueError(f"type is {said.get('type')!r}; expected stdio, http or sse")
     command: Any = said.get("command")
-    if isinstance(command, list) and command:  # some write the whole argv there
+    if isinstance(command, list) and command:  # some programs write the whole command line here
         given["command"], given["args"] = cast("list[Any]", command)[0], [*cast("list[Any]", command)[1:]]
     elif command is not None:
         given["command"] = command
@@ -454,7 +467,7 @@ def _server(said: Mapping[str, Any], environment: Mapping[str, str], learn: Call
     elif command is not None:
         given |= _arguments(said)
     else:
-        raise ValueError("has neither command nor url")
+        raise ValueError("has neither command nor url; add one of them")
     given = {key: _filled(value, environment, learn) for key, value in given.items()}
     if said.get("disabled") is True or said.get("enabled") is False:
         given["enabled"] = False

@@ -1,4 +1,4 @@
-"""One upstream server as its operator has configured it, as plain data, and its cached listing."""
+"""One upstream server as the operator has configured it, as plain data, and its cached listing."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from handrail.store import decisions
 Transport = Literal["stdio", "http", "sse"]
 
 GRANTS: Mapping[str, str] = {"sampling": "sample", "elicitation": "elicit", "roots": "roots"}
-"""What a server may be granted to ask of the client, and the capability that its tools then have."""
+"""By grant of the operator, the capability that the server's tools then have, to send such requests to the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Oauth:
-    """How to sign in; see ``[mcp.servers.NAME.oauth]``."""
+    """The sign-in at a server, as in ``[mcp.servers.NAME.oauth]``."""
 
     grant: Literal["authorization_code", "client_credentials", "identity_assertion"] = "authorization_code"
     client_id: str = ""
@@ -44,11 +44,13 @@ class Oauth:
 
 @dataclass(frozen=True, slots=True)
 class ServerDefinition:
-    """:param place: where it is configured, as the operator knows it
-    :param command: the program as it was written, of a server that is started here
-    :param environment: its further variables
-    :param headers: further header fields of each request
-    :param missing: why it cannot be used as it is configured, such as a secret that nobody gave
+    """The configuration of one upstream server, with the values of its secrets.
+
+    :param place: the place of its configuration, for messages
+    :param command: the program as written, if Handrail starts the server
+    :param environment: additional variables of the program
+    :param headers: additional header fields of each request
+    :param missing: the reason why it cannot be used as configured, such as a missing secret
     """
 
     name: str
@@ -75,7 +77,7 @@ class ServerDefinition:
 
     @property
     def requires(self) -> Requires:
-        """What the server as a whole needs: of a program its folders and hosts; what it may ask of a client."""
+        """The requirements of the server as a whole: folders, hosts, and requests to the client."""
         capabilities = tuple(sorted(GRANTS[grant] for grant in self.grants))
         if self.transport != "stdio":
             return Requires(capabilities=capabilities)
@@ -87,18 +89,20 @@ class ServerDefinition:
 
     @property
     def reached(self) -> tuple[str, ...]:
-        """The hosts that Handrail itself may dial for it: its own, by the operator's word, and those of its egress grant."""
+        """The hosts that Handrail itself may connect to: that of the URL and those of its egress grant."""
         return (str(read_url(self.url).host), *self.hosts) if self.url else ()
 
     @property
     def where(self) -> str:
-        """How it is reached, without any secret."""
+        """The URL or the command, without secrets."""
         return self.url.partition("?")[0] if self.url else " ".join((self.command, *self.args))
 
     @property
     def hash(self) -> str:
-        """Of what decides what the server is; a listing of another one does not count. Without any value that may be
-        secret."""
+        """A hash of all that identifies the server. It covers no value that may be a secret.
+
+        A listing with another hash belongs to another server and does not count.
+        """
         what = [
             self.transport,
             self.command,
@@ -112,26 +116,26 @@ class ServerDefinition:
 
 # The cache of a server's last listing, so that its tools are known without a connection.
 #
-# The file lies in the state root for all workspaces of this user. A file that is not a valid listing of exactly this server
+# The file is in the state root, for all workspaces of this user. A file that is not a valid listing of this very server
 # counts as absent. All content comes from the server, so every load checks it again.
 
 VERSION = 1
 MAX_BYTES = 64 * 1024 * 1024
 MOST_ITEMS = 5_000
-"""Tools, resources, templates or prompts of one server."""
+"""The most tools, resources, templates or prompts of one server."""
 MAX_ITEM_BYTES = 1024 * 1024
 MAX_ITEM_DEPTH = 400
 MAX_LIST_BYTES = 12 * 1024 * 1024
-"""Of all of them together, so that what is kept can be read again."""
+"""The most bytes of a list, so that the stored file can be read again."""
 Item = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """As the server writes it, each item a JSON object.
+    """A server's listing as received; each item is a JSON object.
 
-    :param protocol: the version that was spoken
-    :param left_out: how many items were too many or too large
+    :param protocol: the protocol version of the connection
+    :param left_out: the number of items that exceeded a limit
     """
 
     tools: tuple[Item, ...] = ()
@@ -144,11 +148,12 @@ class Listing:
     left_out: int = 0
 
     def tool(self, name: str) -> Item | None:
+        """Return the listed tool of a name, or None."""
         return next((one for one in self.tools if one.get("name") == name), None)
 
 
 class Kept:
-    """Of what a server lists, what is an object within bounds."""
+    """The valid items of a server's list, within the limits."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []
@@ -166,7 +171,7 @@ class Kept:
 
 
 def _size(one: object) -> int | None:
-    """None for what is no object, too large, or nested so deep that what goes through it could not."""
+    """Return the size of an item in bytes, or None if it is not an object, too large or nested too deeply."""
     if not isinstance(one, dict):
         return None
     try:
@@ -178,9 +183,9 @@ def _size(one: object) -> int | None:
 
 
 def read(state: Path, name: str, definition: str) -> Listing | None:
-    """The listing of the server ``name``, where it is of the same definition.
+    """Return the cached listing of the server ``name`` if it has the same definition, or None.
 
-    :param state: the root of all state
+    :param state: the root folder of all state
     :param definition: the hash of the server's definition
     """
     content = decisions.read_private(_path(state, name), MAX_BYTES)
@@ -207,7 +212,7 @@ def read(state: Path, name: str, definition: str) -> Listing | None:
 
 
 def write(state: Path, name: str, definition: str, listing: Listing) -> None:
-    """Keep it. A state folder that cannot be written keeps nobody from working: the server is asked again next time."""
+    """Store a listing. Errors are ignored, since the server can be asked again."""
     path = _path(state, name)
     whole = {
         "version": VERSION,
@@ -221,7 +226,7 @@ def write(state: Path, name: str, definition: str, listing: Listing) -> None:
 
 
 def forget(state: Path, name: str) -> None:
-    """Know nothing of the server any more."""
+    """Delete the stored listing of a server."""
     with contextlib.suppress(OSError):
         _path(state, name).unlink()
 

@@ -1,4 +1,4 @@
-"""The program behind a server's command, and its installation by a person. Nothing is fetched at run time.
+"""The program behind a server's command, and its installation by the user. Nothing is fetched at run time.
 
 ``handrail mcp install NAME`` records the installation in ``mcp/installed/NAME.json`` of the state root: the resolved
 command, its arguments, its folder, the hashes of the files that must not change, and under ``of`` the command and arguments
@@ -50,14 +50,16 @@ _PIECE = 1 << 20
 
 
 class Refused(Exception):
-    """A server's command cannot be started; the text says why and what to do."""
+    """A server's command cannot be started; the text has the reason and the next step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """:param argv: an absolute program and its arguments
-    :param folders: what it lies in, to be read in its sandbox
-    :param hashes: by path in ``folder``, what files are to be
+    """The program of a server, ready to start.
+
+    :param argv: an absolute program and its arguments
+    :param folders: the folders that its sandbox shows
+    :param hashes: the expected hashes of files, by path in ``folder``
     """
 
     argv: tuple[str, ...]
@@ -66,40 +68,41 @@ class Resolved:
     hashes: tuple[tuple[str, str], ...] = ()
 
     def check(self) -> None:
-        """
-        :raises Refused: when a file is not what was installed
+        """Check the hashes of the installed files.
+
+        :raises Refused: if a file has changed since the installation
         """
         for name, wanted in self.hashes:
             path = Path(self.folder) / name
             try:
                 found = _hash(path)
             except OSError as error:
-                raise Refused(f"{path} cannot be read: {error.strerror}; install it again") from None
+                raise Refused(f"{path} cannot be read: {error.strerror}; install the server again") from None
             if found != wanted:
-                raise Refused(f"{path} is not what was installed any more; look why, and install it again")
+                raise Refused(f"{path} has changed since the installation; find out why, and install the server again")
 
 
 def fetches(command: str, args: tuple[str, ...]) -> bool:
-    """Whether a command would fetch what it runs."""
+    """Return whether a command would fetch the program that it runs."""
     name = os.path.basename(command).removesuffix(".cmd").removesuffix(".exe").lower()  # noqa: PTH119 - may be no path here
     first = next((one for one in args if not one.startswith("-")), "")
     return name in _FETCHING or first in _FETCHING_BY.get(name, ())
 
 
 def resolve(definition: ServerDefinition, state: Path, workspace: str, *, to_start: bool = True) -> Resolved:
-    """The program of a server.
+    """Return the program of a server.
 
-    :param state: the root of all state
-    :param to_start: whether its folders are needed too
-    :raises Refused: where it would fetch something, lies where calls can write, or is not there
+    :param state: the root folder of all state
+    :param to_start: whether the folders for its sandbox are needed too
+    :raises Refused: if the command would fetch a program, or its program is missing or is where calls can write
     """
     record = _installed(state, definition, workspace)
     if record is not None:
         return _apart(record, workspace)
     if fetches(definition.command, definition.args):
         raise Refused(
-            f"{definition.command} would fetch its program when it is started, and nothing is installed at run time; "
-            f"install it once with: handrail mcp install {definition.name}"
+            f"{definition.command} would fetch its program at each start, which is not allowed; install "
+            f"it once with: handrail mcp install {definition.name}"
         )
     command = str(Path(definition.command).expanduser()) if definition.command.startswith("~") else definition.command
     try:
@@ -112,21 +115,21 @@ def resolve(definition: ServerDefinition, state: Path, workspace: str, *, to_sta
 
 
 def _apart(found: Resolved, workspace: str) -> Resolved:
-    """
-    :raises Refused: for a program that a call could have written
+    """Check that a program can run and that no call could have written it.
+
+    :raises Refused: otherwise
     """
     if (folder := folder_around(found.argv[0], (workspace, *workspaces()))) is not None:
         raise Refused(
-            f"{found.argv[0]} lies in the workspace {folder}, where a call could change it, and would be started with the "
-            "server's variables; keep it elsewhere"
+            f"{found.argv[0]} is in the workspace {folder}, where a call could change it; move it out of the workspace"
         )
     if not os.access(found.argv[0], os.X_OK):
-        raise Refused(f"{found.argv[0]} is not there any more, or cannot be run; install it again")
+        raise Refused(f"{found.argv[0]} is missing or cannot be run; install it again")
     return found
 
 
 def _installed(state: Path, definition: ServerDefinition, workspace: str) -> Resolved | None:
-    """What was installed for a server; None where nothing was, for another command, or it cannot be read as that."""
+    """Return the installed program of a server's present command; None if there is no valid record."""
     content = decisions.read_private(state / "mcp" / "installed" / f"{definition.name}.json", _MAX_RECORD)
     if content is None:
         return None
@@ -154,7 +157,7 @@ def _hash(path: Path) -> str:
     return digest.hexdigest()
 
 
-# Installation of packages that ``npx``, ``uvx`` and the like would fetch at each start: fetched once, if a person agrees.
+# Installation of packages that ``npx``, ``uvx`` and similar programs would fetch at each start: once, if the user agrees.
 #
 # A package goes into a separate folder in the state root, with exact versions and a recorded hash of every file. From then
 # on the server starts from there and fetches nothing.
@@ -171,19 +174,19 @@ _OF_MANAGERS = (
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "NETRC"),
 )
 _OF_MANAGERS_BEGIN = ("PIP_", "npm_config_", "NPM_CONFIG_", "NPM_TOKEN")
-"""Variables by which package managers reach their registries."""
+"""The environment variables that package managers need to reach their registries."""
 
 Kind = Literal["npm", "pypi"]
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """What a command would fetch.
+    """The package that a command would fetch.
 
-    :param spec: as the package manager takes it
-    :param program: which of its programs is run; empty for the only or the main one
-    :param further: packages that are to lie beside it
-    :param args: what the program is given
+    :param spec: the package and version, in the form of the package manager
+    :param program: the program of the package to run; empty for the only or the main one
+    :param further: packages to install with it
+    :param args: the arguments of the program
     """
 
     kind: Kind
@@ -200,7 +203,10 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """:param versions: of every package that came, by name"""
+    """The result of an installation.
+
+    :param versions: the versions of all installed packages, by name
+    """
 
     package: Package
     version: str
@@ -211,9 +217,9 @@ class Installed:
 
 
 def package_of(definition: ServerDefinition) -> Package | None:
-    """What a server's command would fetch; None where it fetches nothing.
+    """Return the package that a server's command would fetch, or None if it fetches nothing.
 
-    :raises UsageError: for a command that fetches in a way that this does not know
+    :raises UsageError: for a command that fetches in an unknown way
     """
     words = (definition.command, *definition.args)
     if not definition.command or not fetches(definition.command, definition.args):
@@ -232,25 +238,25 @@ def package_of(definition: ServerDefinition) -> Package | None:
     if name == "pipx" and rest[:1] == ["run"]:
         return _of_pypi(rest[1:], "--spec")
     raise UsageError(
-        f"{' '.join(words)} fetches what it runs in a way that cannot be done once; install the server by yourself, outside "
-        "of the workspace, and give its absolute path as command"
+        f"Handrail cannot install what {' '.join(words)} fetches. Install the server yourself, "
+        "outside of the workspace, and set its absolute path as command."
     )
 
 
 def _of_npm(words: Sequence[str]) -> Package:
     options, program, args = _options(words, {"-p": "package", "--package": "package", "-c": "call", "--call": "call"})
     if "call" in options:
-        raise UsageError("a command for a shell (-c) cannot be installed; name the package and its arguments")
+        raise UsageError("A shell command (-c) cannot be installed. Name the package and its arguments instead.")
     named = options.get("package", [])
     if not named and not program:
-        raise UsageError("the command names no package")
+        raise UsageError("The command names no package. Add NAME or NAME@VERSION.")
     specs = named or [program]
     match = _NPM.fullmatch(specs[0])
     if match is None:
-        raise UsageError(f"{specs[0]!r} is no package of npm's registry; expected NAME or NAME@VERSION")
+        raise UsageError(f"{specs[0]!r} is not a package of npm's registry. Expected NAME or NAME@VERSION.")
     for one in specs[1:]:
         if _NPM.fullmatch(one) is None:
-            raise UsageError(f"{one!r} is no package of npm's registry; expected NAME or NAME@VERSION")
+            raise UsageError(f"{one!r} is not a package of npm's registry. Expected NAME or NAME@VERSION.")
     return Package("npm", match["name"], specs[0], program if named else "", tuple(args), tuple(specs[1:]))
 
 
@@ -258,23 +264,23 @@ def _of_pypi(words: Sequence[str], source: str) -> Package:
     valued = {source: "from", "--with": "with", "-w": "with", "--python": "python", "-p": "python"}
     options, program, args = _options(words, valued)
     if not program:
-        raise UsageError("the command names no package")
+        raise UsageError("The command names no package. Add NAME or NAME==VERSION.")
     spec = options.get("from", [program])[-1]
     program_name, _, version = program.partition("@")
     if "from" not in options:
         spec = program_name if version in ("", "latest") else f"{program_name}=={version}"
     match = _PYPI.fullmatch(spec)
     if match is None:
-        raise UsageError(f"{spec!r} is no package of PyPI; expected NAME or NAME==VERSION")
+        raise UsageError(f"{spec!r} is not a package of PyPI. Expected NAME or NAME==VERSION.")
     beside = tuple(one for given in options.get("with", []) for one in given.split(","))
     for one in beside:
         if _PYPI.fullmatch(one) is None:
-            raise UsageError(f"{one!r} is no package of PyPI; expected NAME or NAME==VERSION")
+            raise UsageError(f"{one!r} is not a package of PyPI. Expected NAME or NAME==VERSION.")
     return Package("pypi", match["name"], spec, program_name, tuple(args), beside)
 
 
 def _options(words: Sequence[str], valued: Mapping[str, str]) -> tuple[dict[str, list[str]], str, list[str]]:
-    """The options before the program, by what they are; the program; and what comes after it."""
+    """Return the options before the program, by their meaning; the program; and its arguments."""
     found: dict[str, list[str]] = {}
     left = list(words)
     while left and left[0].startswith("-"):
@@ -285,7 +291,7 @@ def _options(words: Sequence[str], valued: Mapping[str, str]) -> tuple[dict[str,
         if key in valued:
             if not equals:
                 if not left:
-                    raise UsageError(f"{key} has no value")
+                    raise UsageError(f"Option {key} has no value. Add one.")
                 value = left.pop(0)
             found.setdefault(valued[key], []).append(value)
     program = left.pop(0) if left else ""
@@ -297,12 +303,13 @@ def _options(words: Sequence[str], valued: Mapping[str, str]) -> tuple[dict[str,
 def install(
     definition: ServerDefinition, package: Package, state: Path, workspace: str, *, scripts: bool = False
 ) -> Installed:
-    """Fetch a server's package and record how it is started. What was installed for it before is replaced when this one is
-    whole.
+    """Fetch a server's package and record its command.
 
-    :param state: the root of all state
-    :param scripts: whether packages of npm may run their own programs while they are installed
-    :raises UsageError: with what went wrong; nothing has changed then
+    An earlier installation of the server is replaced after this one has succeeded.
+
+    :param state: the root folder of all state
+    :param scripts: whether packages of npm may run programs of their own during the installation
+    :raises UsageError: with the reason; nothing has changed then
     """
     base = state / "mcp" / "packages"
     folder = base / f"{definition.name}-{secrets.token_hex(4)}"
@@ -335,7 +342,7 @@ def install(
 
 
 def recorded(definition: ServerDefinition, state: Path) -> tuple[str, str] | None:
-    """What was installed for a server as it is configured now, and its version; None where nothing was."""
+    """Return the package installed for a server's present command, and its version; None if there is none."""
     content = decisions.read_private(state / "mcp" / "installed" / f"{definition.name}.json", 64 * 1024 * 1024)
     try:
         data: Any = json.loads(content or b"null")
@@ -370,11 +377,14 @@ def _with_npm(package: Package, folder: Path, workspace: str, scripts: bool) -> 
     if entry is None:
         names = ", ".join(programs) or "none"
         raise UsageError(
-            f"{package.name} has no program {wanted!r}; its programs: {names}. Name one with -p {package.name} PROGRAM"
+            f"{package.name} has no program {wanted!r}. Its programs: {names}. Name one with -p {package.name} PROGRAM."
         )
     script = (modules / package.name / entry).resolve()
     if not script.is_relative_to(folder.resolve()) or not script.is_file():
-        raise UsageError(f"{package.name} names a program that is not in it: {entry}")
+        raise UsageError(
+            f"The program {entry} that {package.name} names is not in the package. Ask the package's "
+            "author to correct it."
+        )
     return (os.path.realpath(node), str(script)), versions
 
 
@@ -389,7 +399,9 @@ def _with_pip(package: Package, folder: Path, workspace: str, _scripts: bool) ->
     versions = {_normal(str(one["name"])): str(one["version"]) for one in json.loads(said)}
     program = folder / "bin" / (package.program or package.name)
     if not program.is_file():
-        raise UsageError(f"{package.name} has no program {program.name!r}; name it after --from {package.spec}")
+        raise UsageError(
+            f"{package.name} has no program {program.name!r}. Name its program after --from {package.spec}."
+        )
     return (str(python), str(program)), versions
 
 
@@ -397,13 +409,13 @@ def _needed(name: str, workspace: str, package: Package) -> str:
     try:
         return find_program(name, outside=(workspace,))
     except ProgramRefused as error:
-        raise UsageError(f"{package} needs {name}: {error}") from None
+        raise UsageError(f"{package} requires {name}: {error}") from None
 
 
 def _run(command: Sequence[str], folder: Path, first: Path | None) -> str:
-    """What a package manager prints.
+    """Run a package manager and return its stdout.
 
-    :raises UsageError: with the end of what it said, where it failed
+    :raises UsageError: with the end of its output, if it failed
     """
     environment = {**program_environment(_OF_MANAGERS, prefixes=_OF_MANAGERS_BEGIN), "PYTHONDONTWRITEBYTECODE": "1"}
     if first is not None:
@@ -421,15 +433,15 @@ def _run(command: Sequence[str], folder: Path, first: Path | None) -> str:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"{Path(command[0]).name} did not do it: {error}") from None
+        raise UsageError(f"{Path(command[0]).name} could not run: {error}. Nothing was installed.") from None
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip())[-800:]
-        raise UsageError(f"{Path(command[0]).name} could not install it: {said}")
+        raise UsageError(f"{Path(command[0]).name} could not install the package: {said}")
     return done.stdout
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    """What every file is, by its path in ``folder``; what Python writes for itself is left out."""
+    """Return the hashes of all files in ``folder``, by path, without Python's caches."""
     found: dict[str, str] = {}
     for at, inner, files in os.walk(folder):
         inner[:] = sorted(name for name in inner if name != "__pycache__")
@@ -453,5 +465,5 @@ def _folder_in(record: Path) -> Path | None:
 
 
 def _normal(name: str) -> str:
-    """A project's name as PyPI compares it."""
+    """Return a project's name in PyPI's normalised form."""
     return re.sub(r"[-_.]+", "-", name).lower()

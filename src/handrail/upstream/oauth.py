@@ -1,6 +1,6 @@
 """OAuth sign-in at an upstream server, by the SDK's client, with its tokens in the state root, mode 0600.
 
-Each request gets a token without waiting. On a 401 the token is refreshed once, else a person signs in if possible, and then
+Each request gets a token without waiting. On a 401 the token is refreshed once, else the user signs in if possible, and then
 the request is tried once more. No token is ever logged or shown.
 """
 
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 _MAX_BYTES = 1024 * 1024
 _SECRET = ("access_token", "refresh_token", "id_token", "client_secret", "registration_access_token")
 _LEAST_SECRET = 8
-"""Characters. What is shorter stands in ordinary text, which a server could have hidden by naming it so."""
+"""The minimum length in characters of a value to redact; a server could name a shorter one to hide ordinary text."""
 
 
 class NeedsSignIn(Exception):
-    """The server asks for a sign-in that is not to be had now; the text says how to get one."""
+    """The server requires a sign-in that is not possible now; the text has the next step."""
 
 
 class Prompt:
-    """How a person signs in.
+    """The means by which a user signs in.
 
-    :param redirect: where the authorization server sends the person back to
-    :param visit: brings them to an address, and gives the whole address that they came back to
+    :param redirect: the address to which the authorization server redirects the user
+    :param visit: opens an address for the user, and returns the full address of the redirect
     """
 
     def __init__(self, redirect: str, visit: Callable[[str], Awaitable[str]]) -> None:
@@ -53,11 +53,11 @@ class Prompt:
 
 
 class Tokens:
-    """What one server was signed in with: the client it knows, and the token. A file of this user's.
+    """The client registration and the token of one server, in a private file of this user.
 
     Implements the SDK's ``TokenStorage``.
 
-    :param learn: told every value that nobody may be shown, before it is sent anywhere
+    :param learn: called with every secret value before it is sent
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class Tokens:
 
     @property
     def access(self) -> str:
-        """The token as it is sent; empty without one."""
+        """The access token; empty without one."""
         token: Any = self._all().get("tokens")
         found = cast("dict[str, Any]", token).get("access_token") if isinstance(token, dict) else None
         return found if isinstance(found, str) else ""
 
     def forget(self) -> bool:
-        """Whether there was anything."""
+        """Delete the tokens, and return whether any existed."""
         self._held = {}
         try:
             self._path.unlink()
@@ -98,14 +98,17 @@ class Tokens:
 
     @property
     def giver(self) -> dict[str, Any] | None:
-        """The authorization server that gave the token, in its own words; empty where it says nothing of itself, None
-        where it is not known which that was."""
+        """The metadata of the authorization server that issued the token.
+
+        Empty if it publishes none; None if it is not known which server issued the token.
+        """
         found: Any = self._all().get("giver")
         return cast("dict[str, Any]", found) if isinstance(found, dict) else None
 
     def given_by(self, metadata: OAuthMetadata | None) -> None:
-        """
-        :param metadata: None for the server itself, by the places that need no metadata
+        """Store the issuer of the token.
+
+        :param metadata: None for the server itself, at the endpoints that need no metadata
         """
         self._write("giver", {} if metadata is None else metadata.model_dump(mode="json", exclude_none=True))
 
@@ -121,7 +124,7 @@ class Tokens:
         self._write("client", said)
 
     def _tell(self, said: object) -> None:
-        """Whoever hides secrets of what is one in this."""
+        """Register the secret values in a message, so that they are redacted."""
         members = cast("dict[str, object]", said) if isinstance(said, dict) else {}
         for key in _SECRET:
             if isinstance(value := members.get(key), str) and len(value) >= _LEAST_SECRET:
@@ -141,13 +144,13 @@ class Tokens:
 
     def _write(self, key: str, value: dict[str, Any]) -> None:
         self._held = {**self._all(), key: value}
-        with contextlib.suppress(OSError, StartError):  # it holds for as long as this process does
+        with contextlib.suppress(OSError, StartError):  # kept in memory for the life of this process
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             decisions.write_private(self._path, json.dumps(self._held).encode())
 
 
 class SignIn(httpx2.Auth):
-    """For one server. The SDK is not imported before a server asks for it."""
+    """The sign-in at one server. The SDK is imported when a server first asks for it."""
 
     def __init__(
         self,
@@ -177,7 +180,7 @@ class SignIn(httpx2.Auth):
                         to_send, told = await anext(flow), False
                         while to_send is not request or not (told or self._tokens.access != sent):
                             if to_send is request:
-                                answer, told = response, True  # it has been answered already
+                                answer, told = response, True  # the present response answers it
                             else:
                                 answer = yield to_send
                                 await answer.aread()
@@ -193,7 +196,7 @@ class SignIn(httpx2.Auth):
     async def _flow(
         self, request: httpx2.Request, *, refreshing: bool
     ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        """The SDK's own flow, from the point where the server has said 401."""
+        """Run the SDK's flow from the point where the server has answered 401."""
         provider = self._provider
         if provider is None:
             provider = self._provider = await asyncio.to_thread(self._made)
@@ -212,16 +215,16 @@ class SignIn(httpx2.Auth):
         except NeedsSignIn:
             raise
         except Exception as error:
-            raise NeedsSignIn(f"signing in failed: {str(error)[:300]}") from None
+            raise NeedsSignIn(f"the sign-in failed: {str(error)[:300]}") from None
         finally:
             await flow.aclose()  # it holds a lock until then
             if self._tokens.access != before:
                 self._tokens.given_by(provider.context.oauth_metadata)
 
     async def _to_be_refreshed(self, provider: OAuthClientProvider) -> None:
-        """Have the provider refresh the token, at the server that gave it: nobody else is shown what refreshes it.
+        """Make the provider refresh the token at the server that issued it, and at no other.
 
-        :raises ValueError: where what is kept is none
+        :raises ValueError: if the stored metadata is invalid
         """
         from mcp.client.auth.utils import issuers_match
         from mcp.shared.auth import OAuthMetadata
@@ -232,10 +235,10 @@ class SignIn(httpx2.Auth):
         provider.context.oauth_metadata = OAuthMetadata.model_validate(giver) if giver else None
         provider.context.current_tokens = await self._tokens.get_tokens()
         provider.context.client_info = await self._tokens.get_client_info() or provider.context.client_info
-        provider.context.token_expiry_time = 1.0  # it was refused, whatever its time says
+        provider.context.token_expiry_time = 1.0  # refused by the server, whatever its expiry time
 
     def _made(self) -> OAuthClientProvider:
-        """The SDK's provider for the way to sign in that the operator has set. Loads the SDK: call it in a thread."""
+        """Return the SDK's provider for the configured grant. Loads the SDK, so call it in a thread."""
         said = self._definition.oauth
         if said.grant == "identity_assertion":
             return self._by_identity(said)
@@ -244,7 +247,7 @@ class SignIn(httpx2.Auth):
         return self._by_person(said)
 
     def _by_identity(self, said: Oauth) -> OAuthClientProvider:
-        """By the assertion of an identity provider that both trust."""
+        """Return a provider that uses the assertion of an identity provider that both sides trust."""
 
         return IdentityAssertion(
             self._definition.url,
@@ -259,7 +262,7 @@ class SignIn(httpx2.Auth):
         )
 
     def _by_credentials(self, said: Oauth) -> OAuthClientProvider:
-        """By the client's own credentials: a key that signs an assertion, or a shared secret."""
+        """Return a provider that uses the client's own credentials: a signing key or a shared secret."""
         from mcp.client.auth.extensions.client_credentials import (
             ClientCredentialsOAuthProvider,
             PrivateKeyJWTOAuthProvider,
@@ -281,7 +284,7 @@ class SignIn(httpx2.Auth):
         return PrivateKeyJWTOAuthProvider(url, self._tokens, said.client_id, prove, scope=scope, issuer=issuer)
 
     def _by_person(self, said: Oauth) -> OAuthClientProvider:
-        """By a person with a browser."""
+        """Return a provider that lets the user sign in with a browser."""
         from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata
 
         redirect = self._prompt.redirect if self._prompt is not None else "http://127.0.0.1:0/callback"
@@ -299,7 +302,8 @@ class SignIn(httpx2.Auth):
         async def visit(address: str) -> None:
             if self._prompt is None:
                 raise NeedsSignIn(
-                    f"it asks for a sign-in, and nobody is there to do it; do it once: handrail mcp login {self._definition.name}"
+                    "the server requires a sign-in, and no user is present; sign in once with: handrail mcp "
+                    f"login {self._definition.name}"
                 )
             back[:] = [_came_back(await self._prompt.visit(address))]
 
@@ -327,7 +331,7 @@ def _came_back(address: str) -> AuthorizationCodeResult:
 
     said = {key: values[0] for key, values in parse_qs(urlsplit(address).query).items()}
     if "error" in said:
-        raise NeedsSignIn(f"the sign-in was refused: {said.get('error_description', said['error'])[:300]}")
+        raise NeedsSignIn(f"the sign-in was rejected: {said.get('error_description', said['error'])[:300]}")
     return AuthorizationCodeResult.model_validate({key: said.get(key) for key in ("code", "state", "iss")})
 
 
@@ -358,12 +362,12 @@ _WELL_KNOWN = "/.well-known/oauth-authorization-server"
 class PersonSignsIn(OAuthClientProvider):
     """The authorization code flow, also with a server of 2025-03-26 that is its own authorization server.
 
-    Such a server publishes no protected-resource metadata, and its metadata lie at the root of its origin whatever its
-    issuer's path is. An issuer of that very origin is taken for it; one of any other origin is refused as ever.
+    Such a server publishes no protected-resource metadata, and its own metadata is at the root of its origin, whatever the path of
+    its issuer. An issuer of the same origin is accepted; one of any other origin is refused.
 
-    :ivar known: the client's id, where the operator has one
-    :ivar trusted: the one authorization server that a person is sent to and that is given the client's secret; empty for
-        the one that the server names
+    :ivar known: the client's id, if the operator has set one
+    :ivar trusted: the only authorization server to which the user and the client's secret may be sent; empty for the one that
+        the server names
     """
 
     known: OAuthClientInformationFull | None = None
@@ -377,7 +381,7 @@ class PersonSignsIn(OAuthClientProvider):
         metadata = self.context.oauth_metadata
         named = str(metadata.issuer) if metadata is not None else _origin(self.context.server_url)
         if self.trusted and not issuers_match(named, self.trusted):
-            raise OAuthFlowError(f"the server names the authorization server {named}; {self.trusted} is configured")
+            raise OAuthFlowError(f"the server names the authorization server {named}, but {self.trusted} is configured")
         return await super()._perform_authorization()
 
     async def _auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
@@ -413,14 +417,12 @@ class PersonSignsIn(OAuthClientProvider):
 
 
 class IdentityAssertion(OAuthClientProvider):
-    """Enterprise-managed authorization: the identity provider of the operator's house vouches for the person, so nobody
-    signs in at each server.
+    """Enterprise-managed authorization: an identity provider vouches for the user, who does not sign in at each server.
 
-    :param id_token: what the person signed in with at the identity provider
-    :param identity_client_id: this client's id there
-    :param exchange: where the identity provider exchanges tokens
-    :param issuer: the one authorization server that may be given the client's secret; left out, the one that the server
-        names
+    :param id_token: the user's token from the identity provider
+    :param identity_client_id: this client's id at the identity provider
+    :param exchange: the URL of the identity provider's token exchange
+    :param issuer: the only authorization server that may receive the client's secret; empty for the one that the server names
     """
 
     def __init__(
@@ -456,7 +458,7 @@ class IdentityAssertion(OAuthClientProvider):
         self._initialized = True
 
     async def _auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        """The identity provider is asked on the way to the authorization server, by whoever sends this flow's requests."""
+        """Ask the identity provider before the authorization server, in the flow of the caller's requests."""
         flow = super()._auth_flow(request)
         try:
             outgoing = await anext(flow)
@@ -473,10 +475,12 @@ class IdentityAssertion(OAuthClientProvider):
     async def _perform_authorization(self) -> httpx2.Request:
         metadata = self.context.oauth_metadata
         if metadata is None:
-            raise OAuthFlowError("the server names no authorization server that an identity could be asserted to")
+            raise OAuthFlowError("the server names no authorization server for an identity assertion")
         issuer = str(metadata.issuer)
         if self._issuer and issuer != self._issuer:
-            raise OAuthFlowError(f"the server names the authorization server {issuer}; {self._issuer} is configured")
+            raise OAuthFlowError(
+                f"the server names the authorization server {issuer}, but {self._issuer} is configured"
+            )
         form = {
             "grant_type": TOKEN_EXCHANGE,
             "requested_token_type": ID_JAG,
@@ -497,7 +501,10 @@ class IdentityAssertion(OAuthClientProvider):
 
 
 async def _assertion_in(response: httpx2.Response) -> str:
-    """:raises OAuthFlowError: where the identity provider does not vouch"""
+    """Return the assertion of the identity provider.
+
+    :raises OAuthFlowError: if there is none
+    """
     body = await response.aread()
     try:
         answer: Any = orjson.loads(body)
@@ -506,7 +513,9 @@ async def _assertion_in(response: httpx2.Response) -> str:
     except (orjson.JSONDecodeError, AttributeError, KeyError):
         assertion = None
     if not isinstance(assertion, str):
-        raise OAuthFlowError(f"the identity provider gave no assertion; it answered with HTTP {response.status_code}")
+        raise OAuthFlowError(
+            f"the identity provider returned no assertion; it answered with HTTP {response.status_code}"
+        )
     return assertion
 
 

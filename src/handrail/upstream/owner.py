@@ -1,7 +1,7 @@
-"""The owner of a server's connection: it connects on first use, waits between attempts, and disconnects.
+"""The connection manager of one server: it connects on first use, waits between attempts, and disconnects.
 
-One task opens, keeps and closes the connection; callers use it and never open anything themselves. A call that arrives during
-the wait for the next attempt fails at once. A slow tool ends its own call and nothing else.
+One task opens, keeps and closes the connection; callers only use it. A call that arrives during the wait for the next attempt
+fails at once. A slow tool blocks only its own call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from handrail.upstream.client.conversation import Conversation
 
 
-# The listing of a server, page by page, within bounds.
+# The listing of a server, page by page, within limits.
 
 MOST_PAGES = 1_000
 _LISTS = (
@@ -37,10 +37,10 @@ _LISTS = (
 
 
 async def listed(conversation: Conversation) -> Listing:
-    """Everything that the server says it has.
+    """Fetch all items that the server lists.
 
-    :raises RpcError: where it refuses to list its tools
-    :raises Lost: when the connection ends
+    :raises RpcError: if it refuses to list its tools
+    :raises Lost: if the connection ends
     """
     found: dict[str, tuple[Item, ...]] = {}
     left_out = 0
@@ -52,7 +52,7 @@ async def listed(conversation: Conversation) -> Listing:
         except RpcError:
             if key == "tools":
                 raise
-            continue  # some say that they have resources and know no list of them
+            continue  # some announce resources and do not implement their list
         left_out += more
     return Listing(
         **found,
@@ -80,19 +80,19 @@ async def _all_of(conversation: Conversation, method: str, field: str) -> tuple[
 
 
 BACKOFF_S: Sequence[float] = (1, 2, 5, 15, 60)
-"""How long to wait after so many attempts in a row that came to nothing; the last holds from there on."""
+"""The delay in seconds before an attempt, by the number of failed attempts in a row; the last value repeats."""
 LIST_AGAIN_S = 0.25
-"""The least time between two listings: a server may say as often as it likes that its lists have changed."""
+"""The minimum time in seconds between two listings, since a server may report changes at any rate."""
 
 State = Literal["idle", "connecting", "connected", "waiting", "closed"]
 
 
 class Upstream:
-    """One server. For one event loop.
+    """The connection to one server. For one event loop.
 
-    :param channel: makes what carries the messages of the next connection
-    :param state: the root of all state
-    :param when_changed: told when what it lists is another than before
+    :param channel: makes the transport of the next connection
+    :param state: the root folder of all state
+    :param when_changed: called when the listing has changed
     """
 
     def __init__(
@@ -109,9 +109,9 @@ class Upstream:
         self.listing: Listing | None = listings.read(state, definition.name, definition.hash)
         self.state: State = "idle"
         self.reason = definition.missing
-        """Why there is no connection, where there should be one."""
+        """The reason why there is no connection."""
         self.attempts = 0
-        """How many have been made."""
+        """The number of connection attempts."""
         self.subscriptions = Subscriptions()
         self._channel = channel
         self._root = state
@@ -132,12 +132,12 @@ class Upstream:
 
     @property
     def protocol(self) -> str:
-        """The version that is spoken now; empty without a connection."""
+        """The protocol version of the connection; empty without one."""
         return self._conversation.protocol if self._conversation is not None else ""
 
     @property
     def waits_s(self) -> int:
-        """While it is waiting, in how many seconds the next attempt is."""
+        """The seconds until the next attempt."""
         return max(1, math.ceil(self._next_at - asyncio.get_running_loop().time()))
 
     async def call(
@@ -150,15 +150,15 @@ class Upstream:
         stands: Callable[[], None] = lambda: None,
         as_task: bool = False,
     ) -> dict[str, Any]:
-        """Ask the server, and where it asks back for input in the newer era, ask the client and go on. A tool's result is
-        waited for also where it comes by a task.
+        """Send a request and return its result.
 
-        :param runtime: of the call on whose behalf
-        :param stands: raises where what the server lists now is not what is asked for any more; looked at on each
-            connection anew
+        If the server requests input, the client is asked and the request continues. A task of a tool is awaited.
+
+        :param runtime: the runtime of the call that needs the request
+        :param stands: raises if the server's listing no longer matches the request; called for each connection
         :param as_task: see :func:`handrail.upstream.client.tasks.carried_out`
-        :raises ToolError: ``unavailable`` without a connection, ``interrupted`` when it was lost meanwhile, ``limit``,
-            ``backend``, or as a client's answers make it
+        :raises ToolError: ``unavailable`` without a connection, ``interrupted`` if it was lost meanwhile, ``limit``,
+            ``backend``, or the error of a client's answer
         """
 
         async def made(conversation: Conversation, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,7 +178,7 @@ class Upstream:
             except Lost as lost:
                 if not lost.forgotten:
                     raise
-                # The server refused it unseen, as where it has forgotten the session: once more, on the next connection.
+                # The server rejected the request without running it, for instance since it forgot the session. Retry once.
                 conversation = await self.connected(again=True)
                 stands()
                 return await made(conversation, said)
@@ -188,34 +188,49 @@ class Upstream:
         except Lost as lost:
             raise self._interrupted(lost) from None
         except TooLong as error:
-            raise ToolError(f"mcp server {self.name}: {error}", kind="limit") from None
+            raise ToolError(
+                f"MCP server {self.name} sent an answer that cannot be used: {error}. Request less, for instance with "
+                "narrower arguments.",
+                kind="limit",
+            ) from None
 
     def _interrupted(self, lost: Lost) -> ToolError:
         if lost.unsent:
-            return ToolError(f"mcp server {self.name} is unavailable: {lost.why}", kind="unavailable")
+            return ToolError(
+                f"MCP server {self.name} is unavailable: {lost.why}. Continue without it, or try again later.",
+                kind="unavailable",
+            )
         return ToolError(
-            f"mcp server {self.name} is unavailable: {lost.why}, in the middle of this call; what it had done by then is "
-            "unknown. Look at the state of things before you call it again",
+            f"MCP server {self.name} was disconnected during this call: {lost.why}. The effect of the "
+            "call is unknown. Check the present state before you call the tool again.",
             kind="interrupted",
         )
 
     async def connected(self, *, again: bool = False) -> Conversation:
-        """The connection. The first attempt is waited for; while a next one is waited for, nobody else is.
+        """Return the connection, and open it if necessary.
 
-        :param again: the server is known to be there and to have forgotten this connection
-        :raises ToolError: ``unavailable``, with the reason and when the next attempt is
+        The first attempt is awaited. During the wait for a later attempt, this raises at once.
+
+        :param again: the server is reachable and has forgotten the present connection
+        :raises ToolError: ``unavailable``, with the reason and the time of the next attempt
         """
         if self._conversation is not None and self._conversation.end is None:
             return self._conversation
         if self.state == "closed":
-            raise ToolError(f"mcp server {self.name} has been closed with its kernel", kind="unavailable")
+            raise ToolError(
+                f"MCP server {self.name} is closed, as is its kernel. Continue without it.", kind="unavailable"
+            )
         if self.definition.missing:
-            raise ToolError(f"mcp server {self.name} is unavailable: {self.definition.missing}", kind="unavailable")
+            raise ToolError(
+                f"MCP server {self.name} is unavailable: {self.definition.missing}. Ask the user to correct "
+                "its configuration.",
+                kind="unavailable",
+            )
         if self._owner is None or self._owner.done():
             self._attempt = asyncio.get_running_loop().create_future()
             self.state = "connecting"
             self._owner = asyncio.create_task(self._own(), name=f"mcp {self.name}: owner")
-        elif self.state == "waiting" or (self.state == "connected" and not again):  # its owner has not noticed yet
+        elif self.state == "waiting" or (self.state == "connected" and not again):  # the owner task has not noticed yet
             raise self._unavailable()
         attempt = self._attempt
         if attempt is None or attempt.done():
@@ -226,7 +241,7 @@ class Upstream:
         return self._conversation
 
     def _unavailable(self) -> ToolError:
-        text = f"mcp server {self.name} is unavailable"
+        text = f"MCP server {self.name} is unavailable"
         if self._conversation is not None and self._conversation.end is not None:
             return ToolError(f"{text}: {self._conversation.end.why}", kind="unavailable")
         if self.state == "waiting":
@@ -234,7 +249,7 @@ class Upstream:
         return ToolError(f"{text}: {self.reason}" if self.reason else text, kind="unavailable")
 
     async def listed(self) -> Listing:
-        """What the server has; connects where nobody knows.
+        """Return the server's listing; connect first if it is unknown.
 
         :raises ToolError: ``unavailable``
         """
@@ -265,7 +280,7 @@ class Upstream:
                 answered = conversation.answered
                 await self._kept(conversation, changed, lost)
                 fruitful = conversation.answered > answered
-            except Exception as error:  # whatever it is, a server is tried again later and harms nobody else
+            except Exception as error:  # any error leads to a later attempt and affects no other server
                 self.reason = _why(error, self.definition.connect_timeout_ms)
             finally:
                 if conversation is not None:
@@ -285,12 +300,12 @@ class Upstream:
         await asyncio.sleep(delay_s)
 
     def _settle(self) -> None:
-        """The attempt is over, whichever way: whoever waits for it looks what there is."""
+        """End the attempt, successful or not, and wake its waiters."""
         if self._attempt is not None and not self._attempt.done():
             self._attempt.set_result(None)
 
     async def _opened(self, conversation: Conversation) -> None:
-        """Connect, agree on a version, and see what there is: no call is made by a definition that is not the present one."""
+        """Connect, agree on a version and list, so that no call uses an old definition."""
         timeout_s = self.definition.connect_timeout_ms / 1000
         async with asyncio.timeout(timeout_s):
             await conversation.channel.open(conversation)
@@ -298,13 +313,13 @@ class Upstream:
                 await conversation.begin(self._hint, timeout_s)
             except Lost:
                 if self._hint is None:
-                    self._hint = "legacy"  # it may have ended for being asked something that it does not know
+                    self._hint = "legacy"  # it may have closed because of an unknown request
                 raise
             self._hint = conversation.era
             await self._list(conversation)
 
     async def _kept(self, conversation: Conversation, changed: asyncio.Event, lost: asyncio.Event) -> None:
-        """Until it is lost: list again when the server says so, and have the subscriptions that are wanted."""
+        """Use the connection until it is lost: list again on changes, and keep the subscriptions."""
         self.subscriptions.begin(conversation, changed)
         try:
             while not lost.is_set():
@@ -321,7 +336,7 @@ class Upstream:
                     async with asyncio.timeout(self.definition.connect_timeout_ms / 1000):
                         await self._list(conversation)
                 except (RpcError, TimeoutError, TooLong):
-                    pass  # it does not say now; what it said before holds
+                    pass  # it cannot list now, so the previous listing holds
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LIST_AGAIN_S):
                         await lost.wait()
@@ -337,7 +352,7 @@ class Upstream:
         await self._when_changed()
 
     async def aclose(self) -> None:
-        """End the connection, and what was started for it."""
+        """Close the connection and all that was started for it."""
         self.state = "closed"
         owner, self._owner = self._owner, None
         if owner is not None:
@@ -348,9 +363,9 @@ class Upstream:
 
 def _why(error: Exception, timeout_ms: int) -> str:
     if isinstance(error, TimeoutError):
-        return f"it was not ready within {timeout_ms} ms"
+        return f"the server was not ready within {timeout_ms} ms"
     if isinstance(error, Lost):
         return error.why
     if isinstance(error, RpcError):
-        return f"it refused to begin: {error.message[:300]}"
+        return f"the server refused the connection: {error.message[:300]}"
     return str(error) or type(error).__name__

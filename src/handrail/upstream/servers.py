@@ -1,9 +1,9 @@
-"""The upstream MCP servers of one workspace, connected in the process that holds it.
+"""The upstream MCP servers of one workspace, connected in the lease holder's process.
 
-Four separate grants lead to a tool: a person installs the server (``handrail mcp install``), configures or enables it, names
-its hosts and folders, and approves the definitions of its tools. The rules then decide about each call.
+Four separate steps lead to a tool: the user installs the server (``handrail mcp install``), configures or enables it, names its
+hosts and folders, and approves the definitions of its tools. The rules then decide about each call.
 
-Code that only servers need is loaded with the first of them: most calls run without any.
+Code that only servers need is loaded with the first of them, since most calls need none.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from handrail.upstream.source import McpSource
 
 FIRST_LOOK_S = 1.0
-"""How long after the start a server by url that nobody knows is looked at: what speaks to it is slow to load."""
+"""The delay in seconds before the first connection to an unknown server with a URL, since its client code loads slowly."""
 
 
 def listed_sources(config: Configuration, folders: Folders) -> list[Source]:
-    """The servers for who only looks at tools: what they listed the last time, and nobody connected.
+    """Return the configured servers with their cached listings, without a connection.
 
-    :raises LoadError: with everything that is wrong with their configuration
+    :raises LoadError: with every fault of their configuration
     """
     names = SecretStore(dict.fromkeys(config.settings.secrets, ""))
     if not (found := configured(config, names)):
@@ -55,10 +55,10 @@ def listed_sources(config: Configuration, folders: Folders) -> list[Source]:
 
 
 class Ground(NamedTuple):
-    """What the servers of one workspace stand on.
+    """The dependencies of the servers of one workspace.
 
-    :param rules: the project's, of which those that deny hosts and files hold for servers too
-    :param learn: told every value that may be a secret
+    :param rules: the project's rules, whose denials of hosts and files apply to servers too
+    :param learn: called with every value that may be a secret
     """
 
     folders: Folders
@@ -70,9 +70,9 @@ class Ground(NamedTuple):
 
 
 class Upstreams:
-    """The servers of one workspace, in the process that holds it. For one event loop.
+    """The servers of one workspace, in the lease holder's process. For one event loop.
 
-    :ivar when_changed: told each source that lists something else than before
+    :ivar when_changed: called with each source whose listing has changed
     """
 
     def __init__(self, ground: Ground, definitions: Iterable[ServerDefinition] = (), *, version: str = "0") -> None:
@@ -82,19 +82,19 @@ class Upstreams:
         self.when_changed: Callable[[McpSource], Awaitable[object]] = _nobody
         self._looking: set[asyncio.Task[None]] = set()
         self._awaited = asyncio.Event()
-        """Somebody waits for the first looks."""
+        """Set when a caller waits for the first listings."""
         self._closed = False
         for definition in definitions:
             self.add(definition)
 
     def add(self, definition: ServerDefinition, prompt: Prompt | None = None) -> McpSource:
-        """One more.
+        """Add a server.
 
-        :param prompt: how a person signs in at it; None where nobody is there
-        :raises UsageError: for a name that there is
+        :param prompt: how a user signs in at it; None if no user is present
+        :raises UsageError: if a server of this name exists
         """
         if definition.name in self._sources:
-            raise UsageError(f"there is an MCP server {definition.name!r} already; give this one another name")
+            raise UsageError(f"MCP server {definition.name!r} already exists. Choose another name for this one.")
         from handrail.upstream.owner import Upstream
         from handrail.upstream.source import McpSource
 
@@ -118,7 +118,7 @@ class Upstreams:
         return source
 
     async def remove(self, name: str) -> None:
-        """End one and know it no more."""
+        """Close a server and remove it."""
         source = self._sources.pop(name)
         source.gone = True
         assert source.upstream is not None
@@ -129,7 +129,7 @@ class Upstreams:
 
     @property
     def learn(self) -> Callable[[str], None]:
-        """Told every value that may be a secret."""
+        """A function to call with every value that may be a secret."""
         return self._ground.learn
 
     @property
@@ -137,7 +137,10 @@ class Upstreams:
         return list(self._sources.values())
 
     def __getitem__(self, name: str) -> Upstream:
-        """:raises KeyError: when there is none of that name"""
+        """Return the connection of a server.
+
+        :raises KeyError: if no server has this name
+        """
         upstream = self._sources[name].upstream
         assert upstream is not None
         return upstream
@@ -146,9 +149,9 @@ class Upstreams:
         return (source.upstream for source in self.sources if source.upstream is not None)
 
     def look_at_new(self) -> None:
-        """Connect, in the background, those of which nobody knows what they have; all others wait for their first use.
+        """Connect the servers without a known listing, in the background. The others connect on first use.
 
-        Those by url are connected a while later, or once somebody waits for it.
+        Servers with a URL are connected a little later, or as soon as a caller waits for them.
         """
         for source in self.sources:
             upstream = source.upstream
@@ -158,13 +161,13 @@ class Upstreams:
                 task.add_done_callback(self._looking.discard)
 
     async def looked_at(self) -> None:
-        """Wait until every server that nobody knew has been tried once."""
+        """Wait until each server without a known listing has been tried once."""
         self._awaited.set()
         if self._looking:
             await asyncio.wait(tuple(self._looking))
 
     async def aclose(self) -> None:
-        """End all of them at once, whatever goes wrong with some."""
+        """Close all servers at the same time, even if some fail."""
         self._closed = True
         for task in tuple(self._looking):
             task.cancel()
@@ -178,7 +181,7 @@ class Upstreams:
                     await self._awaited.wait()
             if upstream.listing is not None:
                 return
-        with contextlib.suppress(Exception):  # why it cannot be reached is told by whoever asks for it
+        with contextlib.suppress(Exception):  # callers that need it get the reason
             if upstream.definition.transport != "stdio":
                 await asyncio.to_thread(import_module, "handrail.upstream.client.http")
             await upstream.connected()
@@ -196,7 +199,7 @@ class Upstreams:
         return http_channel(definition, reach, gate, ground.folders.state, prompt, ground.learn)
 
     def _reach(self, definition: ServerDefinition) -> CapabilitySet:
-        """Where Handrail itself may dial for a server. ``localhost`` is the machine's loopback, as its operator means it."""
+        """Return the hosts that Handrail itself may connect to. ``localhost`` is the loopback of this machine."""
         hosts = list(definition.reached)
         for address in (read_url(definition.url).host,):
             if address.name == "localhost":
@@ -208,21 +211,21 @@ class Upstreams:
         return CapabilitySet((layer,) if ceiling is None else (layer, ceiling))
 
     def _gate(self, definition: ServerDefinition) -> Gate:
-        """What the project's rules deny is denied to servers too, whoever calls; to ask about it, there is nobody."""
+        """Return a check of hosts against the project's deny rules. A server cannot ask for approval."""
         ranking = Ranking((rule for rule in self._ground.rules if _is_about_hosts(rule)), "host")
 
         def gate(host: str, port: int) -> str | None:
             used = ranking.winner(f"{host}:{port}")
             if used is None or used.rule.action != "deny":
                 return None
-            return f"a rule denies {host} to mcp server {definition.name}: {used.rule.text} ({used.rule.source})"
+            return f"a rule denies {host} to MCP server {definition.name}: {used.rule.text} ({used.rule.source})"
 
         return gate
 
     async def _started(self, definition: ServerDefinition) -> Process:
-        """The program of a server, in a sandbox of what the server was granted.
+        """Start the program of a server, in a sandbox with what the server was granted.
 
-        :raises Lost: where it cannot be started
+        :raises Lost: if it cannot be started
         """
         from handrail.upstream.client.conversation import Lost
         from handrail.upstream.install import Refused, resolve
@@ -251,14 +254,14 @@ class Upstreams:
             denials=hides(ground.rules, workspace),
         )
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        try:  # a program with a descriptor of its own has no successor made ready for it: it stays up
+        try:  # a descriptor prevents a prepared successor, which a long-running program does not need
             return await ground.sandbox.start(self._set(layer), profile, Program(argv, {3: nothing}))
         finally:
             os.close(nothing)
 
 
 def _unseen(definition: ServerDefinition, workspace: str) -> dict[str, str]:
-    """Paths among the arguments of a server that are there, which it will not see, and what to write for each."""
+    """Return the paths in a server's arguments that its sandbox hides, each with the setting that shows it."""
     table = f"[mcp.servers.{definition.name}]"
     found: dict[str, str] = {}
     for path in map(Path, definition.args):
@@ -271,7 +274,7 @@ def _unseen(definition: ServerDefinition, workspace: str) -> dict[str, str]:
         if not is_beneath(path, Path(workspace)):
             found[str(path)] = f"add {str(path.parent)!r} to folders of {table}"
         elif not definition.read:
-            found[str(path)] = f"read of {table} says what of the workspace it sees, as read = ['.']"
+            found[str(path)] = f"read of {table} lists the parts of the workspace that it sees, as read = ['.']"
     return found
 
 

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from handrail.upstream.owner import Upstream
 
 
-# The resources and prompts in a server's listing. Each request goes to the server on behalf of one call.
+# The resources and prompts in a server's listing. Each request is sent on behalf of one call.
 
 _SAID = ("annotations", "icons", "_meta")
 
 
 class McpOffering:
-    """Implements :class:`~handrail.contract.tool.offering.Offering` for one listing."""
+    """The resources and prompts of one listing."""
 
     foreign = True
 
@@ -66,7 +66,10 @@ class McpOffering:
     async def prompt(self, name: str, arguments: Mapping[str, str], runtime: Runtime) -> Mapping[str, Any]:
         own = self._own_names.get(name)
         if own is None:
-            raise ToolError(f"mcp server {self.source} has no prompt {name[:100]!r}", kind="invalid_input")
+            raise ToolError(
+                f"MCP server {self.source} has no prompt {name[:100]!r}. List the prompts to get a valid name.",
+                kind="invalid_input",
+            )
         params: dict[str, Any] = {"name": own}
         if arguments:
             params["arguments"] = dict(arguments)
@@ -103,19 +106,29 @@ class McpOffering:
     async def subscribe(self, uri: str, updated: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
         upstream = self._upstream
         if upstream is None or not self._subscribes:
-            raise ToolError(f"mcp server {self.source} does not tell when a resource changes", kind="unavailable")
+            raise ToolError(
+                f"MCP server {self.source} does not report changes of resources. Read the resource again when "
+                "you need it.",
+                kind="unavailable",
+            )
         await upstream.connected()
         try:
             await upstream.subscriptions.add(uri, updated)
         except RpcError as error:
             raise failed(self.source, error) from None
         except Lost as lost:
-            raise ToolError(f"mcp server {self.source} is unavailable: {lost.why}", kind="unavailable") from None
+            raise ToolError(
+                f"MCP server {self.source} is unavailable: {lost.why}. Try again later.", kind="unavailable"
+            ) from None
         return lambda: upstream.subscriptions.remove(uri, updated)
 
     async def _ask(self, method: str, params: Mapping[str, Any], runtime: Runtime) -> dict[str, Any]:
         if self._upstream is None:
-            raise ToolError(f"mcp server {self.source} is only looked at here", kind="unavailable")
+            raise ToolError(
+                f"MCP server {self.source} is not connected in this process, which only lists its resources. "
+                "Continue without it.",
+                kind="unavailable",
+            )
         try:
             return await self._upstream.call(method, params, runtime)
         except RpcError as error:
@@ -138,7 +151,7 @@ def _template(item: Item) -> ResourceTemplate | None:
 
 
 def _prompt(item: Item, prefix: str) -> tuple[PromptSpec, str] | None:
-    """As it is known here, and the server's own name of it."""
+    """Return a prompt's spec and the server's own name of it."""
     own = _text(item, "name")
     if not own:
         return None
@@ -174,14 +187,14 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_bytes(part: dict[str, Any], key: str) -> dict[str, Any]:
-    """With the bytes that stand under ``key`` as base64 taken out of it, to be kept as every binary output is."""
+    """Return a part with the base64 under ``key`` decoded, so that it is stored like any binary output."""
     data = part.get(key)
     if not isinstance(data, str):
         return part
     try:
         body = base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
-        return {name: value for name, value in part.items() if name != key} | {"problem": "its data are not base64"}
+        return {name: value for name, value in part.items() if name != key} | {"problem": "its data is not base64"}
     return {**part, key: Blob(body, _text(part, "mimeType") or "application/octet-stream")}
 
 
@@ -195,9 +208,9 @@ def _object(value: object) -> dict[str, Any]:
 
 
 class McpSource:
-    """Implements :class:`~handrail.contract.generation.Source`. Loading looks at what is known and connects nobody.
+    """An upstream server as a source. Loading uses the cached listing and does not connect.
 
-    :param upstream: None for who only looks
+    :param upstream: None in a process that only lists tools
     """
 
     rank: Rank = "package"
@@ -209,7 +222,7 @@ class McpSource:
         self.definition = definition
         self.upstream = upstream
         self.gone = False
-        """It was disconnected: nothing of it is there any more."""
+        """Whether the server was removed, so that it has no tools any more."""
         self._state = state
         self._workspace = workspace
         self._requires = definition.requires
@@ -222,13 +235,13 @@ class McpSource:
 
     @property
     def listing(self) -> Listing | None:
-        """What the server is known to have; None before anybody has been connected to it."""
+        """The last known listing; None before the first connection."""
         if self.upstream is not None:
             return self.upstream.listing
         return listings.read(self._state, self.name, self.definition.hash)
 
     def fault(self) -> str:
-        """Why the server cannot be used as it is configured; empty where it can."""
+        """Return the reason why the server cannot be used as configured; empty if it can."""
         if self.definition.missing:
             return self.definition.missing
         if self.definition.transport == "stdio":
@@ -239,12 +252,12 @@ class McpSource:
         return ""
 
     def unreachable(self) -> str:
-        """Why the server cannot be reached now, and when that is tried again; empty where nothing is known against it."""
+        """Return the reason why the server is unreachable now, and the time of the next attempt; empty if it is not known to be."""
         if fault := self.fault():
-            return f"mcp server {self.name} cannot be used: {fault}"
+            return f"MCP server {self.name} cannot be used: {fault}"
         if self.upstream is not None and self.upstream.state == "waiting":
             return (
-                f"mcp server {self.name} cannot be reached: {self.upstream.reason}; the next attempt is in "
+                f"MCP server {self.name} cannot be reached: {self.upstream.reason}; the next attempt is in "
                 f"{self.upstream.waits_s} s"
             )
         return ""
@@ -254,19 +267,19 @@ class McpSource:
         return self.name if self.definition.prefix is None else self.definition.prefix
 
     def standing(self) -> str:
-        """See :class:`~handrail.contract.generation.Unheard`."""
+        """Return why the tools of the server are unknown, for models."""
         if fault := self.fault():
-            return f"mcp server {self.name} cannot be used: {fault}. A person sees more with: handrail mcp list"
-        nobody = f"nobody knows the tools of mcp server {self.name} yet"
-        review = f"What they say is then looked at by a person before one runs: handrail sources review {self.name}"
+            return f"MCP server {self.name} cannot be used: {fault}. The user can see more with: handrail mcp list"
+        nobody = f"The tools of MCP server {self.name} are not known yet"
+        review = f"The user then has to approve them with: handrail sources review {self.name}"
         upstream = self.upstream
         if upstream is None:
-            return f"{nobody}, which has never been connected. {review}"
+            return f"{nobody}: it was never connected. {review}"
         if upstream.state == "closed":
-            return f"{nobody}, which has been closed with its kernel"
+            return f"{nobody}, and it is closed, as is its kernel"
         if upstream.state == "waiting":
             return f"{nobody}: {upstream.reason}; the next attempt is in {upstream.waits_s} s. {review}"
-        return f"{nobody}: it is being connected for the first time; try again in a moment. {review}"
+        return f"{nobody}: it is connecting for the first time. Try again in a moment. {review}"
 
     def load(self) -> Loaded:
         if self.gone:
@@ -285,14 +298,16 @@ class McpSource:
                 found.append(Found(tool, f"mcp server {self.name}"))
         if listing.left_out:
             faults.append(
-                Fault(f"mcp server {self.name}", "", f"{listing.left_out} of what it lists is too much or too large")
+                Fault(
+                    f"mcp server {self.name}", "", f"{listing.left_out} listed items exceed the limits and are left out"
+                )
             )
         self._made = made
         offering = self._offering(listing)
         return Loaded(tuple(found), tuple(faults), self.name, self.definition.about, offering=offering)
 
     def _offering(self, listing: Listing) -> McpOffering | None:
-        """The same object as long as the server says the same of it."""
+        """Return the resources of a listing. The object is the same while they are unchanged."""
         key = listing.resources, listing.templates, listing.prompts
         if not any(key):
             return None
@@ -303,7 +318,7 @@ class McpSource:
     def _tool(self, item: Item, made: dict[str, McpTool], faults: list[Fault]) -> McpTool | None:
         name = str(item.get("name"))
         if name in made:
-            faults.append(Fault(f"mcp server {self.name}", name, "is listed twice; the first counts"))
+            faults.append(Fault(f"mcp server {self.name}", name, "is listed twice; only the first counts"))
             return None
         known = self._made.get(name)
         if known is not None and (known.item is item or known.item == item):

@@ -27,15 +27,16 @@ _MISSING_CAPABILITY = -32021
 
 
 def tool_id(prefix: str, name: str) -> str:
-    """The id of a server's tool: ``<server>_<tool>``, or the tool's own name without a prefix."""
+    """Return the id of a server's tool: ``<server>_<tool>``, or the tool's own name without a prefix."""
     own = _NOT_IN_AN_ID.sub("_", name)
     return f"{prefix}_{own}" if prefix else own
 
 
 def spec_of(item: Item, definition: ServerDefinition, requires: Requires) -> ToolSpec:
-    """
-    :param requires: the server's, one object for all of its tools
-    :raises ValueError: for what is no tool
+    """Build the spec of a listed tool.
+
+    :param requires: the server's requirements, one object for all of its tools
+    :raises ValueError: if the item is not a valid tool
     """
     name, schema = item.get("name"), item.get("inputSchema")
     if not isinstance(name, str) or not name:
@@ -63,7 +64,7 @@ def _description(item: Item, name: str, definition: ServerDefinition) -> str:
     if isinstance(said, str) and said.strip():
         return said
     known_as = title if isinstance(title, str) and title.strip() else name
-    return f"{known_as}. The server {definition.name} says nothing more of it."
+    return f"{known_as}. The MCP server {definition.name} provides no description."
 
 
 def _hints(item: Item) -> Mapping[str, Any]:
@@ -76,16 +77,16 @@ def _effect(hints: Mapping[str, Any]) -> SideEffect:
 
 
 def _locks(definition: ServerDefinition, effect: SideEffect) -> tuple[LockSpec, ...]:
-    """Those of the workspace, as far as the server's sandbox reaches into it."""
+    """Return the locks on the workspace, as far as the server's sandbox can access it."""
     if definition.write and effect != "read":
         return (LockSpec("workspace", "X"),)
     return (LockSpec("workspace", "S"),) if definition.write or definition.read else ()
 
 
 class McpTool(Tool):
-    """Implements one. The same object as long as the server says the same of it.
+    """A tool of an upstream server. The object is the same while the server's description of it is.
 
-    :param item: what the server says of it
+    :param item: the server's description of the tool
     """
 
     def __init__(self, item: Item, upstream: Upstream | None, definition: ServerDefinition, requires: Requires) -> None:
@@ -93,10 +94,10 @@ class McpTool(Tool):
         self.item = item
         self.name = str(item["name"])
         self.definition = definition
-        # A tool may not go by a rule about MCP's own requests, as resources/read is.
+        # A tool must not match a rule about MCP's own requests, such as resources/read.
         self.origin = f"mcp:{definition.name}:{self.name.replace('/', '.')}"
         self.trusted = definition.transport != "stdio"
-        """A server elsewhere is spoken to by this process, over connections that the runtime's check lets through."""
+        """This process speaks to a remote server, over connections that the runtime checks."""
         self._upstream = upstream
         self._headers: Mapping[tuple[str, ...], str] = {}
         if definition.transport == "http":
@@ -109,26 +110,30 @@ class McpTool(Tool):
 
     @property
     def output_schema(self) -> Mapping[str, Any] | None:
-        """What its structured content is said to be."""
+        """The schema that the server declares for its structured content."""
         schema = self.item.get("outputSchema")
         return cast("Mapping[str, Any]", schema) if isinstance(schema, dict) else None
 
     def header_fields(self, args: Mapping[str, Any]) -> dict[str, str]:
-        """The arguments that its schema wants repeated in header fields, where it is reached over HTTP."""
+        """Return the arguments that the schema repeats in header fields, over HTTP."""
         return _headers_of(self._headers, args)
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         upstream = self._upstream
         if upstream is None:
-            raise ToolError(f"mcp server {self.definition.name} is only looked at here", kind="unavailable")
+            raise ToolError(
+                f"MCP server {self.definition.name} is not connected in this process, which only lists its "
+                "tools. Continue without it.",
+                kind="unavailable",
+            )
 
         def stands() -> None:
             listing = upstream.listing
             now = listing.tool(self.name) if listing is not None else None
             if now is None or (now is not self.item and now != self.item):
                 raise ToolError(
-                    f"mcp server {self.definition.name} does not describe {self.name} any more as it did when this call "
-                    "was made; look at the tools there are now",
+                    f"MCP server {self.definition.name} has changed its definition of {self.name} since this call "
+                    "was made. Look at the current tools, and call again.",
                     kind="conflict",
                 )
 
@@ -143,23 +148,23 @@ class McpTool(Tool):
 
 
 def failed(server: str, error: RpcError) -> ToolError:
-    """What a server's error says to whoever called."""
-    said = error.message[:2000] or "it failed and did not say why"
+    """Return the error of a call for an error that a server sent."""
+    said = error.message[:2000] or "it failed without a message"
     if error.code == _MISSING_CAPABILITY and (lacking := _lacking(error.data)):
-        return ToolError(f"mcp server {server}: {said}; {NOT_ANSWERED} {lacking}", kind="unavailable")
+        return ToolError(f"MCP server {server} failed: {said}; {NOT_ANSWERED} {lacking}", kind="unavailable")
     kind = "invalid_input" if error.code == -32602 else "failed"
-    return ToolError(f"mcp server {server}: {said} (error {error.code})", kind=kind)
+    return ToolError(f"MCP server {server} returned an error: {said} (error {error.code})", kind=kind)
 
 
 def _lacking(data: object) -> str:
-    """The first request of a client that a server would have made, had its client answered such."""
+    """Return the first client request that the server needs and the client does not answer, or an empty string."""
     said = cast("dict[str, Any]", data).get("requiredCapabilities") if isinstance(data, dict) else None
     needed = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
     return next((method for method, grant in ASKED_BY.items() if grant in needed), "")
 
 
 def _header_places(schema: object) -> dict[tuple[str, ...], str]:
-    """Which arguments are repeated in header fields, by their places: what a schema marks with ``x-mcp-header``."""
+    """Return the arguments to repeat in header fields, by path, as the schema marks them with ``x-mcp-header``."""
     found: dict[tuple[str, ...], str] = {}
     rest: list[tuple[tuple[str, ...], Any]] = [((), schema)]
     while rest:
@@ -177,10 +182,12 @@ def _header_places(schema: object) -> dict[tuple[str, ...], str]:
 
 
 def _fault_in_headers(schema: object, places: Mapping[tuple[str, ...], str]) -> str | None:
-    """Why what a schema marks with ``x-mcp-header`` cannot be sent: such a tool is not used at all, as MCP has it."""
+    """Return the reason why a schema's ``x-mcp-header`` marks are invalid. MCP forbids the use of such a tool."""
     fields = [token.lower() for token in places.values()]
     if odd := [token for token in fields if not _FIELD_NAME.fullmatch(token)]:
-        return f"its schema marks an argument with {_HEADER} {odd[0][:60]!r}, which is no name of a header field"
+        return (
+            f"its schema marks an argument with {_HEADER} {odd[0][:60]!r}, which is not a valid name of a header field"
+        )
     if len(fields) != len(set(fields)):
         return f"its schema marks two arguments with the same {_HEADER}"
     marks, rest = 0, [schema]
@@ -195,7 +202,7 @@ def _fault_in_headers(schema: object, places: Mapping[tuple[str, ...], str]) -> 
     return (
         None
         if marks == len(fields)
-        else f"its schema marks with {_HEADER} what is no text, integer or boolean argument"
+        else f"its schema marks an argument with {_HEADER} that is not a string, integer or boolean"
     )
 
 

@@ -1,8 +1,8 @@
-"""The conversation on one connection: the version, requests with their answers, and messages from the server.
+"""The session on one connection to a server: the version, requests with their answers, and messages from the server.
 
 Both eras: up to 2025-11-25 a connection begins with ``initialize``; from 2026-07-28 each request names its client and the
-client's abilities. A caller waits for its answer in its own task and may leave at any time; that ends its request and nothing
-else.
+client's capabilities. A caller waits for its answer in its own task and may stop waiting at any time, which cancels only its own
+request.
 
 Source: https://modelcontextprotocol.io/specification/2025-11-25/basic/lifecycle
 """
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from handrail.contract.doors.runtime import Runtime
 
 
-# The transport of one connection: the Protocols of channel and listener, and the errors of its end.
+# The transport of one connection: the Protocols of transport and message handler, and the errors of its end.
 
 Message = dict[str, Any]
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-"""Of one message of a server; a longer one is not kept."""
+"""The most bytes of one message of a server; longer messages are dropped."""
 
 
 class RpcError(Exception):
-    """A server answered a request with an error, or its transport did."""
+    """An error that a server, or its transport, sent as the answer to a request."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(message)
@@ -42,14 +42,14 @@ class RpcError(Exception):
 
 
 class TooLong(Exception):
-    """An answer is longer than is kept; everything else goes on."""
+    """An answer exceeds the size limit. The connection stays open."""
 
 
 class Lost(Exception):
-    """The connection is no more.
+    """The connection is closed.
 
-    :param unsent: whether the request is known not to have reached the server's tools
-    :param forgotten: the server is there, and knows nothing of this connection any more
+    :param unsent: whether the request certainly did not reach the server's tools
+    :param forgotten: whether the server is reachable but no longer knows this session
     """
 
     def __init__(self, why: str, *, unsent: bool = False, forgotten: bool = False) -> None:
@@ -64,13 +64,13 @@ _TASKS = "io.modelcontextprotocol/tasks"
 
 
 def extensions_of(method: str) -> dict[str, Any]:
-    """What the client says that it can do beside, in the newer era: follow a task, where a call may become one."""
+    """Return the extensions that the client announces in the newer era: tasks, for requests that may become one."""
     follows = method in ("tools/call", "subscriptions/listen") or method.startswith("tasks/")
     return {"extensions": {_TASKS: {}}} if follows else {}
 
 
 def headers_of(version: str, method: str, params: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """What a transport over HTTP says beside the message, in the newer era."""
+    """Return the header fields that describe a message over HTTP in the newer era."""
     found = {"mcp-protocol-version": version, "mcp-method": method}
     key = _NAMED.get(method, "taskId" if method.startswith("tasks/") else None)
     if key is not None and params is not None and isinstance(name := params.get(key), str):
@@ -79,59 +79,64 @@ def headers_of(version: str, method: str, params: Mapping[str, Any] | None = Non
 
 
 def refusal(number: str | int, code: int, text: str) -> Message:
-    """The answer to a request of a server that is not carried out."""
+    """Return an error as the answer to a request of a server."""
     return {"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": text}}
 
 
 class Ears(Protocol):
-    """Who is told what comes over a channel. None of these blocks, none raises."""
+    """Callbacks for messages received on a transport. Implementations must not block or raise."""
 
     def heard(self, message: Message, related: int | None) -> None:
-        """:param related: the request of ours on whose stream it came, where the transport tells"""
+        """Handle a message.
+
+        :param related: the id of the client's request on whose stream the message arrived, if the transport knows it
+        """
         ...
 
     def failed(self, request: int | None, error: Exception) -> None:
-        """A request will not be answered; None where nobody can tell which."""
+        """Fail a request that will get no answer; None if the transport does not know which."""
         ...
 
     def lost(self, why: Lost) -> None:
-        """Nothing will come any more."""
+        """Handle the end of the connection. No message follows."""
         ...
 
 
 class Channel(Protocol):
-    """Opened, closed and read by one task; written to by any."""
+    """The transport of one connection. One task opens, closes and reads it; any task may write."""
 
     async def open(self, ears: Ears) -> None:
-        """
-        :raises Lost: where the server cannot be reached
+        """Connect, and deliver messages to ``ears`` from now on.
+
+        :raises Lost: if the server cannot be reached
         """
         ...
 
     async def send(self, message: Message, headers: Mapping[str, str] | None = None) -> None:
-        """
-        :param headers: further fields, for a transport that has such
-        :raises Lost: where it cannot be sent
+        """Send a message.
+
+        :param headers: additional header fields, for transports that have them
+        :raises Lost: if it cannot be sent
         """
         ...
 
     def abandon(self, request: int) -> bool:
-        """Nobody waits for the answer any more. Whether the transport itself tells the server so."""
+        """Abandon a request, and return whether the transport itself notifies the server."""
         ...
 
     def watched(self) -> AbstractAsyncContextManager[None]:
-        """Around a call of a server that may write: what it made under a protected name meanwhile fails the call.
+        """Return a context for a call of a server that may write, which fails if the call changes a protected name.
 
-        :raises ToolError: ``denied``, when it ends
+        :raises ToolError: ``denied``, at the end of the context
         """
         ...
 
     def settled(self, protocol: str, *, modern: bool) -> None:
-        """The version that is spoken from now on."""
+        """Set the agreed protocol version."""
         ...
 
     async def aclose(self) -> None:
-        """End it, and return when nothing of it is left. Never raises."""
+        """Close the transport and release all that it uses. Never raises."""
         ...
 
 
@@ -140,17 +145,17 @@ MODERN = ("2026-07-28",)
 METHOD_NOT_FOUND, INVALID_REQUEST, INTERNAL = -32601, -32600, -32603
 UNSUPPORTED_VERSION = -32022
 PROBE_S = 5.0
-"""How long a server may take to say whether it speaks the newest version; many that do not simply say nothing."""
+"""The timeout in seconds for a server's answer about the newest version; older servers often do not answer."""
 LOG_LEVEL = "debug"
-"""Of what a server logs all is asked for: the face shows each client what that one wants of it."""
+"""The level of log messages to request; the frontend filters them for each client."""
 DRAIN_S = 2.0
-"""How long the requests that are under way may take to be told that the server has forgotten their session."""
+"""The timeout in seconds for pending requests to fail by themselves after the server has forgotten the session."""
 MOST_ASKS = 16
-"""Requests of a server that are under way at once."""
+"""The most requests of a server that are processed at the same time."""
 MOST_REPLIES = 256
-"""Answers that wait for a server to take them, after which it is given up: it asks, and does not read."""
+"""The most replies that wait for a server; above that the connection is closed, since the server does not read."""
 MOST_TOLD = 10_000
-"""Notifications about one request that are passed on."""
+"""The most notifications about one request that are passed on."""
 _ABANDON_S = 5.0
 _META = "io.modelcontextprotocol/"
 
@@ -173,11 +178,11 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What a connection's owner is told of; nothing of it blocks.
+    """The callbacks of a session to its owner. They must not block.
 
-    :param changed: one of the server's lists is another now
-    :param updated: a resource that is subscribed to
-    :param lost: the connection is no more
+    :param changed: called when one of the server's lists has changed
+    :param updated: called with the URI of a subscribed resource that has changed
+    :param lost: called when the connection is closed
     """
 
     changed: Callable[[], None]
@@ -186,10 +191,10 @@ class Hooks:
 
 
 class Conversation:
-    """Implements :class:`~handrail.upstream.client.conversation.Ears`. For one event loop.
+    """The MCP client session with one server. For one event loop.
 
-    :param name: what the operator calls the server
-    :param grants: what it may ask of a client
+    :param name: the operator's name of the server
+    :param grants: the requests that the server may send to a client
     """
 
     def __init__(self, channel: Channel, name: str, grants: frozenset[str], version: str, hooks: Hooks) -> None:
@@ -200,10 +205,10 @@ class Conversation:
         self.capabilities: Mapping[str, Any] = {}
         self.server: Mapping[str, Any] = {}
         self.answered = 0
-        """How many requests have been, after it began."""
+        """The number of answered requests after the start."""
         self.end: Lost | None = None
         self.told_of: dict[str, Callable[[Mapping[str, Any]], None]] = {}
-        """By the task: who hears what the server says of it by itself."""
+        """By task id, the callback for notifications about a task."""
         self._grants = grants
         self._client = {"name": "handrail", "version": version}
         self._hooks = hooks
@@ -214,12 +219,12 @@ class Conversation:
         self._replies: set[asyncio.Task[None]] = set()
 
     async def begin(self, hint: Era | None, timeout_s: float) -> None:
-        """Agree on a version.
+        """Agree on a version with the server.
 
-        :param hint: the era that it spoke the last time
-        :raises Lost: when the connection ends
-        :raises RpcError: when the server does not want to
-        :raises TimeoutError: when it says nothing
+        :param hint: the era of the last connection
+        :raises Lost: if the connection ends
+        :raises RpcError: if the server refuses
+        :raises TimeoutError: if the server does not answer
         """
         async with asyncio.timeout(timeout_s):
             if hint != "legacy" and await self._discovered(timeout_s):
@@ -227,7 +232,7 @@ class Conversation:
             try:
                 await self._initialized()
             except RpcError as error:
-                # It may have taken the question before, slowly, and speaks the newest version since.
+                # The first question may have been answered too late; the server speaks the newest version only.
                 if error.code != UNSUPPORTED_VERSION or not await self._discovered(timeout_s):
                     raise
 
@@ -264,7 +269,8 @@ class Conversation:
         version = found.get("protocolVersion")
         if version not in HANDSHAKE:
             raise RpcError(
-                INVALID_REQUEST, f"it speaks version {str(version)[:40]!r}, and Handrail {', '.join(HANDSHAKE)}"
+                INVALID_REQUEST,
+                f"the server speaks version {str(version)[:40]!r}; Handrail supports {', '.join(HANDSHAKE)}",
             )
         self.era, self.protocol = "legacy", str(version)
         self.capabilities, self.server = _object(found.get("capabilities")), _object(found.get("serverInfo"))
@@ -278,10 +284,10 @@ class Conversation:
             async with asyncio.timeout(PROBE_S):
                 await self.request("logging/setLevel", {"level": LOG_LEVEL})
         except (RpcError, Lost, TimeoutError):
-            pass  # then it says what it likes
+            pass  # then the server chooses the level
 
     def _offered(self, runtime: Runtime | None = None) -> dict[str, Any]:
-        """What the client can do, as far as the server may use it; what the one of a call can, where there is a call."""
+        """Return the client capabilities that the server may use, of the call's client if there is a call."""
         if not self._grants:
             return {}
         kinds = _kinds_offered(runtime)
@@ -304,14 +310,14 @@ class Conversation:
         version: str = "",
         heard: asyncio.Event | None = None,
     ) -> dict[str, Any]:
-        """Ask the server, and give its result.
+        """Send a request and return its result.
 
-        :param runtime: of the call on whose behalf, which is told what the server tells meanwhile
-        :param heard: set once the server says that it tells from now on what was asked for
-        :param version: that of the newer era which this request is made by, before one is agreed on
-        :raises RpcError: as it answered
-        :raises Lost: when the connection ends before the answer
-        :raises TooLong: when its answer is larger than is kept
+        :param runtime: the runtime of the call that needs the request, which receives the notifications about it
+        :param heard: set when the server acknowledges a subscription
+        :param version: the newer era's version for this request, before a version is agreed
+        :raises RpcError: if the server answered with an error
+        :raises Lost: if the connection ends before the answer
+        :raises TooLong: if the answer exceeds the size limit
         """
         if self.end is not None:
             raise Lost(self.end.why, unsent=True)
@@ -336,7 +342,7 @@ class Conversation:
         finally:
             self._pending.pop(number, None)
             if not pending.answer.cancel() and not pending.answer.cancelled():
-                pending.answer.exception()  # seen, also where sending it failed
+                pending.answer.exception()  # mark the error as retrieved, also if sending failed
             for task in pending.asks:
                 task.cancel()
         if self.era is not None:
@@ -344,9 +350,9 @@ class Conversation:
         return found
 
     def _meta(self, number: int, method: str, version: str, runtime: Runtime | None) -> dict[str, Any]:
-        """What a request says of itself beside its parameters.
+        """Return the metadata of a request.
 
-        :param version: of the newer era; empty in the older one
+        :param version: the version of the newer era; empty in the older one
         """
         meta: dict[str, Any] = {}
         if runtime is not None:
@@ -362,8 +368,9 @@ class Conversation:
         return meta
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """
-        :raises Lost: where it cannot be sent
+        """Send a notification.
+
+        :raises Lost: if it cannot be sent
         """
         message: Message = {"jsonrpc": "2.0", "method": method}
         if params:
@@ -371,7 +378,7 @@ class Conversation:
         await self.channel.send(message)
 
     def _abandon(self, number: int, method: str) -> None:
-        """Nobody waits for an answer any more: the server may stop."""
+        """Cancel a request that no caller waits for."""
         if self.end is None and not self.channel.abandon(number) and method not in ("initialize", "server/discover"):
             self._spawn(self._cancelled(number))
 
@@ -379,12 +386,12 @@ class Conversation:
         try:
             async with asyncio.timeout(_ABANDON_S):
                 await self.notify(
-                    "notifications/cancelled", {"requestId": number, "reason": "the caller has stopped it"}
+                    "notifications/cancelled", {"requestId": number, "reason": "the caller cancelled the request"}
                 )
         except (Lost, TimeoutError):
             pass
 
-    # ── what comes ──────────────────────────────────────────────────────────────────────────────
+    # ── messages from the server ────────────────────────────────────────────────────────────────
 
     def heard(self, message: Message, related: int | None) -> None:
         method, number = message.get("method"), message.get("id")
@@ -408,7 +415,7 @@ class Conversation:
         elif isinstance(result, dict):
             pending.answer.set_result(cast("dict[str, Any]", result))
         else:
-            pending.answer.set_exception(RpcError(INTERNAL, "it answered neither a result nor an error"))
+            pending.answer.set_exception(RpcError(INTERNAL, "the server answered with neither a result nor an error"))
 
     def failed(self, request: int | None, error: Exception) -> None:
         if request is None and len(self._pending) == 1:
@@ -421,7 +428,7 @@ class Conversation:
         if self.end is not None:
             return
         self.end = why
-        if not why.forgotten:  # else each of the others is told by its own answer
+        if not why.forgotten:  # else each pending request fails by its own answer
             self._fail_all(why)
         self._hooks.lost(why)
 
@@ -431,7 +438,7 @@ class Conversation:
                 pending.answer.set_exception(Lost(why.why))
 
     def _answered_by(self, number: object) -> _Pending | None:
-        """The request that an answer of this id is for; some servers give the id back as text."""
+        """Return the pending request for an answer's id, which some servers return as text."""
         pending = self._pending.get(number) if isinstance(number, int) else None
         if pending is None and isinstance(number, str) and len(number) < 19 and number.isdecimal():
             pending = self._pending.get(int(number))
@@ -467,7 +474,7 @@ class Conversation:
             pending.heard.set()
 
     def _stop_asked(self, number: object) -> None:
-        """Stop answering a request of the server's."""
+        """Cancel a request of the server's that is being answered."""
         task = self._theirs.get(number) if isinstance(number, (str, int)) else None
         if task is not None:
             task.cancel()
@@ -496,11 +503,13 @@ class Conversation:
         try:
             pending.runtime.log(cast("Any", level), params.get("data"), logger if isinstance(logger, str) else None)
         except ToolError:
-            pass  # no level that there is
+            pass  # an unknown level
 
     def _behalf(self, params: dict[str, Any], related: int | None) -> _Pending | None:
-        """The request of a call that something is about: the one on whose stream it came, that it names, or the only
-        one there is. With several and no sign, nobody's: it could be told to the wrong one."""
+        """Return the pending call that a message is about, or None if that is not certain.
+
+        It is the call of the stream on which the message arrived, or the one that the message names, or the only one.
+        """
         named: Any = _object(params.get("_meta")).get("progressToken")
         for number in (related, named):
             if isinstance(number, int) and (found := self._pending.get(number)) is not None:
@@ -513,7 +522,9 @@ class Conversation:
             self._reply_soon({"jsonrpc": "2.0", "id": number, "result": {}})
             return
         if len(self._theirs) >= MOST_ASKS or number in self._theirs:
-            self._reply_soon(refusal(number, INTERNAL, "too many requests are under way"))
+            self._reply_soon(
+                refusal(number, INTERNAL, "too many requests at the same time; wait for an answer before the next one")
+            )
             return
         pending = self._behalf(params, related)
         task = self._spawn(self._answered(number, method, params, pending))
@@ -526,11 +537,13 @@ class Conversation:
     async def _answered(self, number: str | int, method: str, params: dict[str, Any], pending: _Pending | None) -> None:
         grant = ASKED_BY.get(method)
         if grant is None or grant not in self._grants or self.era == "modern":
-            await self._reply(refusal(number, METHOD_NOT_FOUND, f"{method} is not offered to this server"))
+            await self._reply(refusal(number, METHOD_NOT_FOUND, f"{method} is not granted to this server"))
             return
         runtime = pending.runtime if pending is not None else None
         if runtime is None:
-            text = f"{method} belongs to no single call: send it on the stream of the call that it is for, or do one at a time"
+            text = (
+                f"{method} cannot be related to a call; send it on the stream of that call, or run one call at a time"
+            )
             await self._reply(refusal(number, INVALID_REQUEST, text))
             return
         params.pop("_meta", None)
@@ -543,7 +556,7 @@ class Conversation:
 
     def _reply_soon(self, message: Message) -> None:
         if len(self._replies) >= MOST_REPLIES:
-            self.lost(Lost(f"it asked {MOST_REPLIES} times and does not read the answers"))
+            self.lost(Lost(f"the server sent {MOST_REPLIES} requests without reading the answers"))
         else:
             self._replies.add(task := self._spawn(self._reply(message)))
             task.add_done_callback(self._replies.discard)
@@ -560,7 +573,7 @@ class Conversation:
         return task
 
     async def aclose(self) -> None:
-        """End everything that is under way, and the channel. Called by whoever opened it."""
+        """Stop everything that is in progress, and close the transport."""
         self.lost(Lost("the connection was closed"))
         if self.end is not None and self.end.forgotten and self._pending:
             await asyncio.wait([one.answer for one in self._pending.values()], timeout=DRAIN_S)
@@ -572,7 +585,7 @@ class Conversation:
 
 
 def _kinds_offered(runtime: Runtime | None) -> set[str]:
-    """What may be asked of the client of a call; all there is where there is no call."""
+    """Return the kinds of requests that the client of a call answers; all kinds without a call."""
     return {kind for kind, asked in ASK_KINDS.items() if runtime is None or runtime.peer.offers(*asked)}
 
 

@@ -1,4 +1,4 @@
-"""An HTTP client that checks the host and address of every connection, and dials the checked address."""
+"""An HTTP client that checks the host and address of every connection, and connects to the checked address."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from handrail.upstream.oauth import NeedsSignIn
 
 CONNECT_S = 30.0
 IDLE_S = 4.0
-"""How long a connection is kept for the next request; servers commonly keep theirs for five seconds."""
+"""How long in seconds an idle connection is kept; servers commonly keep theirs for five seconds."""
 MOST_CONNECTIONS = 512
 
 
 class _Stream(httpcore2.AsyncNetworkStream):
-    """Over asyncio's own streams. What httpcore asks of it, and nothing else."""
+    """The part of a network stream that httpcore needs, over asyncio's streams."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -117,7 +117,7 @@ class _Backend(httpcore2.AsyncNetworkBackend):
 class _Transport(httpx2.AsyncHTTPTransport):
     def __init__(self, egress: Egress, trust: ssl.SSLContext) -> None:
         super().__init__(verify=trust, trust_env=False)
-        self._pool = httpcore2.AsyncConnectionPool(  # the one way to give it a backend
+        self._pool = httpcore2.AsyncConnectionPool(  # httpx has no option for a backend
             ssl_context=trust,
             max_connections=MOST_CONNECTIONS,
             max_keepalive_connections=16,
@@ -132,8 +132,10 @@ def _system_trust() -> ssl.SSLContext:
 
 
 def client(egress: Egress, auth: httpx2.Auth | None = None, trust: ssl.SSLContext | None = None) -> httpx2.AsyncClient:
-    """For one server. It follows no redirects, takes no proxy from the environment, keeps no cookies of others, and waits
-    for an answer as long as its caller does."""
+    """Return an HTTP client for one server.
+
+    It follows no redirects, uses no proxy from the environment, keeps no cookies of other sites, and has no timeout for answers.
+    """
     return httpx2.AsyncClient(
         transport=_Transport(egress, trust or _system_trust()),
         auth=auth,
@@ -144,7 +146,7 @@ def client(egress: Egress, auth: httpx2.Auth | None = None, trust: ssl.SSLContex
 
 
 def within_origin(response: httpx2.Response) -> str | None:
-    """Where a redirect leads that keeps the method and stays at the same server; None for anything else."""
+    """Return the target of a redirect that keeps the method and the server; None for any other response."""
     onward = response.next_request
     if response.status_code not in (307, 308) or onward is None:
         return None
@@ -154,9 +156,9 @@ def within_origin(response: httpx2.Response) -> str | None:
 
 
 def said_of(error: Exception) -> str:
-    """What went wrong on the way to a server, in words."""
+    """Return the text for an error of a connection."""
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-        return f"it cannot be reached: {str(error)[:300] or 'no answer'}"
+        return f"the server cannot be reached: {str(error)[:300] or 'no answer'}"
     if isinstance(error, NeedsSignIn):
         return str(error)
     return f"the connection broke: {str(error)[:300] or type(error).__name__}"

@@ -39,7 +39,7 @@ _AGAIN_S = 1.0
 _SHORTEST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 60.0
 MOST_RESUMED = 5
-"""How often in a row a stream that gave nothing is taken up again."""
+"""The most attempts in a row to resume a stream that delivers nothing."""
 _SAID = 4096
 
 
@@ -51,13 +51,13 @@ def http_channel(
     prompt: Prompt | None = None,
     learn: Callable[[str], None] = lambda value: None,
 ) -> Channel:
-    """What carries the messages of one connection to a server with a url.
+    """Return a transport for one connection to a server with a URL.
 
-    :param capabilities: where Handrail may dial for it
-    :param gate: what rules say of those hosts
-    :param state: the root of all state, where what it was signed in with is kept
-    :param prompt: brings a person to an address and back; None where nobody is there
-    :param learn: told the tokens that it is signed in with
+    :param capabilities: the hosts that Handrail may connect to
+    :param gate: checks these hosts against the rules
+    :param state: the root folder of all state, which has the tokens
+    :param prompt: how a user signs in; None if no user is present
+    :param learn: called with every token of the sign-in
     """
     egress = Egress(capabilities, gate)
     auth = None
@@ -69,7 +69,7 @@ def http_channel(
 
 
 class HttpChannel:
-    """Implements :class:`~handrail.upstream.client.conversation.Channel`."""
+    """The streamable HTTP transport of one server."""
 
     def __init__(
         self,
@@ -77,9 +77,7 @@ class HttpChannel:
         client: Callable[[], httpx2.AsyncClient],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """
-        :param sleep: waits so many seconds before a stream is taken up again
-        """
+        """:param sleep: waits a number of seconds before a stream is resumed"""
         self._sleep = sleep
         self._url = definition.url
         self._fields = dict(definition.headers)
@@ -113,14 +111,14 @@ class HttpChannel:
     def abandon(self, request: int) -> bool:
         task = self._posts.get(request)
         if task is not None and self._modern:
-            task.cancel()  # closing its stream tells the server
+            task.cancel()  # closing the stream notifies the server
             return True
         if task is not None:
             asyncio.get_running_loop().call_later(_ABANDON_S, task.cancel)
         return self._modern
 
     def watched(self) -> AbstractAsyncContextManager[None]:
-        return contextlib.nullcontext()  # it is elsewhere
+        return contextlib.nullcontext()  # a remote server cannot write here
 
     def settled(self, protocol: str, *, modern: bool) -> None:
         self._protocol, self._modern = protocol, modern
@@ -141,7 +139,7 @@ class HttpChannel:
             await client.aclose()
 
     def _head(self, headers: Mapping[str, str] | None = None, accept: str = "") -> dict[str, str]:
-        """The fields of a request. Nothing is compressed: it could grow without bound."""
+        """Return the header fields of a request. Compression is off, since its output could grow without limit."""
         found = {
             **self._fields,
             "accept": accept or "application/json, text/event-stream",
@@ -155,7 +153,7 @@ class HttpChannel:
         return found | {name: in_a_field(value) for name, value in (headers or {}).items()}
 
     async def _noted(self, message: Message) -> None:
-        """A notification, or an answer to the server. What becomes of it is not told."""
+        """Send a notification or an answer, without its outcome."""
         assert self._client is not None
         try:
             async with self._client.stream(
@@ -167,7 +165,7 @@ class HttpChannel:
             raise Lost(said_of(error)) from None
 
     async def _asked(self, number: int, message: Message, headers: Mapping[str, str] | None) -> None:
-        """One request, up to its answer."""
+        """Send a request and deliver its answer."""
         assert self._client is not None and self._ears is not None
         ears, begins = self._ears, message["method"] == "initialize"
         try:
@@ -184,7 +182,7 @@ class HttpChannel:
                         self._session = session
                     await self._answered(number, response)
                     return
-            ears.failed(number, RpcError(-32600, "it redirects in a circle"))
+            ears.failed(number, RpcError(-32600, "the server redirects in a circle"))
         except NeedsSignIn as error:
             ears.failed(number, Lost(str(error), unsent=True))
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
@@ -193,7 +191,7 @@ class HttpChannel:
             ears.lost(why)
         except httpx2.HTTPError as error:
             ears.failed(number, Lost(said_of(error)))
-        except Exception as error:  # an authorization server that answers nonsense, for one
+        except Exception as error:  # such as an invalid answer of an authorization server
             ears.failed(number, Lost(f"{type(error).__name__}: {str(error)[:300]}", unsent=True))
 
     async def _answered(self, number: int, response: httpx2.Response) -> None:
@@ -201,9 +199,9 @@ class HttpChannel:
         ears, status = self._ears, response.status_code
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if response.headers.get("content-encoding", "identity").lower() != "identity":
-            ears.failed(number, RpcError(-32600, "it answers in a coding that was not asked for"))
+            ears.failed(number, RpcError(-32600, "the server's answer has a content coding that was not requested"))
         elif status == 404 and self._session:
-            ears.failed(number, Lost("it has forgotten the session", forgotten=True))
+            ears.failed(number, Lost("the server has forgotten the session", forgotten=True))
             self._forgotten()
         elif status >= 300 or status == 202:
             ears.failed(number, await _refused(response, kind))
@@ -213,16 +211,16 @@ class HttpChannel:
             for message in messages_in(await body_of(response, ears, number)):
                 if message is not None:
                     ears.heard({**message, "id": number} if "method" not in message else message, number)
-            ears.failed(number, Lost("it answered something that is no answer"))  # of no effect where it was one
+            ears.failed(number, Lost("the server's answer is not valid"))  # no effect after an answer
         else:
-            ears.failed(number, RpcError(-32600, f"it answered {kind[:80] or 'nothing that says what it is'}"))
+            ears.failed(number, RpcError(-32600, f"the server's answer has the content type {kind[:80] or 'none'}"))
 
     def _forgotten(self) -> None:
         assert self._ears is not None
-        self._ears.lost(Lost("it has forgotten the session", forgotten=True))
+        self._ears.lost(Lost("the server has forgotten the session", forgotten=True))
 
     async def _streamed(self, number: int, response: httpx2.Response) -> None:
-        """Events up to the answer; taken up again where it breaks off before."""
+        """Read events up to the answer, and resume the stream if it breaks off."""
         assert self._client is not None and self._ears is not None
         ears = self._ears
         place = _Place()
@@ -230,7 +228,7 @@ class HttpChannel:
         fruitless = 0
         while not done:
             if not place.last or fruitless >= MOST_RESUMED:
-                ears.failed(number, Lost("its stream ended before the answer"))
+                ears.failed(number, Lost("the server's stream ended before the answer"))
                 return
             await self._sleep(place.pause_s)
             before = place.last
@@ -241,7 +239,7 @@ class HttpChannel:
                         ears.failed(
                             number,
                             Lost(
-                                f"its stream ended before the answer, and was not taken up again ({again.status_code})"
+                                f"the server's stream ended before the answer and was not resumed ({again.status_code})"
                             ),
                         )
                         return
@@ -251,7 +249,7 @@ class HttpChannel:
             fruitless = 0 if place.last != before else fruitless + 1
 
     async def _events(self, response: httpx2.Response, place: _Place, number: int | None) -> bool:
-        """Whether the answer to ``number`` was among them."""
+        """Deliver the events of a stream, and return whether the answer to ``number`` was among them."""
         assert self._ears is not None
         try:
             async for event in httpx2.EventSource(response, max_event_size=MAX_MESSAGE_BYTES):
@@ -261,7 +259,7 @@ class HttpChannel:
                 for message in messages_in(event.data.encode("utf-8", "surrogatepass")):
                     if message is None:
                         if number is not None:
-                            self._ears.failed(number, Lost("it answered something that is no JSON"))
+                            self._ears.failed(number, Lost("the server's answer is not valid JSON"))
                         continue
                     is_answer = number is not None and "method" not in message
                     self._ears.heard({**message, "id": number} if is_answer else message, number)
@@ -270,15 +268,15 @@ class HttpChannel:
         except httpx2.SSEError:
             self._ears.failed(
                 number,
-                TooLong(f"its answer is longer than {MAX_MESSAGE_BYTES // 2**20} MiB; ask it for less at a time"),
+                TooLong(f"it exceeds the limit of {MAX_MESSAGE_BYTES // 2**20} MiB"),
             )
             return True
         except httpx2.HTTPError:
-            pass  # it broke off
+            pass  # the stream broke off
         return False
 
     async def _listen(self) -> None:
-        """What the server says outside of any request, for as long as it offers that."""
+        """Deliver messages outside of any request, as long as the server offers the stream."""
         assert self._client is not None and self._ears is not None
         place, failures = _Place(), 0
         while True:
@@ -305,7 +303,7 @@ class HttpChannel:
 
 
 class _Place:
-    """How far a stream was read, and when it may be taken up again."""
+    """The position in a stream, and the delay before it may be resumed."""
 
     def __init__(self) -> None:
         self.last = ""
@@ -319,24 +317,24 @@ class _Place:
 
 
 async def body_of(response: httpx2.Response, ears: Ears, number: int) -> bytes:
-    """The whole of a body within bounds; empty where it was longer, and its request has been told."""
+    """Return the whole body; empty after reporting an error if it exceeds the limit."""
     kept = bytearray()
     async for piece in response.aiter_raw():
         kept += piece
         if len(kept) > MAX_MESSAGE_BYTES:
             ears.failed(
                 number,
-                TooLong(f"its answer is longer than {MAX_MESSAGE_BYTES // 2**20} MiB; ask it for less at a time"),
+                TooLong(f"it exceeds the limit of {MAX_MESSAGE_BYTES // 2**20} MiB"),
             )
             return b""
     return bytes(kept)
 
 
 async def _refused(response: httpx2.Response, kind: str) -> Exception:
-    """What an answer that is none says: the error in it, or its status."""
+    """Return the error for a response without an answer, from its body or its status."""
     status = response.status_code
     if status == 202:
-        return RpcError(-32600, "it took a request for a notification (202)")
+        return RpcError(-32600, "the server accepted a request as a notification (202)")
     said = b""
     async for piece in response.aiter_raw():
         said += piece
@@ -348,17 +346,17 @@ async def _refused(response: httpx2.Response, kind: str) -> Exception:
             if isinstance(error, dict) and isinstance(error.get("code"), int):  # pyright: ignore[reportUnknownMemberType]
                 return RpcError(error["code"], str(error.get("message", ""))[:4000], error.get("data"))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
     if status == 401:
-        return Lost("it does not accept what it was sent as authorization (401)", unsent=True)
+        return Lost("the server rejected the authorization (401)", unsent=True)
     if status == 404:
-        return RpcError(-32601, "there is nothing at its url (404)")
+        return RpcError(-32601, "the server's URL does not exist (404)")
     if status in (301, 302, 303, 307, 308):
-        return RpcError(-32600, "it redirects elsewhere; if that is meant, configure that url")
+        return RpcError(-32600, "the server redirects to another server; if that is intended, configure its URL")
     code = -32603 if status >= 500 else -32600
-    return RpcError(code, f"it answered {status} {response.reason_phrase}".strip())
+    return RpcError(code, f"the server answered {status} {response.reason_phrase}".strip())
 
 
 def in_a_field(value: str) -> str:
-    """A text as a header field takes it; what one cannot hold is wrapped in base64."""
+    """Return a text as the value of a header field, in base64 if necessary."""
     if _SAFE.match(value) and not _WRAPPED.match(value):
         return value
     return f"=?base64?{base64.b64encode(value.encode('utf-8', 'surrogatepass')).decode()}?="
@@ -368,7 +366,7 @@ def in_a_field(value: str) -> str:
 
 
 class SseChannel:
-    """Implements :class:`~handrail.upstream.client.conversation.Channel`."""
+    """The HTTP+SSE transport of one server."""
 
     def __init__(self, definition: ServerDefinition, client: Callable[[], httpx2.AsyncClient]) -> None:
         self._url = definition.url
@@ -397,7 +395,7 @@ class SseChannel:
         return False
 
     def watched(self) -> AbstractAsyncContextManager[None]:
-        return contextlib.nullcontext()  # it is elsewhere
+        return contextlib.nullcontext()  # a remote server cannot write here
 
     def settled(self, protocol: str, *, modern: bool) -> None:
         if protocol:
@@ -424,14 +422,15 @@ class SseChannel:
             async with client.stream("POST", url, content=orjson.dumps(message), headers=head) as response:
                 if response.status_code >= 300 and request is not None:
                     self._ears.failed(
-                        request, RpcError(-32600, f"it answered {response.status_code} {response.reason_phrase}")
+                        request,
+                        RpcError(-32600, f"the server answered {response.status_code} {response.reason_phrase}"),
                     )
         except (httpx2.HTTPError, NeedsSignIn) as error:
             if request is not None:
                 self._ears.failed(request, Lost(said_of(error), unsent=isinstance(error, httpx2.ConnectError)))
 
     async def _read(self, client: httpx2.AsyncClient, ears: Ears, endpoint: asyncio.Future[str]) -> None:
-        why = Lost("its stream of events ended")
+        why = Lost("the server's stream of events ended")
         try:
             url = self._url
             for _ in range(3):
@@ -442,12 +441,12 @@ class SseChannel:
                         url = onward
                         continue
                     if response.status_code != 200:
-                        why = Lost(f"it answered {response.status_code} {response.reason_phrase}", unsent=True)
+                        why = Lost(f"the server answered {response.status_code} {response.reason_phrase}", unsent=True)
                         break
                     await self._events(response, url, ears, endpoint)
                     break
         except httpx2.SSEError:
-            why = Lost(f"it sent an event longer than {MAX_MESSAGE_BYTES // 2**20} MiB, or no events at all")
+            why = Lost(f"the server sent an event longer than {MAX_MESSAGE_BYTES // 2**20} MiB, or no events")
         except (httpx2.HTTPError, NeedsSignIn) as error:
             why = Lost(said_of(error), unsent=isinstance(error, (httpx2.ConnectError, NeedsSignIn)))
         except ValueError as error:
@@ -458,19 +457,20 @@ class SseChannel:
 
     @staticmethod
     async def _events(response: httpx2.Response, url: str, ears: Ears, endpoint: asyncio.Future[str]) -> None:
-        """
-        :raises ValueError: where it wants its messages sent elsewhere
+        """Deliver the events of the stream.
+
+        :raises ValueError: if the server names an endpoint on another server
         """
         async for event in httpx2.EventSource(response, max_event_size=MAX_MESSAGE_BYTES):
             if event.event == "endpoint" and not endpoint.done():
                 target = urljoin(url, event.data)
                 here, there = read_url(url), read_url(target)
                 if (here.scheme, here.host) != (there.scheme, there.host):
-                    raise ValueError(f"it wants what it is told sent to {there.host}, which is another server")
+                    raise ValueError(f"the server names an endpoint on another server, {there.host}")
                 endpoint.set_result(target)
             elif event.event in ("message", "") and event.data:
                 for message in messages_in(event.data.encode("utf-8", "surrogatepass")):
                     if message is None:
-                        ears.failed(None, TooLong("it answered something that is no JSON"))
+                        ears.failed(None, TooLong("it is not valid JSON"))
                     else:
                         ears.heard(message, None)

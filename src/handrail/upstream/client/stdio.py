@@ -1,7 +1,7 @@
-"""The stdio transport: a program of this machine, started in its own sandbox, with lines of JSON.
+"""The stdio transport: a program of this machine in its own sandbox, which exchanges lines of JSON.
 
-The program belongs to no call: it is started for the first one and ends with its owner. Its operator grants the files and
-hosts that it may reach, whoever calls. Of its stderr the part is kept that explains its end.
+The program belongs to no call: it is started for the first one and ends with its connection manager. The operator grants the
+files and hosts that it may reach, for all callers. The last part of its stderr is kept to explain its end.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from handrail.upstream.client.conversation import (
 )
 
 GRACE_S = 1.0
-"""How long a program may take to end by itself once its stdin is closed."""
+"""The timeout in seconds for a program to end after its stdin is closed."""
 MOST_GARBAGE = 1_000
-"""Lines that are no messages, after which a server is given up."""
+"""The most lines without a message, after which the connection is closed."""
 MOST_AT_ONCE = 100
-"""Messages in one list."""
+"""The most messages in one list."""
 _MOST_SHOWN = 8
 _READ = 1 << 16
 _EDGE = 256
@@ -41,11 +41,10 @@ _LAST = re.compile(rb'"id"\s*:\s*(\d{1,18})\s*\}\s*\Z')
 
 
 class StdioChannel:
-    """Implements :class:`~handrail.upstream.client.conversation.Channel`.
+    """The stdio transport of one server.
 
     :param start: starts the program
-    :param unseen: paths among its arguments that are there and that it was granted nothing of, each with what would
-        grant it: said where it complains of one
+    :param unseen: the paths among its arguments that its sandbox hides, each with the setting that would show it
     """
 
     def __init__(self, start: Callable[[], Awaitable[Process]], unseen: Mapping[str, str] | None = None) -> None:
@@ -69,7 +68,7 @@ class StdioChannel:
     async def send(self, message: Message, headers: Mapping[str, str] | None = None) -> None:
         process = self._process
         if process is None or self._closed:
-            raise Lost("it has ended", unsent=True)
+            raise Lost("the server's program has ended", unsent=True)
         line = orjson.dumps(message) + b"\n"
         async with self._writing:
             await process.write(line)
@@ -90,7 +89,7 @@ class StdioChannel:
         try:
             try:
                 yield
-            except Exception:  # it may have done something before it failed
+            except Exception:  # it may have changed something before it failed
                 await _settled(guarded)
                 raise
             await _settled(guarded)
@@ -104,7 +103,7 @@ class StdioChannel:
         self._closed = True
         process, self._process = self._process, None
         if process is not None:
-            with contextlib.suppress(Exception):  # however it takes the request to end, it is killed next
+            with contextlib.suppress(Exception):  # on any error, the program is killed next
                 await process.close_stdin()
                 with contextlib.suppress(TimeoutError, ToolError):
                     async with asyncio.timeout(GRACE_S):
@@ -117,7 +116,7 @@ class StdioChannel:
                 await self._reader
 
     async def _read(self, process: Process, ears: Ears) -> None:
-        """Every line, as it comes. Only what is read is held, and at most one message of it."""
+        """Read lines until the end of the program, keeping at most one message in memory."""
         kept = bytearray()
         skipping = False
         try:
@@ -145,7 +144,10 @@ class StdioChannel:
                         kept[_EDGE:] = kept[-_EDGE:]
                 if self._garbage > MOST_GARBAGE:
                     ears.lost(
-                        Lost(f"it wrote {MOST_GARBAGE} lines to its stdout that are no messages; logs belong on stderr")
+                        Lost(
+                            f"the server wrote {MOST_GARBAGE} lines to its stdout that are not messages; logs belong on "
+                            "stderr"
+                        )
                     )
                     return
             ears.lost(Lost(await self._ending(process)))
@@ -162,7 +164,7 @@ class StdioChannel:
             if message is None:
                 self._garbage += 1
                 if len(line) > 1 and line.lstrip()[:1] in (b"{", b"["):
-                    ears.failed(None, Lost("it answered something that is no JSON"))
+                    ears.failed(None, Lost("the server's answer is not valid JSON"))
             else:
                 ears.heard(message, None)
 
@@ -171,28 +173,29 @@ class StdioChannel:
         found = _FIRST.match(edges) or _LAST.search(edges)
         ears.failed(
             int(found[1]) if found else None,
-            TooLong(f"its answer is longer than {MAX_MESSAGE_BYTES // 2**20} MiB; ask it for less at a time"),
+            TooLong(f"it exceeds the limit of {MAX_MESSAGE_BYTES // 2**20} MiB"),
         )
 
     async def _ending(self, process: Process) -> str:
-        """What became of a program that closed its stdout."""
+        """Return how a program ended that closed its stdout."""
         try:
             async with asyncio.timeout(GRACE_S):
                 said = ending(await process.wait())
         except TimeoutError:
-            return "it closed its stdout"
+            return "the program closed its stdout"
         except ToolError as error:
             return error.text
         errors = await _errors_of(process)
         remedies = [
-            f"; {path} is there, and not in its sandbox: {how}" for path, how in self._unseen.items() if path in errors
+            f"; {path} exists but is not in its sandbox: {how}" for path, how in self._unseen.items() if path in errors
         ]
         return f"{said}; stderr: {errors}{''.join(remedies)}" if errors else said
 
 
 async def _settled(guarded: GuardedProcess) -> None:
-    """
-    :raises ToolError: ``denied``, for what a call made under a protected name
+    """Check the protected names after a call.
+
+    :raises ToolError: ``denied`` if the call changed a protected name
     """
     try:
         await guarded.settle()
@@ -205,14 +208,14 @@ def _appeared(paths: Sequence[str]) -> str:
         f" and {len(paths) - _MOST_SHOWN} more" if len(paths) > _MOST_SHOWN else ""
     )
     return (
-        f"nothing was called: since the last call of this server, under names that no program may write, {shown} appeared. "
-        "The server, which stays up between its calls, made it, or somebody else did. Have a person look at it, and "
-        "remove what nobody wanted; the next call takes things as they are then"
+        f"The server was not called. Since its last call, {shown} appeared, where no program may "
+        "write. The server or another program made it. Ask the user to look at it and to remove what "
+        "is not wanted; the next call accepts the present state."
     )
 
 
 def messages_in(text: bytes) -> list[Message | None]:
-    """The messages of a line, or of an HTTP body: one, or several in a list; None for what is none."""
+    """Parse a line or an HTTP body into its message or list of messages; None for an invalid one."""
     try:
         message = orjson.loads(text)
     except (orjson.JSONDecodeError, RecursionError):

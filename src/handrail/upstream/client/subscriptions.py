@@ -18,34 +18,34 @@ if TYPE_CHECKING:
 
 MOST_SUBSCRIBED = 1_000
 HEARD_S = 5.0
-"""How long a server may take to say that it tells from now on, before that is taken for granted."""
+"""The timeout in seconds for a server to acknowledge a subscription, after which it is assumed."""
 LASTING_S = 5.0
-"""A stream that ends sooner counts as a failure."""
+"""The minimum duration in seconds of a stream; a shorter one counts as a failure."""
 _AGAIN_S = (0.1, 1.0, 5.0, 30.0)
 _UNKNOWN = -32601
 
 
 class Subscriptions:
-    """Of one server."""
+    """The resource subscriptions at one server."""
 
     def __init__(self) -> None:
         self._told: dict[str, list[Callable[[str], None]]] = {}
         self._conversation: Conversation | None = None
         self._wanted = asyncio.Event()
-        """What is wanted has changed."""
+        """Set when the wanted subscriptions have changed."""
         self._listener: asyncio.Task[None] | None = None
         self._changed: asyncio.Event | None = None
         self._named: frozenset[str] = frozenset()
-        """What the newer era's stream tells of now."""
+        """The URIs that the newer era's stream covers now."""
         self._news = asyncio.Event()
-        """Set, and another put in its place, when that is something else, or nothing will be told."""
+        """Set, and replaced by a new event, when the covered URIs change or no notifications will come."""
         self._deaf = False
-        """The server knows no such stream."""
+        """Whether the server does not implement the stream."""
 
     def begin(self, conversation: Conversation, changed: asyncio.Event) -> None:
-        """A connection is there. Called by its owner.
+        """Subscribe on a new connection. Called by its owner.
 
-        :param changed: set where a stream that would have told of changes was not there for a while
+        :param changed: set after a gap in the stream, in which the lists may have changed
         """
         self._conversation, self._changed, self._deaf = conversation, changed, False
         work = self._listen(conversation) if conversation.era == "modern" else self._subscribe_again(conversation)
@@ -59,21 +59,22 @@ class Subscriptions:
             await asyncio.gather(listener, return_exceptions=True)
 
     def updated(self, uri: str) -> None:
-        """The server says that a resource has changed; it may be a part of one that is subscribed to."""
+        """Notify the subscribers of a resource, or of a folder that has it."""
         for wanted, told in tuple(self._told.items()):
             if uri == wanted or uri.startswith(wanted.rstrip("/") + "/"):
                 for tell in tuple(told):
                     tell(uri)
 
     async def add(self, uri: str, told: Callable[[str], None]) -> None:
-        """
-        :raises RpcError: where the server does not want to
-        :raises Lost: when the connection ends meanwhile
+        """Subscribe to a resource.
+
+        :raises RpcError: if the server refuses
+        :raises Lost: if the connection ends meanwhile
         """
         if len(self._told) >= MOST_SUBSCRIBED and uri not in self._told:
-            raise RpcError(-32600, f"at most {MOST_SUBSCRIBED} resources of a server are subscribed to")
+            raise RpcError(-32600, f"the limit is {MOST_SUBSCRIBED} resource subscriptions for each server")
         first = uri not in self._told
-        self._told.setdefault(uri, []).append(told)  # first: it may tell before it has answered
+        self._told.setdefault(uri, []).append(told)  # before the request, since a notification may precede the answer
         if not first:
             return
         self._wanted.set()
@@ -92,7 +93,7 @@ class Subscriptions:
                 raise
 
     async def remove(self, uri: str, told: Callable[[str], None]) -> None:
-        """Never raises: where the server cannot be told, it tells nobody."""
+        """Remove a subscription. Never raises."""
         if not self._forget(uri, told):
             return
         self._wanted.set()
@@ -101,7 +102,7 @@ class Subscriptions:
                 await self._conversation.request("resources/unsubscribe", {"uri": uri})
 
     def _forget(self, uri: str, told: Callable[[str], None]) -> bool:
-        """Whether nobody wants to hear of it any more."""
+        """Remove a callback, and return whether it was the last one of its resource."""
         here = self._told.get(uri)
         if here is None or told not in here:
             return False
@@ -122,19 +123,19 @@ class Subscriptions:
         self._news = asyncio.Event()
 
     async def _until_told_of(self, uri: str) -> None:
-        """What changes after this is told. A server that does not say so in time is believed to tell all the same.
+        """Wait until the stream covers a resource. After a timeout, that is assumed.
 
-        :raises RpcError: where it knows nothing of this
+        :raises RpcError: if the server does not implement the stream
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HEARD_S):
                 while uri not in self._named and self._listener is not None and not self._listener.done():
                     await self._news.wait()
         if self._deaf:
-            raise RpcError(_UNKNOWN, "it does not tell when a resource changes")
+            raise RpcError(_UNKNOWN, "the server does not report changes of resources")
 
     async def _listen(self, conversation: Conversation) -> None:
-        """Keep the newer era's stream, with what is wanted now. A next one is heard before the last one is let go."""
+        """Keep the newer era's stream for the wanted resources. A new stream is acknowledged before the old one ends."""
         failures = 0
         streams: list[asyncio.Future[Any]] = []
         try:
@@ -169,7 +170,7 @@ class Subscriptions:
                 failures = 0 if lasted >= LASTING_S else failures + 1
                 await asyncio.sleep(_AGAIN_S[min(failures, len(_AGAIN_S) - 1)])
                 if self._changed is not None:
-                    self._changed.set()  # whatever changed while nobody listened
+                    self._changed.set()  # changes in the gap were not reported
         finally:
             await _let_go(streams)
 
@@ -189,7 +190,7 @@ class Subscriptions:
 
 
 async def _first_of(stream: asyncio.Future[Any], event: asyncio.Event, timeout_s: float | None = None) -> None:
-    """Until a stream ends or something happens, or for so long."""
+    """Wait until a stream ends or an event is set, or for a timeout."""
     happened = asyncio.ensure_future(event.wait())
     try:
         await asyncio.wait((stream, happened), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -198,7 +199,7 @@ async def _first_of(stream: asyncio.Future[Any], event: asyncio.Event, timeout_s
 
 
 async def _let_go(streams: list[asyncio.Future[Any]], but: asyncio.Future[Any] | None = None) -> None:
-    """End them, all but one."""
+    """Cancel all streams but one."""
     ended = [stream for stream in streams if stream is not but]
     for stream in ended:
         stream.cancel()

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from handrail.upstream.client.conversation import Conversation
 
 
-# Requests that a server of the newer era answers with questions: the client gets all at once, and the request is repeated.
+# Requests that a server of the newer era answers with questions: the client gets all at once, and then the request is sent again.
 #
 # Source: https://modelcontextprotocol.io/specification/2026-07-28 (multi-round-trip requests)
 
 MOST_ROUNDS = 10
 _PAUSES_S = (0.05, 0.1, 0.2, 0.25)
-"""Before trying again where the server asks nothing and only wants to be called once more."""
+"""Delays in seconds before the next attempt, if the server asks nothing and only wants the request again."""
 
 
 async def with_input(
@@ -40,12 +40,12 @@ async def with_input(
     name: str,
     grants: frozenset[str],
 ) -> dict[str, Any]:
-    """The result of a request, with whatever input its server wants on the way.
+    """Return the result of a request, and answer the server's input requests before it.
 
-    :param once: sends it
-    :param name: what the operator calls the server
-    :param grants: what it may ask of a client
-    :raises ToolError: ``denied`` for what it may not ask; as the client's door says; ``backend`` without an end
+    :param once: sends the request
+    :param name: the operator's name of the server
+    :param grants: the requests that the server may send to a client
+    :raises ToolError: ``denied`` for a request without a grant; ``backend`` for too many rounds; or the client's error
     """
     said: dict[str, Any] = dict(params)
     for turn in range(MOST_ROUNDS + 1):
@@ -60,13 +60,17 @@ async def with_input(
             said["inputResponses"] = await asked(cast("dict[str, Any]", wanted), runtime, name, grants)
         elif turn < MOST_ROUNDS:
             await asyncio.sleep(_PAUSES_S[min(turn, len(_PAUSES_S) - 1)])
-    raise ToolError(f"mcp server {name} asked for input more than {MOST_ROUNDS} times in one call", kind="backend")
+    raise ToolError(
+        f"MCP server {name} requested input more than {MOST_ROUNDS} times in one call. The call was "
+        "stopped. Continue without it.",
+        kind="backend",
+    )
 
 
 async def asked(
     requests: Mapping[str, Any], runtime: Runtime | None, name: str, grants: frozenset[str]
 ) -> dict[str, Mapping[str, Any]]:
-    """What the client answers to a server's requests, by their keys.
+    """Return the client's answers to a server's requests, by key.
 
     :raises ToolError: as :func:`with_input` does
     """
@@ -78,30 +82,32 @@ async def asked(
         if grant is None or grant not in grants:
             shown = str(method)[:60]
             raise ToolError(
-                f"mcp server {name} wants {shown} of the client, which it is not granted; an operator allows it with "
-                f"{grant or 'no setting'} = true under [mcp.servers.{name}]"
+                f"MCP server {name} sent {shown} to the client, which is not granted. Continue without it, or "
+                f"ask the user to set {grant or 'no setting'} = true under [mcp.servers.{name}]."
                 if grant
-                else f"mcp server {name} wants {shown!r} of the client, which there is not",
+                else f"MCP server {name} sent {shown!r} to the client, which does not exist. Continue without it.",
                 kind="denied",
             )
         given = dict(cast("dict[str, Any]", params)) if isinstance(params, dict) else {}
         given.pop("_meta", None)
         asks[key] = Ask(cast("AskMethod", method), given, name)
     if runtime is None:
-        raise ToolError(f"mcp server {name} wants input, and nobody's call is under way", kind="unavailable")
+        raise ToolError(
+            f"MCP server {name} requested input outside a tool call. The request was rejected.", kind="unavailable"
+        )
     return dict(await runtime.peer.ask(asks))
 
 
 LOOKS_MS = (100, 1_000, 30_000)
-"""How soon a task is looked at again: at least, where its server does not say, and at most."""
+"""The minimum, default and maximum interval in milliseconds at which a task is polled."""
 TOLD_MS = 5_000
-"""The same of one that its server tells of."""
+"""The polling interval in milliseconds for a task that its server sends notifications of."""
 LET_GO_S = 5.0
 _letting_go: set[asyncio.Task[None]] = set()
 
 
 def needs_task(item: Mapping[str, Any]) -> bool:
-    """Whether a tool of the older era cannot be called without one."""
+    """Return whether a tool of the older era can be called only as a task."""
     return _object(item.get("execution")).get("taskSupport") == "required"
 
 
@@ -114,12 +120,12 @@ async def carried_out(
     headers: Mapping[str, str] | None,
     as_task: bool,
 ) -> dict[str, Any]:
-    """Call a tool; its result, also where that comes by a task.
+    """Call a tool and return its result, also if a task provides it.
 
-    :param grants: what the server may ask of a client
-    :param as_task: it cannot be called otherwise in the older era
-    :raises ToolError: where the task has no result, or asks for what it may not
-    :raises RpcError: as the server answered, or as the task failed
+    :param grants: the requests that the server may send to a client
+    :param as_task: whether the tool can be called only as a task in the older era
+    :raises ToolError: if the task has no result, or sends a request without a grant
+    :raises RpcError: if the server answered with an error, or the task failed
     """
     said = dict(params)
     if as_task and conversation.era == "legacy" and _takes_tasks(conversation.capabilities):
@@ -132,7 +138,7 @@ async def carried_out(
     task_id = _id_of(older or newer, conversation)
     ended = False
     try:
-        if older:  # it is answered when the task has ended, and what is asked meanwhile comes on its stream
+        if older:  # answered when the task has ended; requests meanwhile arrive on its stream
             result = await conversation.request("tasks/result", {"taskId": task_id}, runtime)
         else:
             result = await _followed(conversation, newer, task_id, runtime, grants)
@@ -163,7 +169,7 @@ async def _followed(
 
 
 class _Hearing:
-    """What a server says of a task by itself. Of several states that nobody has read yet the last one counts."""
+    """The notifications of a server about a task. Of several unread states only the last one counts."""
 
     def __init__(self, conversation: Conversation, task_id: str) -> None:
         self._conversation = conversation
@@ -174,7 +180,7 @@ class _Hearing:
         self._told = False
 
     def begin(self) -> None:
-        """Ask for it, once. Whether it is told is seen when something comes."""
+        """Subscribe to the task, once."""
         if self._stream is None:
             self._conversation.told_of[self._task_id] = self._said
             asks = {"notifications": {"taskIds": [self._task_id]}}
@@ -191,14 +197,14 @@ class _Hearing:
         self._news.set()
 
     def _deaf(self, stream: asyncio.Future[Any]) -> None:
-        """It ended, or never was: from here on the task is looked at as its server would have it."""
+        """Return to polling after the stream has ended or failed."""
         if not stream.cancelled():
-            stream.exception()  # seen
+            stream.exception()  # mark as retrieved
             self._told = False
             self._news.set()
 
     async def within(self, asked_ms: object) -> Mapping[str, Any] | None:
-        """What it says next, or None when it is time to look."""
+        """Return the next state that the server sends, or None when the task has to be polled."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TOLD_MS / 1000 if self._told else _pause_s(asked_ms)):
                 await self._news.wait()
@@ -210,7 +216,11 @@ class _Hearing:
 def _id_of(task: Mapping[str, Any], conversation: Conversation) -> str:
     task_id = task.get("taskId")
     if not isinstance(task_id, str) or not task_id:
-        raise ToolError(f"mcp server {conversation.name} answered with a task that has no id", kind="backend")
+        raise ToolError(
+            f"MCP server {conversation.name} returned a task without an id. Continue without this tool, "
+            "or ask the user to look at the server.",
+            kind="backend",
+        )
     return task_id
 
 
@@ -244,16 +254,20 @@ async def _to_its_end(
             case "failed":
                 raise _failure(_object(task.get("error")), message)
             case "cancelled":
-                raise ToolError(f"mcp server {conversation.name} says that the task was cancelled: {told or 'not why'}")
+                raise ToolError(
+                    f"MCP server {conversation.name} cancelled the task: {told or 'no reason given'}. Try again, "
+                    "or continue without it."
+                )
             case other:
                 raise ToolError(
-                    f"mcp server {conversation.name} says that its task is {str(other)[:40]!r}, which is no state",
+                    f"MCP server {conversation.name} returned the unknown task state {str(other)[:40]!r}. "
+                    "Continue without this tool, or ask the user to look at the server.",
                     kind="backend",
                 )
 
 
 def _passed_on(message: object, told: str, runtime: Runtime | None) -> str:
-    """Tell the call what its task says, unless that is what it was told last. Returns what it was told last."""
+    """Report a new status message of a task to its call, and return the message reported last."""
     if runtime is None or not isinstance(message, str) or message in ("", told):
         return told
     runtime.progress(message)
@@ -261,9 +275,12 @@ def _passed_on(message: object, told: str, runtime: Runtime | None) -> str:
 
 
 def _failure(error: Mapping[str, Any], message: object) -> RpcError:
-    """:param message: what the task said last, for an error that says nothing"""
+    """Return the error of a failed task.
+
+    :param message: the last status message, for an error without a text
+    """
     code = error.get("code")
-    said = str(error.get("message", message or "its task failed"))[:4000]
+    said = str(error.get("message", message or "the task failed"))[:4000]
     return RpcError(code if isinstance(code, int) else INTERNAL, said, error.get("data"))
 
 
@@ -274,12 +291,12 @@ def _pause_s(asked_ms: object) -> float:
 
 
 async def _stopped(conversation: Conversation, task_id: str, runtime: Runtime | None) -> None:
-    """Nobody waits for it any more."""
+    """Cancel a task on the server, and ignore errors."""
     try:
         async with asyncio.timeout(LET_GO_S):
             await conversation.request("tasks/cancel", {"taskId": task_id}, runtime)
     except (RpcError, Lost, TooLong, TimeoutError):
-        pass  # it had ended, or its server has gone
+        pass  # it has ended, or the server is disconnected
 
 
 def _takes_tasks(capabilities: Mapping[str, Any]) -> bool:
