@@ -1,9 +1,9 @@
 """The import of MCP servers from files of other programs, as tables of ``handrail.toml``.
 
-It reads the files of Claude Desktop and Claude Code, Cursor, VS Code, Windsurf, Gemini and all that write an object with a
-server under each name. Values that look like secrets never reach the configuration: each goes into a separate file of mode
-0600, and the configuration names it. Rights in a file (``autoApprove`` and similar) are reported and left out: rules
-grant rights.
+It reads the files of Claude Desktop and Claude Code, Cursor, VS Code, Windsurf, Gemini and every other program that writes an
+object with a server under each name. Values that look like secrets never reach the configuration: each goes into a separate
+file of mode 0600, and the configuration names it. Permissions in a file (``autoApprove`` and similar) are reported and left
+out, since only rules grant permissions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SECRET_VALUE = re.compile(
     r"|(?i:(?:^|[?&;\s])[\w.-]*(?:token|secret|key|passwo?r?d|pwd)\s*=\s*[^\s&;]"
     r"|^(?:(?:proxy-)?authorization|cookie|[\w-]*(?:token|secret|key))\s*:\s*\S)"
 )
-"""Tokens by how they begin, and a password or key in an address, a connection string, an assignment or a header field."""
+"""Tokens by their first characters, and a password or key in a URL, a connection string, an assignment or a header field."""
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-[^}]*)?\}")
 _INPUT = re.compile(r"\$\{input:([\w.-]+)\}")
 _PLACE = re.compile(r"\$\{(workspaceFolder|userHome|pathSeparator|/)\}")
@@ -65,13 +65,13 @@ _KNOWN = frozenset(
 
 @dataclass(slots=True)
 class Imported:
-    """One server.
+    """A server from a file of another program.
 
     :ivar table: its ``[mcp.servers.NAME]``
-    :ivar secrets: the values that were taken out, by the name that stands for each
-    :ivar variables: the variables of the environment that hold its other secrets, by the name that stands for each
-    :ivar left: what was not taken over, and why
-    :ivar problem: why it cannot be imported; empty where it can
+    :ivar secrets: the secret values, by the names that the table has for them
+    :ivar variables: the environment variables with its other secrets, by the names that the table has for them
+    :ivar left: the parts that are left out or changed, each with the reason
+    :ivar problem: the reason why it cannot be imported; empty if it can
     """
 
     name: str
@@ -83,16 +83,16 @@ class Imported:
 
 
 class SecretNames:
-    """Names for the secrets of servers, each of which stands for one value of one server only.
+    """An allocator of unique names for the secrets of servers.
 
-    :param taken: names that stand for something already, such as the operator's own secrets and files
+    :param taken: names in use, such as those of the operator's own secrets and files
     """
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._taken = {name.casefold() for name in taken}
 
     def new(self, *parts: str) -> str:
-        """Return a name made of ``parts`` that equals no other, also where the case of letters does not count."""
+        """Return a new name made of ``parts``, unique without regard to case."""
         base = re.sub(r"[^A-Za-z0-9_]", "_", "_".join(parts)).upper()[:MOST_NAME]
         name = next(name for name in _numbered(base) if name.casefold() not in self._taken)
         self._taken.add(name.casefold())
@@ -105,13 +105,16 @@ def _numbered(base: str) -> Iterator[str]:
 
 
 def meet(name: str, other: str) -> bool:
-    """Whether two names of servers differ only in case or punctuation, or tools of the two could have one id."""
+    """Return whether two servers cannot exist together.
+
+    That is so if their names differ only in case or punctuation, or if tools of the two could have the same id.
+    """
     one, two = (re.sub(r"[-_]+", "-", given.casefold()) for given in (name, other))
     return one == two or name.startswith(f"{other}_") or other.startswith(f"{name}_")
 
 
 def known_places(workspace: Path) -> list[tuple[str, Path]]:
-    """Where other programs keep their servers: the program, and its file, whether it is there or not."""
+    """Return the files in which other programs keep their servers, with the program's name; they may not exist."""
     home = Path.home()
     own = {"darwin": home / "Library/Application Support", "win32": Path(os.environ.get("APPDATA", home))}
     config = own.get(sys.platform, Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config"))
@@ -129,36 +132,43 @@ def known_places(workspace: Path) -> list[tuple[str, Path]]:
 
 
 def servers_of(path: Path, workspace: Path, taken: Iterable[str] = ()) -> list[Imported]:
-    """The servers of one file.
+    """Import the servers of one file.
 
-    :param taken: names of secrets that stand for something already
-    :param workspace: what ``${workspaceFolder}`` is, and whose part of Claude Code's file counts
-    :raises UsageError: when the file cannot be read or has no servers
+    :param taken: names of secrets that are in use
+    :param workspace: the value of ``${workspaceFolder}``, and the project whose part of Claude Code's file counts
+    :raises UsageError: if the file cannot be read or has no servers
     """
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror or error}. Check the path and its permissions."
+        ) from None
     if len(content) > MAX_BYTES:
-        raise UsageError(f"{path} is larger than {MAX_BYTES // 2**20} MiB; it is no configuration of MCP servers")
+        raise UsageError(
+            f"{path} is too large. The limit is {MAX_BYTES // 2**20} MiB. Give a configuration file of MCP servers."
+        )
     try:
         whole: Any = json.loads(_without_comments(content.decode("utf-8-sig")), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is no JSON: {error}") from None
+        raise UsageError(f"{path} is not valid JSON: {error}. Correct the file, or give another one.") from None
     tables = list(_tables(whole, workspace))
     if not tables:
-        raise UsageError(f'{path} has no "mcpServers" (or "servers") object; give the file that names the servers')
+        raise UsageError(f'{path} has no "mcpServers" (or "servers") object. Give the file that has the servers.')
     names = SecretNames(taken)
     return [_imported(str(name), said, workspace, names) for table in tables for name, said in table.items()]
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """:raises ValueError: for an object in which a name stands twice: other programs take the first, or the last"""
+    """Return an object, and reject duplicate keys, since programs differ in which value they use.
+
+    :raises ValueError: for a duplicate key
+    """
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice[:80]!r} stands twice in one object; remove one of the two")
+        raise ValueError(f"{twice[:80]!r} occurs twice in one object; remove one of the two")
     return found
 
 
@@ -181,12 +191,12 @@ def _tables(whole: object, workspace: Path) -> Iterable[Mapping[str, Any]]:
 def _imported(name: str, said: object, workspace: Path, names: SecretNames) -> Imported:
     found = Imported(_as_name(name))
     if not found.name or re.fullmatch(NAME, found.name) is None:
-        found.name, found.problem = name, "its name has no letters that a name here could have; rename it there"
+        found.name, found.problem = name, "its name has no letters that a server name can have; rename it in the file"
         return found
     if found.name != name:
-        found.left.append(f"the name {name!r}: a name here has letters, digits, '-' and '_'")
+        found.left.append(f"the name {name!r}: a server name has letters, digits, '-' and '_'")
     if not isinstance(said, dict):
-        found.problem = "it is no object"
+        found.problem = "it is not an object"
         return found
     given = cast("dict[str, Any]", said)
     try:
@@ -197,7 +207,10 @@ def _imported(name: str, said: object, workspace: Path, names: SecretNames) -> I
 
 
 def _fill(found: Imported, given: Mapping[str, Any], workspace: Path, names: SecretNames) -> None:
-    """:raises ValueError: why it cannot be imported"""
+    """Fill in the table of a server.
+
+    :raises ValueError: with the reason why it cannot be imported
+    """
     url: Any = given.get("url", given.get("serverUrl", given.get("httpUrl")))
     command, args = _command_and_args(given)
     if isinstance(url, str):
@@ -215,16 +228,19 @@ def _fill(found: Imported, given: Mapping[str, Any], workspace: Path, names: Sec
         found.table["timeout_ms"] = min(timeout if timeout >= 1_000 else timeout * 1_000, 86_400_000)
     for key in given:
         if key in _RIGHTS:
-            found.left.append(f"{key}: rights are given by rules here")
+            found.left.append(f"{key}: rules grant permissions in Handrail")
         elif key not in _KNOWN:
-            found.left.append(f"{key}: has no counterpart here")
+            found.left.append(f"{key}: Handrail has no such setting")
 
 
 def _fill_address(found: Imported, url: str, given: Mapping[str, Any], workspace: Path, names: SecretNames) -> None:
-    """:raises ValueError: why it cannot be imported"""
+    """Fill in the table of a server with a URL.
+
+    :raises ValueError: with the reason why it cannot be imported
+    """
     kind = str(given.get("type", given.get("transport", "sse" if url.rstrip("/").endswith("/sse") else "http")))
     if kind not in _TRANSPORTS:
-        raise ValueError(f"its type is {kind!r}; servers with a url are 'http' or 'sse'")
+        raise ValueError(f"its type is {kind!r}; expected 'http' or 'sse' for a server with a url")
     found.table["url"] = address = _plain(found, "url", url, workspace)
     _refuse_secret_address(address)
     if _TRANSPORTS[kind] == "sse":
@@ -242,9 +258,12 @@ def _command_and_args(given: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _fill_program(found: Imported, command: str, args: object, workspace: Path) -> None:
-    """:raises ValueError: why it cannot be imported"""
+    """Fill in the table of a server with a command.
+
+    :raises ValueError: with the reason why it cannot be imported
+    """
     if not isinstance(args, list) or not all(isinstance(one, str) for one in cast("list[Any]", args)):
-        raise ValueError("its args are not a list of texts")
+        raise ValueError("its args are not a list of strings")
     found.table["command"] = _plain(found, "command", command, workspace)
     written = [_plain(found, "args", one, workspace) for one in cast("list[str]", args)]
     _refuse_secrets(written)
@@ -253,15 +272,16 @@ def _fill_program(found: Imported, command: str, args: object, workspace: Path) 
 
 
 def _plain(found: Imported, what: str, text: str, workspace: Path) -> str:
-    """A text with its places filled in.
+    """Return a text with its placeholders for folders replaced.
 
-    :raises ValueError: for a variable, whose value would have to be written down
+    :raises ValueError: for a variable, since its value would be stored in plain text
     """
     places = {"workspaceFolder": str(workspace), "userHome": str(Path.home()), "pathSeparator": os.sep, "/": os.sep}
     filled = _PLACE.sub(lambda match: places[match[1]], text)
     if (match := _VARIABLE.search(filled) or _INPUT.search(filled)) is not None:
         raise ValueError(
-            f"its {what} needs {match[0]}, which only env and headers can have here; write the value itself, or give it by env"
+            f"its {what} has {match[0]}, which is possible only in env and headers; write the value "
+            "itself, or pass it by env"
         )
     if filled != text:
         found.left.append(f"{text}: written as {filled}")
@@ -269,34 +289,43 @@ def _plain(found: Imported, what: str, text: str, workspace: Path) -> str:
 
 
 def _refuse_secrets(args: list[str]) -> None:
-    """:raises ValueError: for a secret among arguments, where every process of the machine can read it"""
+    """Reject secrets among arguments, which every process of this machine can read.
+
+    :raises ValueError: for a secret
+    """
     for index, one in enumerate(args):
         name, equals, value = one.partition("=")
         given = value if equals else args[index + 1] if one.startswith("-") and index + 1 < len(args) else ""
         named = one.startswith("-") and SECRET_NAME.search(name) and given and not given.startswith("-")
         if named or _SECRET_VALUE.search(one) or _SECRET_VALUE.search(value):
             raise ValueError(
-                f"its argument {name if one.startswith('-') else index + 1} looks like a secret, and arguments can be read by every process here; "
-                "give it by a variable in env"
+                f"its argument {name if one.startswith('-') else index + 1} looks like a secret, and every "
+                "process of this machine can read arguments; pass it by a variable in env"
             )
 
 
 def _refuse_secret_address(url: str) -> None:
-    """:raises ValueError: for a secret in an address, which is written down and shown as it is"""
+    """Reject secrets in a URL, which is stored and shown in plain text.
+
+    :raises ValueError: for a secret
+    """
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise ValueError(f"its url is no address: {error}") from None
+        raise ValueError(f"its url is not valid: {error}") from None
     given = parse_qsl(f"{parts.query}&{parts.fragment}", keep_blank_values=True)
     named = any(value and (SECRET_NAME.search(name) or _SECRET_VALUE.search(value)) for name, value in given)
     if named or "@" in parts.netloc or any(_SECRET_VALUE.search(unquote(part)) for part in parts.path.split("/")):
         raise ValueError(
-            "its url holds what looks like a secret, and a url is written down as it is; give it by a header"
+            "its url looks like it has a secret, and a url is stored in plain text; pass the secret by a header"
         )
 
 
 def _headers(given: object) -> object:
-    """:raises ValueError: for two fields of one name, of which either could be sent"""
+    """Reject header fields whose names differ only in case, since either could be sent.
+
+    :raises ValueError: for such fields
+    """
     fields = cast("dict[str, Any]", given) if isinstance(given, dict) else dict[str, Any]()
     seen: set[str] = set()
     for key in fields:
@@ -307,14 +336,14 @@ def _headers(given: object) -> object:
 
 
 def _values(found: Imported, given: object, workspace: Path, names: SecretNames) -> dict[str, Any]:
-    """Variables or header fields, each a text or a reference to a secret.
+    """Return variables or header fields, each as a text or a reference to a secret.
 
-    :raises ValueError: for what is no table of texts
+    :raises ValueError: if it is not an object
     """
     if given is None:
         return {}
     if not isinstance(given, dict):
-        raise ValueError("its env or headers are no object")
+        raise ValueError("its env or headers are not an object")
     written: dict[str, Any] = {}
     for key, value in cast("dict[str, Any]", given).items():
         text = str(value).lower() if isinstance(value, bool) else str(value)
@@ -329,10 +358,10 @@ def _values(found: Imported, given: object, workspace: Path, names: SecretNames)
 
 
 def _secret_of(found: Imported, key: str, value: str, names: SecretNames, *, is_secret: bool) -> str | None:
-    """The name of the secret that a value is, or refers to; None for a value that is none."""
+    """Return the name of the secret that a value is or refers to, or None."""
     whole = _VARIABLE.fullmatch(value) or _INPUT.fullmatch(value)
     if whole is not None:
-        asked = value.startswith("${input:")  # a variable of its own: nothing that is set now answers it
+        asked = value.startswith("${input:")  # the user will have to set this variable
         name = names.new(*(("mcp",) if asked else ()), found.name, key)
         found.variables[name] = name if asked else whole[1]
         return name
@@ -348,7 +377,7 @@ def _as_name(name: str) -> str:
 
 
 def _without_comments(text: str) -> str:
-    """JSON as editors take it: without comments and without commas before an end."""
+    """Return JSON without comments and trailing commas, as editors accept them."""
     kept: list[str] = []
     at = 0
     token = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|/\*.*?\*/|,(?=\s*[}\]])', re.DOTALL)
@@ -361,9 +390,9 @@ def _without_comments(text: str) -> str:
 
 
 def as_toml(servers: Iterable[Imported], secret_files: Mapping[str, Path]) -> str:
-    """The tables to be added to a configuration.
+    """Return the tables to add to a configuration.
 
-    :param secret_files: where the value of each secret lies
+    :param secret_files: the file of each secret's value, by name
     """
     lines: list[str] = []
     for server in servers:

@@ -1,8 +1,8 @@
-"""The linter for tools: faults that prevent loading, and weaknesses that their authors will regret.
+"""The linter for tools: faults that prevent loading, and weaknesses.
 
 An *error* is a fault that start-up would refuse, or a schema that no call can fit. A *warning* is a weakness that works: a
-description that no model can choose by, a side effect or a lock that was left to the strict default, a parameter that nothing
-reads. Nothing runs, except Python files with tools given in code: those are imported, as their program would do.
+description that is too short for a model's choice, a side effect or a lock that was left to the strict default, a parameter
+that nothing reads. Nothing runs, except Python files with tools given in code: those are imported, as their program would do.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SCHEMAS_IN = ("items", "additionalProperties", "contains", "propertyNames", "no
 _LISTS_IN = ("prefixItems", "anyOf", "oneOf", "allOf")
 _MAPS_IN = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 _ELSEWHERE = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "then", "else", "dependentSchemas", "not")
-"""Where a schema may have properties beside those under ``properties``."""
+"""Keywords under which a schema may have properties besides ``properties``."""
 _BOUNDS = (
     ("minimum", "maximum", False),
     ("minimum", "exclusiveMaximum", True),
@@ -56,16 +56,16 @@ _BOUNDS = (
     ("minItems", "maxItems", False),
     ("minProperties", "maxProperties", False),
 )
-"""A lower and an upper bound, and whether nothing is left where they are equal."""
+"""A lower bound, an upper bound, and whether no value is left if they are equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
     """A schema within parameters.
 
-    :param path: the keys that lead there
-    :param place: the same as an author would say it: ``parameters.filter.field``
-    :param needed: every call has something that it is about
+    :param path: the keys from the root to the schema
+    :param place: the path as text, such as ``parameters.filter.field``
+    :param needed: whether every call has a value for this schema
     """
 
     path: tuple[str, ...]
@@ -75,19 +75,19 @@ class _Part:
 
 
 def never_right(parameters: Node) -> Iterator[tuple[str, str]]:
-    """``(place, why)`` for what no call can ever fulfil."""
+    """Yield ``(place, reason)`` for each schema that no call can fit."""
     for part in _parts(parameters):
         if part.needed:
             yield from _required_and_refused(part, parameters)
 
 
 def never_meant(parameters: Node) -> Iterator[tuple[str, str]]:
-    """``(place, why)`` for what keeps a part of the parameters from ever being given, or gives a wrong example of it."""
+    """Yield ``(place, reason)`` for each optional part that no value can fit, and each wrong default."""
     for part in _parts(parameters):
         if not part.needed:
             yield from _required_and_refused(part, parameters)
         if part.node.get("enum") == []:
-            yield part.place, "has an empty enum, which no value fits; list its values, or leave it out"
+            yield part.place, "has an empty enum, which no value fits; list its values, or remove it"
         yield from _crossed(part)
         yield from _wrong_default(part, parameters)
 
@@ -101,13 +101,15 @@ def _required_and_refused(part: _Part, root: Node) -> Iterator[tuple[str, str]]:
         if name not in node.get("properties", ()) and not _has_pattern(node, name) and not _said_elsewhere(part, name):
             yield (
                 f"{part.place}.required",
-                f"names {name!r}, which properties lacks, and what properties lacks is refused, so that no call can be "
-                "right; add it to properties, or take it out of required",
+                (
+                    f"names {name!r}, which is not in properties; additional properties are refused, so no call "
+                    "can fit. Add it to properties, or remove it from required"
+                ),
             )
 
 
 def _refuses_others(node: Node, *, whole: bool) -> bool:
-    """Whether properties that are not named are refused: a tool's whole arguments are closed where nothing is said."""
+    """Return whether unnamed properties are refused. A tool's arguments are closed by default."""
     if "additionalProperties" in node:
         return node["additionalProperties"] is False
     return whole and "unevaluatedProperties" not in node
@@ -118,13 +120,16 @@ def _has_pattern(node: Node, name: str) -> bool:
         try:
             if re.search(pattern, name):
                 return True
-        except re.error:  # of another kind than Python's: what it matches is not known
+        except re.error:  # not a Python expression, so its matches are unknown
             return True
     return False
 
 
 def _said_elsewhere(part: _Part, name: str) -> bool:
-    """Whether another schema could give the property: never where ``additionalProperties`` is false, which sees only its own."""
+    """Return whether another subschema could define the property.
+
+    That is never so with ``additionalProperties``, which covers only the properties next to it.
+    """
     if "additionalProperties" in part.node or not any(keyword in part.node for keyword in _ELSEWHERE):
         return False
     others = (one.node for one in _parts(part.node) if one.path)
@@ -139,7 +144,7 @@ def _crossed(part: _Part) -> Iterator[tuple[str, str]]:
         if not _is_number(least) or not _is_number(most):
             continue
         if least > most or (exclusive and least == most):
-            yield part.place, f"has {low} {least} and {high} {most}, which nothing fits; raise {high} or lower {low}"
+            yield part.place, f"has {low} {least} and {high} {most}, which no value fits; raise {high} or lower {low}"
 
 
 def _wrong_default(part: _Part, root: Node) -> Iterator[tuple[str, str]]:
@@ -156,14 +161,17 @@ def _wrong_default(part: _Part, root: Node) -> Iterator[tuple[str, str]]:
     }
     try:
         problems = compile_schema(whole).problems({"default": part.node["default"]})
-    except InvalidSchema:  # it has names of its own inside, by which its parts are not found from here
+    except InvalidSchema:  # it has ids of its own, so its parts cannot be found from here
         return
     if problems:
-        yield part.place, f"has a default that does not fit it: {'; '.join(problems)}; give one that does, or none"
+        yield (
+            part.place,
+            (f"has a default that does not fit its schema: {'; '.join(problems)}; correct the default, or remove it"),
+        )
 
 
 def _parts(root: Node) -> Iterator[_Part]:
-    """Every schema within one, itself first, outer ones before inner ones."""
+    """Yield a schema and every schema within it, outer ones first."""
     rest = [_Part((), "parameters", root, True)]
     while rest:
         part = rest.pop(0)
@@ -200,24 +208,24 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 Severity = Literal["error", "warning"]
 LONG_DESCRIPTION = 1_024
-"""Characters; OpenAI's models are told no more of a tool."""
+"""The length in characters that OpenAI's models get of a description."""
 SHORT_DESCRIPTION = 20
 MANY_TOKENS = 600
-"""Of a model's context, for one tool, whenever it is in view."""
+"""The tokens of a model's context that a loaded tool may use without a warning."""
 MAX_SOURCE_BYTES = 1024 * 1024
 _SECRET_LIKE = re.compile(r"(?:^|_)(?:passwords?|passwd|passphrase|secret|tokens?|api_?key|credentials?)(?:$|_)")
 _OF_PAGES = re.compile(r"(?:^|_)(?:page|next|prev|previous|continue|continuation|cursor|skip|sync|start|resume)_token$")
-"""Where a list goes on, which a model is given to hand it back."""
+"""Names of pagination tokens, which are not secret."""
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+")
 _PATH_LIKE = re.compile(r"(?:^|_)(?:path|file|filename|folder|directory|dir)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing to mend.
+    """A fault or a weakness of a tool.
 
-    :param tool: the tool's id, or ``""`` where there is none yet
-    :param place: the file, and what in it
+    :param where: the place in the file, or ``""``
+    :param tool: the tool's id, or ``""`` if it is unknown
     """
 
     severity: Severity
@@ -231,15 +239,14 @@ class Finding:
 
 
 def lint(path: Path, sandbox: Sandbox) -> tuple[list[str], list[Finding]]:
-    """Check the tools at ``path``: a manifest, a module, a Python file that makes tools, or a folder of them.
+    """Check the tools at ``path``: a manifest, a module, a Python file with tools, or a folder of them.
 
-    :param sandbox: what programs would run in; nothing is started
-    :return: the ids of the tools that were looked at, the name of a file of resources and prompts among them, and what was
-        found, errors first
-    :raises UsageError: when there is nothing that could be checked
+    :param sandbox: the sandbox for programs; none is started
+    :return: the ids of the checked tools, with the name of a resources file, and the findings, errors first
+    :raises UsageError: if there is nothing to check
     """
     if not path.exists():
-        raise UsageError(f"{path} does not exist; name a manifest, a Python file, or a folder of tools")
+        raise UsageError(f"{path} does not exist. Name a manifest, a Python file, or a folder of tools.")
     found = list(_sources(path, sandbox))
     findings: list[Finding] = []
     tools: list[str] = []
@@ -262,16 +269,16 @@ def lint(path: Path, sandbox: Sandbox) -> tuple[list[str], list[Finding]]:
                 findings += warnings_of(one)
     if not tools and not findings:
         raise UsageError(
-            f"no manifest and no module with {METADATA} was found in the folder {path}; a Python file with tools under @tool is "
-            "imported to be checked, and so is named by itself"
+            f"Folder {path} has no manifest and no module with {METADATA}. To check a Python file with "
+            "@tool functions, name the file itself; it is imported."
             if path.is_dir()
-            else f"no tool was found at {path}; expected a manifest, a module with {METADATA}, or tools under @tool"
+            else f"{path} has no tool. Expected a manifest, a module with {METADATA}, or functions with @tool."
         )
     return tools, sorted(findings, key=lambda finding: finding.severity)
 
 
 def warnings_of(found: Found) -> list[Finding]:
-    """What works and could be better about a tool that can be loaded."""
+    """Return the weaknesses of a tool that can be loaded."""
     spec, declared = found.tool.spec, _declared(found)
     said = [
         *_about_words(spec),
@@ -289,7 +296,7 @@ def warnings_of(found: Found) -> list[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class _Only:
-    """The part of a source that is about one file."""
+    """The part of a source that comes from one file."""
 
     whole: Source
     file: str
@@ -307,6 +314,8 @@ class _Only:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
+    """A source with content that is already loaded."""
+
     loaded: Loaded
     rank: Rank = "code"
     foreign: bool = False
@@ -328,20 +337,20 @@ def _sources(path: Path, sandbox: Sandbox) -> Iterator[Source]:
     elif path.suffix == ".py":
         yield _Given(_imported(path))
     else:
-        raise UsageError(f"{path} is neither a manifest (.json) nor Python (.py); name the manifest of a program")
+        raise UsageError(f"{path} is neither a manifest (.json) nor Python (.py). Name the manifest of a program.")
 
 
 def _is_module_tool(path: Path) -> bool:
     try:
         tree = ast.parse(path.read_bytes()[:MAX_SOURCE_BYTES])
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return True  # its source says what is wrong with it
+        return True  # the source reports the fault
     names = {t.id for s in tree.body if isinstance(s, ast.Assign) for t in s.targets if isinstance(t, ast.Name)}
     return is_module(path) and (METADATA in names or path.with_suffix(".json").exists())
 
 
 def _imported(path: Path) -> Loaded:
-    """The tools of a Python file, by running it as an import would."""
+    """Import a Python file and return its tools."""
     name = f"handrail_lint_{path.stem}"
     made = importlib.util.spec_from_file_location(name, path)
     assert made is not None and made.loader is not None
@@ -363,7 +372,7 @@ def _is_class_of_tools(value: object) -> TypeGuard[type[Tool]]:
 
 
 def _tools_of(module: ModuleType) -> list[Tool | type[Tool]]:
-    """The tools that a module holds, and its own classes of tools that nothing in it makes one of."""
+    """Return the tools of a module, and its classes of tools without an instance in the module."""
     values: list[object] = []
     for value in vars(module).values():
         values += cast("Iterable[object]", value) if isinstance(value, (list, tuple)) else (value,)
@@ -376,16 +385,20 @@ def _tools_of(module: ModuleType) -> list[Tool | type[Tool]]:
 
 
 def _is_complete(tool: type[Tool], bases: Collection[type]) -> bool:
-    """Whether it can be made into a tool: it says what tool it is, or at least no other is made of it."""
+    """Return whether a class can be made into a tool: it has a spec, or is not the base of another class."""
     return not inspect.isabstract(tool) and (isinstance(getattr(tool, "spec", None), ToolSpec) or tool not in bases)
 
 
 def nothing_runs(_: object) -> NoReturn:
-    raise UsageError("tools are only looked at here; open a kernel to run one")
+    """Raise an error, since the linter starts no program.
+
+    :raises UsageError: always
+    """
+    raise UsageError("Tools cannot run here. Open a kernel to run one.")
 
 
 def _faults(found: Found, rank: Rank, sandbox: Sandbox) -> Iterable[Fault]:
-    """What start-up would refuse about one tool."""
+    """Return the faults for which start-up would refuse a tool."""
     try:
         load_generation([_Given(Loaded((found,)), rank)], tier=sandbox.tier)
     except LoadError as error:
@@ -394,7 +407,7 @@ def _faults(found: Found, rank: Rank, sandbox: Sandbox) -> Iterable[Fault]:
 
 
 def _declared(found: Found) -> Mapping[str, Any] | None:
-    """The runtime view as its author wrote it, or None where only the result is known."""
+    """Return the runtime view as written by the author, or None if it is unknown."""
     if not found.place.endswith(".json"):
         return declared_in(found.place) if isinstance(found.tool, ExecutableTool) else None
     try:
@@ -413,43 +426,59 @@ def _about_words(spec: ToolSpec) -> Iterator[tuple[str, str]]:
     if len(description) < SHORT_DESCRIPTION:
         yield (
             "description",
-            f"has {len(description)} characters; a model chooses by it: say in a sentence what it does and when to use it",
+            (
+                f"has {len(description)} characters, by which a model has to choose; add a sentence on what "
+                "it does and when to use it"
+            ),
         )
     elif len(description) > LONG_DESCRIPTION:
         yield (
             "description",
-            f"has {len(description):,} characters, and some providers are told {LONG_DESCRIPTION:,}; "
-            "keep the first sentences, and put the rest under documentation, which info shows",
+            (
+                f"has {len(description):,} characters, and some providers pass on only {LONG_DESCRIPTION:,}; "
+                "keep the first sentences, and move the rest to documentation, which info shows"
+            ),
         )
     dialect = dearest([spec])
     if (tokens := of_json(told(spec.llm_view(), dialect))) > MANY_TOKENS:
         yield (
             "parameters",
-            f"take about {tokens} tokens, in the form that {dialect.name} is given, of every request that has the tool in "
-            "view; shorten what is said twice",
+            (
+                f"use about {tokens} tokens in the form for {dialect.name}, in every request with the tool "
+                "loaded; shorten repeated texts"
+            ),
         )
 
 
 def _about_effects(spec: ToolSpec, declared: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
     reaches_out = bool(spec.requires.net.hosts) or declared is None
     if declared is not None and "side_effect" not in declared:
-        yield "side_effect", "is missing, so it counts as external, the strictest; say read, write or external"
+        yield "side_effect", "is missing, so it counts as external, the strictest; set read, write or external"
     elif spec.side_effect == "external" and not reaches_out:
-        yield "side_effect", "is external, and it requires no hosts; a tool that changes only this machine is a write"
+        yield (
+            "side_effect",
+            ("is external, but the tool requires no hosts; a tool that changes only this machine is a write"),
+        )
     if spec.locks is None and spec.side_effect != "read":
-        yield "locks", "are missing, so each call waits for the whole workspace; name what it changes, or say locks: []"
+        yield (
+            "locks",
+            (
+                "are missing, so each call locks the whole workspace; name the resources that it changes, or "
+                "set locks: []"
+            ),
+        )
     if {"elicit", "sample"} & set(spec.requires.capabilities) and spec.effective_locks:
         held = ", ".join(map(str, spec.effective_locks))
         yield (
             "locks",
-            f"{held} are held while the client thinks, and everybody else waits; say locks: [] if it can do without",
+            f"{held} are held while the client decides, which blocks other calls; set locks: [] if possible",
         )
     if spec.side_effect == "read" and spec.requires.fs.write:
-        yield "side_effect", "is read, and requires.fs.write names files; drop one of the two"
+        yield "side_effect", "is read, but requires.fs.write names files; remove one of the two"
     if spec.timeout_ms > 600_000:
         yield (
             "timeout_ms",
-            f"is {spec.timeout_ms / 60_000:.0f} minutes, for which a turn waits; make it a background tool",
+            f"is {spec.timeout_ms / 60_000:.0f} minutes, which can block a turn; make it a background tool",
         )
 
 
@@ -461,10 +490,13 @@ def _about_build(spec: ToolSpec, found: Found) -> Iterator[tuple[str, str]]:
         if not os.access(folder / program, os.X_OK):
             yield (
                 "build",
-                f"starts {program}, which is no executable file in {folder.name}; put it there, or start it with its interpreter",
+                (
+                    f"starts {program}, which is not an executable file in {folder.name}; add it, or start it "
+                    "with its interpreter"
+                ),
             )
     elif not program.startswith("/") and (folder / program).is_file():
-        yield "build", f"starts {program}, which is looked for on PATH, not in {folder.name}; write ./{program}"
+        yield "build", f"starts {program} from PATH, not from {folder.name}; write ./{program}"
 
 
 def _about_parameters(spec: ToolSpec, found: Found) -> Iterator[tuple[str, str]]:
@@ -472,15 +504,15 @@ def _about_parameters(spec: ToolSpec, found: Found) -> Iterator[tuple[str, str]]
     for name, schema in properties_of(spec.parameters).items():
         place = f"parameters.{name}"
         if not schema.get("description") and not schema.get("enum"):
-            yield place, "has no description; say what it is, with its unit or form"
+            yield place, "has no description; describe the value, with its unit or format"
         if not schema.keys() & {"type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf"}:
-            yield place, "has no type, so anything is taken"
+            yield place, "has no type, so any value is accepted; add one"
         if _looks_secret(name, schema):
-            yield place, "looks like a secret, which a model should never hold; declare it under secrets"
+            yield place, "looks like a secret, which a model should never see; declare it under secrets"
         if schema.get("type") == "string" and _PATH_LIKE.search(name) and not schema.get("format") and not spec.targets:
-            yield place, 'looks like a path; with "format": "path" rules and locks know it'
+            yield place, 'looks like a path; add "format": "path", so that rules and locks apply to it'
         if text is not None and name not in text:
-            yield place, "is named nowhere in the implementation; drop it if nothing reads it"
+            yield place, "does not occur in the implementation; remove it if nothing reads it"
 
 
 def _looks_secret(name: str, schema: Mapping[str, Any]) -> bool:
@@ -493,13 +525,19 @@ def _about_providers(spec: ToolSpec) -> Iterator[tuple[str, str]]:
     for dialect in DIALECTS.values():
         fitted = fit(spec.parameters, dialect)
         for name in fitted.renamed.values():
-            yield "parameters", f"{dialect.name} takes no property called {name!r}; it travels there under another name"
+            yield (
+                "parameters",
+                f"{dialect.name} does not accept the property name {name!r}; Handrail sends another name",
+            )
         for note in fitted.notes:
-            yield "parameters", f"{dialect.name} takes no alternatives at the top; it is told in words: {note}"
+            yield (
+                "parameters",
+                f"{dialect.name} does not accept alternatives at the top level; Handrail adds a text: {note}",
+            )
 
 
 def _implementation(tool: Tool) -> str | None:
-    """The text that would name a parameter if it were read; None where it cannot be told."""
+    """Return the source text that would name a parameter if it used it; None if that is unknown."""
     if isinstance(tool, ExecutableTool):
         try:
             content = Path(tool.executable).read_bytes()[:MAX_SOURCE_BYTES]
@@ -518,7 +556,7 @@ def _implementation(tool: Tool) -> str | None:
 
 
 def _as_a_whole(statements: Iterable[ast.stmt], name: str) -> bool:
-    """Whether ``name`` is used other than by asking it for one of its members."""
+    """Return whether ``name`` is used as a whole, and not only for its members."""
     asked: set[int] = set()
     for node in (node for statement in statements for node in ast.walk(statement)):
         inner = node.value if isinstance(node, (ast.Subscript, ast.Attribute)) else None
@@ -546,7 +584,7 @@ def _without_metadata(text: str) -> str | None:
 
 
 def _body_of(source: str) -> str | None:
-    """What a function or class does, without its signature, its docstring and the spec that names the parameters."""
+    """Return the statements of a function or class, without its signature, docstring and spec."""
     try:
         node = ast.parse(source).body[0]
     except (SyntaxError, IndexError):
@@ -560,5 +598,5 @@ def _body_of(source: str) -> str | None:
     if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
         body = body[1:]
     text = "\n".join(map(ast.unparse, body))
-    # A function that hands its arguments on as a whole reads all of them.
+    # A function that passes on its arguments as a whole reads all of them.
     return None if node.args.kwarg is not None or "locals()" in text else text

@@ -1,6 +1,6 @@
-"""Templates of a new tool: one that works, in each of the forms that a tool can have, with its test.
+"""Templates of a new tool: a working tool, in each form that a tool can have, with its test.
 
-Each counts the words of a text, so that an author changes a few lines of a running tool.
+Each counts the words of a text, so that an author changes a few lines of a working tool.
 """
 
 from __future__ import annotations
@@ -29,29 +29,33 @@ from handrail.registry.sources.code import BuiltinSource
 
 ToolKind = Literal["function", "class", "program", "persistent", "source", "module"]
 KINDS: Mapping[ToolKind, str] = {
-    "function": "a typed Python function, in the program that gives it to the kernel",
-    "class": "a Python class, for a tool that holds something between calls",
+    "function": "a typed Python function, in the program that passes it to the kernel",
+    "class": "a Python class, for a tool with a state between calls",
     "program": "an executable in any language, started for each call in a sandbox (here: sh and python3)",
-    "persistent": "an executable that stays up between calls, in a sandbox of its own",
-    "source": "a folder of sources, of which handrail build makes the executable (here: Python, packed by a shell script)",
+    "persistent": "an executable that stays running between calls, in its own sandbox",
+    "source": (
+        "a folder of sources, from which handrail build makes the executable (here: Python, packed by a shell script)"
+    ),
     "module": "a Python module with execute(topic, params, config, telemetry), run in a sandbox",
 }
 _USED = frozenset({"handrail", "conftest", "temporary_kernel", "called"})
-"""Names that a new tool's test has for something else."""
-_DESCRIPTION = "Count the words of a text. Use it when somebody asks how long a text is."
+"""Names that a new tool's test uses for something else."""
+_DESCRIPTION = "Count the words of a text. Use it when the user asks for the length of a text."
 
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
+    """A file to write for a new tool."""
+
     name: str
     text: str
     executable: bool = False
 
 
 def files_of(kind: ToolKind, tool_id: str) -> list[NewFile]:
-    """The files of a new tool, the tool's own first and its test last.
+    """Return the files of a new tool, its own first and its test last.
 
-    :raises UsageError: for an id that no tool can have, or only one that ships
+    :raises UsageError: for an invalid or reserved id
     """
     if problem := fault_in_id(tool_id) or _beside_what_ships(tool_id):
         raise UsageError(problem)
@@ -85,7 +89,7 @@ def files_of(kind: ToolKind, tool_id: str) -> list[NewFile]:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A source with one tool of this id, to be judged beside those that ship."""
+    """A source with one tool of the new id, to check it together with the built-in tools."""
 
     tool_id: str
     rank: Rank = "global"
@@ -98,22 +102,22 @@ class _Asked:
             )
 
             async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-                return None  # nobody calls it
+                return None  # never called
 
         return Loaded((Found(Blank(), "the new tool"),))
 
 
 def _beside_what_ships(tool_id: str) -> str | None:
-    """Why no kernel would start with a tool of this id, as the start itself says it; None where one would."""
+    """Return the fault with which a kernel would refuse to start with this id, or None."""
     try:
-        load_generation([BuiltinSource(), _Asked(tool_id)], tier=Tier("any", "of what is judged nothing runs"))
+        load_generation([BuiltinSource(), _Asked(tool_id)], tier=Tier("any", "no tool runs"))
     except LoadError as error:
         return "; ".join(fault.problem for fault in error.faults)
     return None
 
 
 def _python_name(tool_id: str) -> str:
-    """What the tool's file and function are called: of no other module, nothing that Python or pytest reads otherwise."""
+    """Return a name for the tool's file and function that is not taken and has no meaning for Python or pytest."""
     word = re.sub(r"\W", "_", tool_id)
     low = word.lower()
     taken = (
@@ -129,15 +133,15 @@ def _python_name(tool_id: str) -> str:
 
 
 def write(folder: Path, files: list[NewFile]) -> list[Path]:
-    """Write the files of a new tool. Nothing is written where any of them is there already.
+    """Write the files of a new tool, or none if any of them exists.
 
-    :raises UsageError: naming what is there
-    :raises OSError: when the folder cannot be written
+    :raises UsageError: with the names of the existing files
+    :raises OSError: if the folder cannot be written
     """
     folder.mkdir(parents=True, exist_ok=True)
     if taken := [file.name for file in files if (folder / file.name).exists() or (folder / file.name).is_symlink()]:
         raise UsageError(
-            f"{', '.join(taken)} is in {folder} already; nothing was written. Choose another name or folder"
+            f"{', '.join(taken)} already exists in {folder}. Nothing was written. Choose another name or folder."
         )
     written: list[Path] = []
     for file in files:
@@ -169,7 +173,7 @@ def _manifest(tool_id: str, word: str, **more: object) -> str:
     return json.dumps({"llm": llm, "runtime": runtime}, indent=2) + "\n"
 
 
-_FUNCTION = '''"""{id}: give it to the kernel with open_kernel(tools=[{word}])."""
+_FUNCTION = '''"""{id}: pass it to the kernel with open_kernel(tools=[{word}])."""
 
 from typing import Annotated
 
@@ -180,7 +184,7 @@ from handrail import tool
 
 @tool(id="{id}", side_effect="read", locks=[])
 async def {word}(text: Annotated[str, Field(max_length=100_000)]) -> dict[str, int]:
-    """Count the words of a text. Use it when somebody asks how long a text is.
+    """Count the words of a text. Use it when the user asks for the length of a text.
 
     Args:
         text: The text to count
@@ -188,7 +192,7 @@ async def {word}(text: Annotated[str, Field(max_length=100_000)]) -> dict[str, i
     return {{"words": len(text.split())}}
 '''
 
-_CLASS = '''"""{id}: give it to the kernel with open_kernel(tools=[{name}()])."""
+_CLASS = '''"""{id}: pass it to the kernel with open_kernel(tools=[{name}()])."""
 
 from typing import Any
 
@@ -198,7 +202,7 @@ from handrail import Runtime, Tool, ToolSpec
 class {name}(Tool):
     spec = ToolSpec(
         id="{id}",
-        description="Count the words of a text. Use it when somebody asks how long a text is.",
+        description="Count the words of a text. Use it when the user asks for the length of a text.",
         parameters={{
             "type": "object",
             "properties": {{"text": {{"type": "string", "description": "The text to count"}}}},
@@ -233,7 +237,7 @@ for line in sys.stdin:
 """
 
 _BUILD = """#!/bin/sh
-# handrail build runs this on a copy of the folder, without network; it leaves the executable that the manifest names.
+# handrail build runs this on a copy of the folder, without network; it writes the executable that the manifest names.
 set -eu
 python3 -m zipapp src --output run --python '/usr/bin/env python3'
 chmod +x run
@@ -249,7 +253,7 @@ print(json.dumps({"words": len(text.split())}))
 
 _MODULE = """METADATA = {{
     "name": "{id}",
-    "description": "Count the words of a text. Use it when somebody asks how long a text is.",
+    "description": "Count the words of a text. Use it when the user asks for the length of a text.",
     "parameters": {{"text": {{"type": "string", "description": "The text to count", "required": True}}}},
     "side_effect": "read",
     "locks": [],
@@ -261,7 +265,7 @@ def execute(topic: str, params: dict, config: dict = None, telemetry: dict = Non
     return {{"text": "counted", "words": len(params["text"].split())}}
 """
 
-_TEST_OF_CODE = '''"""What {id} does, through a kernel of its own."""
+_TEST_OF_CODE = '''"""Test {id} through a temporary kernel."""
 
 import asyncio
 from pathlib import Path
@@ -281,7 +285,7 @@ def test_{word}_counts_words(tmp_path: Path) -> None:
     assert asyncio.run(called()) == 3
 '''
 
-_TEST_OF_FILES = '''"""What {id} does, through a kernel of its own and in its sandbox."""
+_TEST_OF_FILES = '''"""Test {id} through a temporary kernel, in its sandbox."""
 
 import asyncio
 import shutil
