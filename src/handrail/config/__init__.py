@@ -1,12 +1,9 @@
-"""What has the operator set?
+"""What has the operator set? The operator's configuration, checked whole, with every fault of every layer at once.
 
-The operator's configuration, checked whole, with every fault of every layer at once.
-
-The layers, the weaker before the stronger: defaults, ``handrail.toml`` in the platform's configuration folder (or
-a named file), the workspace's own ``handrail.toml``, ``HANDRAIL_*`` variables, flags. Every value keeps its
-origin. Of the workspace's file, ``deny`` and ``ask`` rules always count; all else counts only once a person has
-trusted exactly this content (:mod:`handrail.store.decisions`). Tool folders lie next to the first file, never in a
-workspace.
+The layers, from weak to strong: defaults, ``handrail.toml`` in the platform's configuration folder (or a named file), the
+workspace's own ``handrail.toml``, ``HANDRAIL_*`` variables, flags. Every value keeps its origin. The ``deny`` and ``ask``
+rules of the workspace file always apply; the rest applies only after the user has trusted exactly this content
+(:mod:`handrail.store.decisions`). Tool folders are next to the first file, never in a workspace.
 """
 
 from __future__ import annotations

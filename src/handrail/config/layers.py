@@ -27,7 +27,7 @@ _APART = {"secrets": faults_in_secrets, "tools": faults_in_tools}
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value comes from. ``place``: ``FILE:LINE``, a variable's name, a flag, or ``""`` for a default."""
+    """The origin of a value: ``FILE:LINE``, a variable's name, a flag, or ``""`` for a default."""
 
     kind: Kind
     place: str = ""
@@ -38,10 +38,10 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One value of one layer.
+    """A value of one layer.
 
-    :param key: ``limits.lock_wait_ms``; of a list, the one it is put into (``rules``)
-    :param not_in_force: why it does not count; ``""`` where it does
+    :param key: the setting, such as ``limits.lock_wait_ms``; for an item of a list, the list (``rules``)
+    :param not_in_force: the reason why it has no effect; ``""`` if it is in force
     """
 
     key: str
@@ -61,10 +61,10 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one source says.
+    """The settings of one source.
 
-    :param place: where a value of it stands, by its path (``rules[2]``)
-    :param holds_back: why a value of it must not count, by key and value; ``""`` where it may
+    :param place: returns the place of a value, by its path (``rules[2]``)
+    :param holds_back: returns the reason why a value must have no effect, by key and value; ``""`` if it may
     """
 
     kind: Kind
@@ -73,9 +73,9 @@ class Layer:
     holds_back: Callable[[str, Any], str] = field(default=lambda key, value: "")
 
     def faults(self) -> list[Fault]:
-        """What is wrong with it, each at its place."""
+        """Return the faults of the layer, each with its place."""
         problems = faults_of(Settings, {key: value for key, value in self.table.items() if key not in _APART})
-        for key, faults_in in _APART.items():  # what is wrong with one is said without repeating it
+        for key, faults_in in _APART.items():  # these checks do not repeat values, which may be secret
             if key in self.table:
                 problems |= dict(faults_in(self.table[key]))
         found = [Fault(self.place(where), where, text) for where, text in problems.items()]
@@ -89,7 +89,7 @@ class Layer:
         return found
 
     def get(self, key: str) -> tuple[Any] | None:
-        """The value of a key in a tuple of its own, or None."""
+        """Return the value of a key in a tuple, or None."""
         node: Any = self.table
         for part in path_of(key):
             if not isinstance(node, Mapping) or part not in node:
@@ -99,9 +99,9 @@ class Layer:
 
 
 def merged(layers: Sequence[Layer]) -> tuple[Settings, tuple[Value, ...]]:
-    """The settings in force, and every value there is. Lists add up; of anything else the last layer's value holds.
+    """Return the settings in force, and the values of all layers. Lists are merged; otherwise the last layer wins.
 
-    :param layers: without faults, the weakest first
+    :param layers: valid layers, the weakest first
     """
     values: list[Value] = []
     table: dict[str, Any] = {}
@@ -115,8 +115,7 @@ def merged(layers: Sequence[Layer]) -> tuple[Settings, tuple[Value, ...]]:
 
 
 def _given_keys(layers: Sequence[Layer]) -> Iterator[str]:
-    """Every setting, and in the place of ``tools`` each setting of each tool that a layer names: what one layer sets for
-    a tool leaves what another one sets."""
+    """Yield every key; for ``tools``, one key for each setting of each tool, which layers override separately."""
     for key in keys():
         of_tools = dict.fromkeys(inner for layer in layers for inner in _of_tools(layer)) if key == "tools" else ()
         yield from of_tools or (key,)
@@ -142,7 +141,7 @@ def _items(layers: Sequence[Layer], key: str) -> list[Value]:
 
 
 def _candidates(layers: Sequence[Layer], key: str) -> list[Value]:
-    """The default and each layer's value, of which the last that may count is in force."""
+    """Return the default and each layer's value; the last one that may have an effect is in force."""
     found = [Value(key, _default(key), Origin("default"))]
     holding = 0
     for layer in layers:
@@ -150,10 +149,10 @@ def _candidates(layers: Sequence[Layer], key: str) -> list[Value]:
             continue
         reason = layer.holds_back(key, given[0])
         if reason and key == "mode" and _narrows(given[0], found[holding].value):
-            reason = ""  # whoever wrote it, it lets less run
+            reason = ""  # a stricter mode is accepted from any source
         if not reason and key == "ceiling" and layer.kind == "workspace" and found[holding].origin.kind != "default":
             reason = (
-                f"the ceiling of this machine stands ({found[holding].origin}); a workspace's file cannot change it"
+                f"the ceiling of this machine ({found[holding].origin}) applies, and a workspace file cannot change it"
             )
         found.append(Value(key, given[0], Origin(layer.kind, layer.place(path_text(path_of(key)))), reason))
         if not reason:
@@ -162,7 +161,7 @@ def _candidates(layers: Sequence[Layer], key: str) -> list[Value]:
 
 
 def _with_overridden(found: Sequence[Value], holding: int) -> list[Value]:
-    """The values, each of those that could be in force with the place that overrides it."""
+    """Return the values, and mark each weaker value with the origin that overrides it."""
     over = found[holding].origin
     return [
         value
@@ -201,22 +200,22 @@ def _put(table: dict[str, Any], key: str, value: Any) -> None:
 PREFIX = "HANDRAIL_"
 _PROGRAMS = ("STATE", "HEADLESS", "DEBUG", "MODEL")
 _TOLD = ("TOOL", "CALL_ID", "SESSION_ID", "WORKSPACE", "CONFIG", "WATCHDOG", "SECRETS_FD")
-"""What tools and watchdogs are told, which may start Handrail in turn."""
+"""The variables that Handrail sets for tools and watchdogs, which may start Handrail in turn."""
 OTHERS = frozenset(PREFIX + name for name in (*_PROGRAMS, *_TOLD))
-"""Variables of that prefix that are no settings."""
+"""Variables with this prefix that are not settings."""
 
 _TEXT = frozenset({"agent", "mode", "sandbox.provider"})
 
 
 def variable(key: str) -> str:
-    """The variable that gives a setting."""
+    """Return the name of the environment variable of a setting."""
     return PREFIX + key.upper().replace(".", "__")
 
 
 def of_environment(environment: Mapping[str, str]) -> tuple[Layer, list[Fault]]:
-    """The layer of ``HANDRAIL_*``. An empty variable is as good as none.
+    """Return the layer of ``HANDRAIL_*`` variables. Empty variables are ignored.
 
-    :return: the layer, and each variable that is none of ours or cannot be read
+    :return: the layer, and a fault for each unknown or invalid variable
     """
     by_variable = {variable(key): key for key in keys()}
     layer = _Given("environment")
@@ -226,7 +225,7 @@ def of_environment(environment: Mapping[str, str]) -> tuple[Layer, list[Fault]]:
         key = by_variable.get(name)
         if key is None:
             near = nearest(name, (*by_variable, *(PREFIX + program for program in _PROGRAMS)), 1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(by_variable)}"
+            hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(by_variable)}"
             layer.faults.append(Fault(name, "", f"no setting has this variable; {hint}"))
         else:
             layer.add(key, environment[name], name)
@@ -234,7 +233,7 @@ def of_environment(environment: Mapping[str, str]) -> tuple[Layer, list[Fault]]:
 
 
 def of_flags(flags: Iterable[str]) -> tuple[Layer, list[Fault]]:
-    """The layer of ``KEY=VALUE`` texts; of one key given twice the last one holds, lists add up.
+    """Return the layer of ``KEY=VALUE`` texts. For a repeated key the last value wins, and lists are merged.
 
     :raises UsageError: for a text without ``=``
     """
@@ -244,7 +243,7 @@ def of_flags(flags: Iterable[str]) -> tuple[Layer, list[Fault]]:
         key, sign, value = text.partition("=")
         key = key.strip()
         if not sign or not key:
-            raise UsageError(f"--set {text!r} is no KEY=VALUE, as in --set limits.lock_wait_ms=20000")
+            raise UsageError(f"--set {text!r} is not valid. Expected KEY=VALUE, as in --set limits.lock_wait_ms=20000.")
         if key in known:
             layer.add(key, value.strip(), f"--set {key}")
             continue
@@ -252,13 +251,13 @@ def of_flags(flags: Iterable[str]) -> tuple[Layer, list[Fault]]:
             layer.add(of_tool, value.strip(), f"--set {of_tool}")
             continue
         near = nearest(key, known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
         layer.faults.append(Fault(f"--set {key}", "", f"unknown key; {hint}"))
     return layer.made(), layer.faults
 
 
 def _of_tool(key: str) -> str | None:
-    """``key`` in its one spelling where it names a setting of a tool, as in ``tools."mail.send".timeout_ms``."""
+    """Return a key of a tool's setting in its canonical form, such as ``tools."mail.send".timeout_ms``, or None."""
     try:
         path = path_of(key)
     except ValueError:
@@ -267,6 +266,8 @@ def _of_tool(key: str) -> str | None:
 
 
 class _Given:
+    """A builder of a layer from variables or flags."""
+
     def __init__(self, kind: Kind) -> None:
         self._kind: Kind = kind
         self._table: dict[str, Any] = {}
@@ -277,7 +278,7 @@ class _Given:
         path = path_of(key)
         value = _rules(text) if key == "rules" else text if key in _TEXT else _value(text)
         if path[0] == "tools" and path[2:3] == ("config",) and isinstance(value, (bool, int, float)):
-            value = text  # a tool's settings are texts
+            value = text  # settings of tools are strings
         if problems := unsayable(value):
             self.faults += [Fault(place, where, problem) for where, problem in problems]
             return
@@ -286,7 +287,9 @@ class _Given:
         for part in outer:
             inner = table.setdefault(part, {})
             if not isinstance(inner, dict):
-                self.faults.append(Fault(place, "", f"{part} is set to what is no table; give one of the two"))
+                self.faults.append(
+                    Fault(place, "", f"{part} is also set to a value that is not a table; remove one of the two")
+                )
                 return
             table = cast("dict[str, Any]", inner)
         if key in LISTS and isinstance(value, list) and isinstance(table.get(last), list):
@@ -299,7 +302,7 @@ class _Given:
         return Layer(self._kind, self._table, self._place)
 
     def _place(self, where: str) -> str:
-        """By the longest key that ``where`` begins with."""
+        """Return the place of the longest known key that ``where`` begins with."""
         found = [key for key in self._places if where == key or where.startswith((f"{key}.", f"{key}["))]
         if found:
             return self._places[max(found, key=len)]
@@ -307,14 +310,14 @@ class _Given:
 
 
 def _rules(text: str) -> Any:
-    """An array as JSON or TOML has it, or one rule on each line."""
+    """Return the rules in a JSON or TOML array, or on separate lines."""
     if text.lstrip().startswith("["):
         return _value(text)
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def _value(text: str) -> Any:
-    """A value as JSON or TOML writes it; anything else is text."""
+    """Return a value in JSON or TOML syntax; any other text is a string."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

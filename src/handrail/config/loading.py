@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from handrail.store.folders import Folders
 
 
-# The workspace's own ``handrail.toml``: read safely, and limited to ``deny`` and ``ask`` rules until a person trusts it.
+# The workspace's own ``handrail.toml``: read safely, and limited to ``deny`` and ``ask`` rules until the user trusts it.
 
-UNTRUSTED = "its content is not trusted; look at it with handrail trust"
+UNTRUSTED = "the user does not trust its content; review it with handrail trust"
 NARROWING = ("deny", "ask")
-"""Rules that count whoever wrote them."""
+"""The actions of rules that apply without trust in their author."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceFile:
-    """The file as it was read once.
+    """The workspace file, as it was read once.
 
-    :param sha256: of ``content``, in hexadecimal: what a person trusts
-    :param trusted: whether a person has trusted exactly this
+    :param sha256: the hash of ``content`` in hexadecimal, which the user trusts
+    :param trusted: whether the user has trusted exactly this content
     """
 
     path: Path
@@ -45,11 +45,11 @@ class WorkspaceFile:
 
 
 def workspace_file(workspace: Path, trusted: str | None) -> WorkspaceFile | None:
-    """The workspace's file, or None where there is none.
+    """Return the workspace file, or None if there is none.
 
     :param workspace: canonical
-    :param trusted: the hash a person trusted last, if any
-    :raises LoadError: for anything but a regular file of one name and a sensible size
+    :param trusted: the hash that the user trusted last, if any
+    :raises LoadError: unless it is a regular file with one name and an acceptable size
     """
     path = workspace / FILE_NAME
     content = content_of(path, alone=True)
@@ -60,9 +60,9 @@ def workspace_file(workspace: Path, trusted: str | None) -> WorkspaceFile | None
 
 
 def layer_of(file: WorkspaceFile) -> tuple[Layer, list[Fault]]:
-    """What it says, and the faults that only a workspace's file can have.
+    """Return the layer of the workspace file, and the faults that only such a file can have.
 
-    :raises LoadError: when it is not TOML
+    :raises LoadError: if it is not TOML
     """
     table, lines = parsed(file.path, file.content)
     layer = layer_of_file("workspace", file.path, table, lines)
@@ -71,13 +71,13 @@ def layer_of(file: WorkspaceFile) -> tuple[Layer, list[Fault]]:
     faults: list[Fault] = []
     for key, reason in OPERATORS.items():
         if key in table:
-            text = f"a workspace's file {reason}; [{key}] belongs into the {FILE_NAME} of the configuration folder"
+            text = f"a workspace file {reason}; move [{key}] to the {FILE_NAME} of the configuration folder"
             faults.append(Fault(layer.place(key), key, text))
     rules: Any = table.get("rules")
     for number, text in enumerate(cast("list[Any]", rules) if isinstance(rules, list) else []):
         where = f"rules[{number}]"
         if not isinstance(text, (str, dict)):
-            continue  # which is a fault of its own
+            continue  # reported as a fault of the value
         written = text_of(cast("object", text))
         if (action := action_of(written)) not in ACTIONS:
             near = nearest(action.lower(), ACTIONS, 1)
@@ -86,18 +86,18 @@ def layer_of(file: WorkspaceFile) -> tuple[Layer, list[Fault]]:
                 Fault(
                     layer.place(where),
                     where,
-                    f"{written!r} does not begin with allow, ask or deny, as a rule does{hint}",
+                    f"{written!r} does not begin with an action; a rule begins with allow, ask or deny{hint}",
                 )
             )
     return layer, faults
 
 
 def layer_of_file(kind: Kind, path: Path, table: Mapping[str, Any], lines: Mapping[str, int]) -> Layer:
-    """The layer of one file, whose places are its lines."""
+    """Return the layer of one file, with lines as places."""
 
     def place(where: str) -> str:
-        # The line of the value, or of what holds it.
-        if f"{where}[0]" in lines:  # an array of tables stands nowhere itself
+        # The line of the value, or of the table or array that has it.
+        if f"{where}[0]" in lines:  # an array of tables has no line itself
             where = f"{where}[0]"
         while where and where not in lines:
             where = where[: max(where.rfind("."), where.rfind("["), 0)]
@@ -107,7 +107,7 @@ def layer_of_file(kind: Kind, path: Path, table: Mapping[str, Any], lines: Mappi
 
 
 def action_of(rule: str) -> str:
-    """The first word of a rule: by it alone, whatever follows, an untrusted rule is let in or not."""
+    """Return the first word of a rule, which alone decides whether an untrusted rule applies."""
     return (rule.strip(" \t").split(None, 1) or [""])[0]
 
 
@@ -120,11 +120,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredRule:
-    """A rule that a layer gives, in force or not.
+    """A rule of a layer, in force or not.
 
-    :param scope: of files the project, of variables and flags the session, since those belong to one process
-    :param source: where it stands
-    :param narrows: it comes from a file that nobody trusted, so where it asks it may not stand in for a deny
+    :param scope: project for rules of files; session for those of variables and flags, which belong to one process
+    :param source: the place of the rule
+    :param narrows: whether the file is untrusted, so that an ask must not override a deny
     """
 
     text: str
@@ -136,18 +136,18 @@ class ConfiguredRule:
 
     @property
     def entry(self) -> RuleEntry:
-        """Its line and its examples."""
+        """The rule with its examples."""
         return RuleEntry(rule=self.text, match=self.match, not_match=self.not_match)
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Settings with the places they came from. ``folder`` holds ``tools/`` and ``agents/<name>/tools/``.
+    """The settings with their origins. ``folder`` has ``tools/`` and ``agents/<name>/tools/``.
 
-    :param settings: what is in force
-    :param file: the configuration file, or None where there is none
-    :param values: every value of every layer, also those that are not in force
-    :param workspace: the workspace's own file; None where it has none or nobody asked for it
+    :param settings: the settings in force
+    :param file: the configuration file, or None if there is none
+    :param values: the values of all layers, also those without effect
+    :param workspace: the workspace file; None if there is none or it was not requested
     """
 
     settings: Settings
@@ -157,12 +157,12 @@ class Configuration:
     workspace: WorkspaceFile | None = None
 
     def tool_folders(self, agent: str) -> tuple[tuple[str, Path], ...]:
-        """``(name, folder)`` of the global and the agent's tool folder, in loading order."""
+        """Return ``(name, folder)`` of the global and the agent's tool folder, in loading order."""
         return (("global", self.folder / "tools"), ("agent", self.folder / "agents" / agent / "tools"))
 
     @property
     def tool_settings(self) -> tuple[SettingsLayer, ...]:
-        """The settings of tools, each as a layer of its place."""
+        """The settings of tools, each as a layer with its place."""
         found: list[SettingsLayer] = []
         for value in self.values:
             path = path_of(value.key)
@@ -179,29 +179,29 @@ class Configuration:
 
     @property
     def given_mode(self) -> Mode | None:
-        """The mode that a variable or flag names: it is meant for this process, whatever agent works in it."""
+        """The mode of a variable or flag, which applies to every agent of this process; None without one."""
         held = [value for value in self.values if value.key == "mode" and not value.not_in_force]
         return self.settings.mode if any(v.origin.kind in ("environment", "flag") for v in held) else None
 
     @property
     def project_rules(self) -> tuple[ConfiguredRule, ...]:
-        """Those of the files, which hold for every process that works here."""
+        """The rules of files, which apply to every process in the workspace."""
         return tuple(rule for rule in self.rules if rule.scope == "project")
 
     @property
     def process_rules(self) -> tuple[ConfiguredRule, ...]:
-        """Those of variables and flags, which hold for the sessions of this process alone."""
+        """The rules of variables and flags, which apply to the sessions of this process only."""
         return tuple(rule for rule in self.rules if rule.scope == "session")
 
     @property
     def brought_rules(self) -> tuple[ConfiguredRule, ...]:
-        """What a process that joins brings: every rule but those of the workspace, which the holder reads itself."""
+        """The rules that a client process registers: all but those of the workspace file, which the lease holder reads itself."""
         found = (value for value in self._rules(in_force=True) if value.origin.kind != "workspace")
         return tuple(_rule(value, self.workspace) for value in found)
 
     @property
     def held_rules(self) -> tuple[ConfiguredRule, ...]:
-        """Rules that are not in force; they must be rules all the same."""
+        """The rules that are not in force, which are checked too."""
         return tuple(_rule(value, self.workspace) for value in self._rules(in_force=False))
 
     def _rules(self, *, in_force: bool) -> Iterator[Value]:
@@ -211,12 +211,12 @@ class Configuration:
 
     @property
     def held_back(self) -> tuple[Value, ...]:
-        """What the workspace's file says and nobody has trusted."""
+        """The values of the workspace file that need the user's trust."""
         return tuple(value for value in self.values if value.not_in_force == UNTRUSTED)
 
     @property
     def remark(self) -> str | None:
-        """One line for whoever starts a program here, where part of the workspace's file does not count."""
+        """A warning for the user that parts of the workspace file have no effect; None if all have."""
         held = self.held_back
         if self.workspace is None or not held:
             return None
@@ -225,13 +225,13 @@ class Configuration:
         parts = [f"{allows} allow rule{'s' if allows != 1 else ''}"] if allows else []
         parts += others
         return (
-            f"{self.workspace.path} is not trusted, so this does not count: {', '.join(parts)}. "
-            "To look at it and decide: handrail trust"
+            f"{self.workspace.path} is not trusted, so these settings have no effect: {', '.join(parts)}. "
+            "To review them, run: handrail trust"
         )
 
 
 def default_folder() -> Path:
-    """The platform's configuration folder."""
+    """Return the platform's configuration folder."""
     import platformdirs
 
     return Path(platformdirs.user_config_dir("handrail", appauthor=False))
@@ -246,22 +246,24 @@ def load(
 ) -> Configuration:
     """Read and check the configuration.
 
-    :param file: the file to read, which must exist; None for the default one, which may be absent
-    :param folders: of the workspace whose own file counts too; None for none
+    :param file: the file, which must exist; None for the default one, which may be missing
+    :param folders: the folders of the workspace whose own file applies too; None for no workspace
     :param environment: the variables; None for those of this process
-    :param flags: ``KEY=VALUE`` texts, stronger than anything else
+    :param flags: ``KEY=VALUE`` texts, which override all else
     :raises LoadError: with every fault of every layer
-    :raises UsageError: for a flag that is no ``KEY=VALUE``
+    :raises UsageError: for a flag that is not ``KEY=VALUE``
     """
     faults: list[Fault] = []
-    # Without "..": what is opened does not depend on links on the way, which may lead through the workspace.
+    # Without "..", so that no link on the way, which may lead through the workspace, changes the opened file.
     path = Path(os.path.abspath(file if file is not None else default_folder() / FILE_NAME))  # noqa: PTH100
     layers: list[Layer] = []
     content = _attempt(faults, lambda: content_of(path))
     if content is not None and (read := _attempt(faults, lambda: parsed(path, content))) is not None:
         layers.append(layer_of_file("configuration", path, *read))
     elif content is None and file is not None and not faults:
-        faults.append(Fault(str(path), "", "cannot be read: there is no such file; handrail init --global writes one"))
+        faults.append(
+            Fault(str(path), "", "cannot be read: the file does not exist; handrail init --global creates one")
+        )
     own = None if folders is None else _attempt(faults, lambda: _own_file(folders))
     for layer, problems in (
         *_layers_of_own(own, faults),
@@ -279,22 +281,24 @@ def load(
 
 
 def check_apart(settings: Configuration, workspace: Path) -> None:
-    """The configuration decides what a model may do, so it lies where no call can write.
+    """Check that the configuration file is outside the workspace, where no call can write.
 
-    :raises LoadError: when it is in the workspace, by its name or behind a link
+    :raises LoadError: if it is in the workspace, by its name or behind a link
     """
     if settings.file is None:
         return
     for place in (settings.file.absolute(), settings.file.resolve()):
         if place.is_relative_to(workspace):
-            problem = f"lies in the workspace {workspace}, where a model can write; keep it in a folder apart from it"
+            problem = (
+                f"is in the workspace {workspace}, where a model can write; move it to a folder outside the workspace"
+            )
             if place == workspace / FILE_NAME:
-                problem += f". A workspace's own {FILE_NAME} is read without being named"
+                problem += f". Handrail reads a workspace's own {FILE_NAME} without this setting"
             raise LoadError([Fault(str(settings.file), "", problem)])
 
 
 def _layers_of_own(file: WorkspaceFile | None, faults: list[Fault]) -> list[tuple[Layer, list[Fault]]]:
-    """The layer of the workspace's own file, where there is one and it can be read."""
+    """Return the layer of the workspace file, if it exists and can be read."""
     layer = None if file is None else _attempt(faults, lambda: layer_of(file))
     return [] if layer is None else [layer]
 
@@ -307,7 +311,7 @@ def _own_file(folders: Folders) -> WorkspaceFile | None:
 
 
 def _attempt(faults: list[Fault], work: Callable[[], _T]) -> _T | None:
-    """What ``work`` gives, or None with its faults put to the others."""
+    """Return the result of ``work``, or None after adding its faults."""
     try:
         return work()
     except LoadError as error:

@@ -15,47 +15,62 @@ class _Table(BaseModel):
 
 
 class SecretValue(_Table):
-    """``{ secret = "NAME" }``, with what is written around it."""
+    """A reference to a secret, ``{ secret = "NAME" }``, with an optional prefix."""
 
-    secret: Annotated[str, Field(description="Its name in the table of secrets.")]
-    prefix: Annotated[str, Field(description="What stands before it, as in 'Bearer '.")] = ""
+    secret: Annotated[str, Field(description="Name of the secret in the table of secrets.")]
+    prefix: Annotated[str, Field(description="Text before the value, such as 'Bearer '. Default empty.")] = ""
 
 
 class McpOauth(_Table):
-    """How Handrail signs in at a server that asks for it. Left out, it registers itself and a person signs in once."""
+    """The sign-in at a server that requires it. Without these settings, Handrail registers itself and the user signs in once."""
 
     grant: Annotated[
         Literal["authorization_code", "client_credentials", "identity_assertion"],
         Field(
-            description="authorization_code: a person signs in. client_credentials: with the id and secret or key below. identity_assertion: the identity provider below vouches."
+            description=(
+                "OAuth grant: authorization_code (the user signs in), client_credentials (with the client's "
+                "id and secret or key), or identity_assertion (an identity provider vouches for the user). "
+                "Default authorization_code."
+            )
         ),
     ] = "authorization_code"
     client_id: Annotated[
-        str, Field(description="The id that the authorization server gave; left out, one is asked for.")
+        str, Field(description="Client ID from the authorization server. Default: Handrail registers itself.")
     ] = ""
-    client_secret: Annotated[SecretValue | None, Field(description="Its secret, by name.")] = None
+    client_secret: Annotated[SecretValue | None, Field(description="Client secret, as a reference.")] = None
     private_key: Annotated[
         SecretValue | None,
-        Field(description="client_credentials: instead of the secret, the key in PEM form that signs for the client."),
+        Field(
+            description=(
+                "Only for client_credentials: private key in PEM format that signs for the client, as a "
+                "reference, instead of the secret."
+            )
+        ),
     ] = None
-    signing_algorithm: Annotated[str, Field(description="What private_key signs by.")] = "ES256"
+    signing_algorithm: Annotated[str, Field(description="Algorithm of private_key. Default ES256.")] = "ES256"
     client_metadata_url: Annotated[
         str,
         Field(
-            pattern=r"^(https://[^\s@]+/[^\s@]+)?$", description="Where the client's own metadata lie, used as its id."
+            pattern=r"^(https://[^\s@]+/[^\s@]+)?$",
+            description="URL of the client's own metadata, which is used as its ID. Default none.",
         ),
     ] = ""
     issuer: Annotated[
-        str, Field(description="The one authorization server to be trusted; left out, the one that the server names.")
+        str, Field(description="The only authorization server to trust. Default: the one that the server names.")
     ] = ""
     identity_exchange: Annotated[
-        str, Field(description="identity_assertion: where the identity provider exchanges tokens.")
+        str, Field(description="Only for identity_assertion: URL of the identity provider's token exchange.")
     ] = ""
-    identity_client_id: Annotated[str, Field(description="identity_assertion: the client's id there.")] = ""
+    identity_client_id: Annotated[
+        str, Field(description="Only for identity_assertion: client ID at the identity provider.")
+    ] = ""
     identity_token: Annotated[
-        SecretValue | None, Field(description="identity_assertion: the person's identity token, by name.")
+        SecretValue | None,
+        Field(description="Only for identity_assertion: identity token of the user, as a reference."),
     ] = None
-    scopes: Annotated[tuple[str, ...], Field(description="What to ask for; left out, what the server names.")] = ()
+    scopes: Annotated[
+        tuple[str, ...], Field(description="OAuth scopes to request. Default: those that the server names.")
+    ] = ()
 
     @model_validator(mode="after")
     def _whole(self) -> McpOauth:
@@ -65,75 +80,137 @@ class McpOauth(_Table):
             "identity_assertion": ("client_id", "client_secret", "identity_exchange", "identity_token"),
         }[self.grant]
         if lacking := [name for name in needed if not getattr(self, name)]:
-            raise ValueError(f"the grant {self.grant} needs {' and '.join(lacking)}")
+            raise ValueError(f"the grant {self.grant} requires {' and '.join(lacking)}")
         return self
 
 
 class McpServer(_Table):
-    """``[mcp.servers.NAME]``: one server, by command or by url, and what it may do."""
+    """``[mcp.servers.NAME]``: one server, with a command or a URL, and its permissions."""
 
     command: Annotated[
         str | None,
         Field(
             min_length=1,
-            description="The program of a server that speaks over stdin and stdout; it runs in a sandbox of its own.",
+            description=(
+                "Program of a server that communicates over stdin and stdout. It runs in its own sandbox. "
+                "Either command or url is required."
+            ),
         ),
     ] = None
-    args: Annotated[tuple[str, ...], Field(description="Its arguments.")] = ()
+    args: Annotated[tuple[str, ...], Field(description="Arguments of the program. Default none.")] = ()
     env: Annotated[
         dict[str, str | SecretValue],
-        Field(description='Its further variables, each a text or { secret = "NAME" }. Only this server sees them.'),
+        Field(
+            description=(
+                'Additional environment variables, each a text or { secret = "NAME" }, which only this '
+                "server gets. Default none."
+            )
+        ),
     ] = {}
     url: Annotated[
         str | None,
-        Field(pattern=r"^https?://[^\s@]+$", description="Or the address of a server that speaks over HTTP."),
+        Field(
+            pattern=r"^https?://[^\s@]+$",
+            description="URL of a server that communicates over HTTP. Either command or url is required.",
+        ),
     ] = None
     transport: Annotated[
-        Literal["http", "sse"], Field(description="url: http (streamable HTTP), or sse for older servers.")
+        Literal["http", "sse"],
+        Field(description="Only for url: transport, http (streamable HTTP) or sse (older servers). Default http."),
     ] = "http"
     headers: Annotated[
         dict[str, str | SecretValue],
-        Field(description='url: further header fields, as Authorization = { secret = "NAME", prefix = "Bearer " }.'),
+        Field(
+            description=(
+                "Only for url: additional header fields, such as Authorization = "
+                '{ secret = "NAME", prefix = "Bearer " }. Default none.'
+            )
+        ),
     ] = {}
-    oauth: Annotated[McpOauth | None, Field(description="url: how to sign in where the server asks for it.")] = None
-    enabled: Annotated[bool, Field(description="Whether it is there at all.")] = True
+    oauth: Annotated[McpOauth | None, Field(description="Only for url: sign-in, if the server requires it.")] = None
+    enabled: Annotated[bool, Field(description="Whether the server is used. Default true.")] = True
     prefix: Annotated[
         str | None,
         Field(
             pattern=r"^([A-Za-z][A-Za-z0-9_-]{0,39})?$",
-            description="What its tools' ids begin with, before an underscore; left out, its name. One server may have ''.",
+            description=(
+                "Prefix of its tools' IDs, followed by an underscore; one server may have ''. Default: the "
+                "server's name."
+            ),
         ),
     ] = None
-    about: Annotated[str, Field(description="What models are told of it; its own words never are.")] = ""
+    about: Annotated[
+        str, Field(description="Description of the server for models, who never get its own text. Default none.")
+    ] = ""
     hosts: Annotated[
         tuple[str, ...],
         Field(
-            description="Hosts that its program may reach; of a url, those it may be signed in at. '*' for every public one."
+            description=(
+                "Hosts that its program may reach; for url, additional hosts for its sign-in. '*' for every "
+                "public host. Default none."
+            )
         ),
     ] = ()
     read: Annotated[
-        tuple[str, ...], Field(description="command: what of the workspace it may read, as ['.'] or ['docs/**'].")
+        tuple[str, ...],
+        Field(
+            description=(
+                "Only for command: paths in the workspace that it may read, such as ['.'] or ['docs/**']. Default none."
+            )
+        ),
     ] = ()
-    write: Annotated[tuple[str, ...], Field(description="command: what of the workspace it may write.")] = ()
+    write: Annotated[
+        tuple[str, ...], Field(description="Only for command: paths in the workspace that it may write. Default none.")
+    ] = ()
     folders: Annotated[
-        tuple[str, ...], Field(description="command: further folders that it may read, where it is installed.")
+        tuple[str, ...],
+        Field(
+            description=(
+                "Only for command: additional folders that it may read, such as that of its installation. Default none."
+            )
+        ),
     ] = ()
-    sampling: Annotated[bool, Field(description="Whether it may have the client's model write something.")] = False
-    elicitation: Annotated[bool, Field(description="Whether it may ask the person at the client by a form.")] = False
-    roots: Annotated[bool, Field(description="Whether it may learn which folders the client works in.")] = False
+    sampling: Annotated[
+        bool, Field(description="Permission to request texts from the client's model. Default false.")
+    ] = False
+    elicitation: Annotated[
+        bool, Field(description="Permission to ask the user at the client by a form. Default false.")
+    ] = False
+    roots: Annotated[
+        bool, Field(description="Permission to learn the folders that the client works in. Default false.")
+    ] = False
     side_effects: Annotated[
         dict[str, Literal["read", "write", "external"]],
-        Field(description="What its tools do, by the server's own names; '*' for all others. Left out, external."),
+        Field(
+            description=(
+                "Side effects of its tools: read, write or external, by the server's own tool names; '*' for "
+                "all other tools. Default external."
+            )
+        ),
     ] = {}
     trust_hints: Annotated[
         bool,
-        Field(description="Whether to believe the server which of its tools only read, and which may be repeated."),
+        Field(
+            description=(
+                "Whether to trust the server's hints on which tools only read and which may be repeated. Default false."
+            )
+        ),
     ] = False
     timeout_ms: Annotated[
-        int, Field(gt=0, le=24 * _HOUR_MS, description="How long one call may take, in milliseconds.")
+        int,
+        Field(
+            gt=0,
+            le=24 * _HOUR_MS,
+            description="Timeout of one call, in milliseconds. Default 60000, from 1 to 86400000.",
+        ),
     ] = 60_000
     connect_timeout_ms: Annotated[
-        int, Field(gt=0, le=_HOUR_MS, description="How long it may take to be ready, in milliseconds.")
+        int,
+        Field(
+            gt=0,
+            le=_HOUR_MS,
+            description="Timeout of its start and connection, in milliseconds. Default 30000, from 1 to 3600000.",
+        ),
     ] = 30_000
 
     @model_validator(mode="after")
@@ -142,55 +219,71 @@ class McpServer(_Table):
         if self.command is not None and self.url is not None:
             raise ValueError("expected either command or url")
         if self.url is not None and (extra := sorted(given & {"args", "env", "read", "write", "folders"})):
-            raise ValueError(f"{' and '.join(extra)} are for servers with a command")
+            raise ValueError(f"{' and '.join(extra)} are only for servers with a command")
         if self.command is not None and (extra := sorted(given & {"transport", "headers", "oauth"})):
-            raise ValueError(f"{' and '.join(extra)} are for servers with a url")
+            raise ValueError(f"{' and '.join(extra)} are only for servers with a url")
         return self
 
 
 class McpIntrospection(_Table):
-    """``[mcp.serve.introspection]``: the authorization server itself is asked what a token is good for (RFC 7662)."""
+    """``[mcp.serve.introspection]``: the check of tokens by the authorization server (RFC 7662)."""
 
-    client_id: Annotated[str, Field(min_length=1, description="Handrail's own id at the authorization server.")]
-    client_secret: Annotated[SecretValue, Field(description="Its secret, by name.")]
+    client_id: Annotated[str, Field(min_length=1, description="Client ID of Handrail at the authorization server.")]
+    client_secret: Annotated[SecretValue, Field(description="Client secret of Handrail, as a reference.")]
     url: Annotated[
         str,
         Field(
             pattern=r"^(https?://[^\s@]+)?$",
-            description="Where it is asked; left out, where the authorization server says.",
+            description="URL of the introspection endpoint. Default: the one that the authorization server publishes.",
         ),
     ] = ""
     method: Annotated[
         Literal["basic", "post"],
-        Field(description="How Handrail says who it is: in the Authorization field, or in the form itself."),
+        Field(
+            description=(
+                "Authentication of Handrail: basic (Authorization header) or post (form fields). Default basic."
+            )
+        ),
     ] = "basic"
     cache_s: Annotated[
         int,
         Field(
             ge=0,
             le=300,
-            description="How long an answer is believed, in seconds: a token that is revoked is taken that long.",
+            description=(
+                "Time for which an answer is cached, in seconds; a revoked token stays valid as long. "
+                "Default 30, from 0 to 300."
+            ),
         ),
     ] = 30
 
 
 class McpServe(_Table):
-    """``[mcp.serve]``: who may come to ``handrail mcp --http``. What its options say counts before this."""
+    """``[mcp.serve]``: access to ``handrail mcp --http``. Command-line options override it."""
 
     tokens: Annotated[
         dict[Annotated[str, Field(pattern=NAME)], SecretValue],
-        Field(description='Bearer tokens that are taken, by who has them: alice = { secret = "NAME" }.'),
+        Field(description='Accepted bearer tokens, by client: alice = { secret = "NAME" }. Default none.'),
     ] = {}
     auth_server: Annotated[
-        str, Field(description="The OAuth authorization server whose access tokens for this one are taken.")
+        str,
+        Field(
+            description=(
+                "URL of the OAuth authorization server whose access tokens for this server are accepted. Default none."
+            )
+        ),
     ] = ""
     scopes: Annotated[
-        tuple[str, ...], Field(description="Scopes that a token of the authorization server must have.")
+        tuple[str, ...], Field(description="OAuth scopes that an access token must have. Default none.")
     ] = ()
-    public_url: Annotated[str, Field(description="What clients reach this server by.")] = ""
+    public_url: Annotated[
+        str, Field(description="URL under which clients reach this server. Default: the address it listens on.")
+    ] = ""
     introspection: Annotated[
         McpIntrospection | None,
         Field(
-            description="Have the authorization server say what each of its tokens is good for; left out, tokens are signed, and checked by its published keys."
+            description=(
+                "Token check by the authorization server. Default: signed tokens, checked against its published keys."
+            )
         ),
     ] = None

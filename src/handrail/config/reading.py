@@ -31,9 +31,9 @@ KeyPath = tuple[str | int, ...]
 
 
 def lines_of(text: str) -> dict[str, int]:
-    """``limits.lock_wait_ms``, ``rules[2]``, … to the line (from 1) each begins on.
+    """Return the line, from 1, of each value, by its path (``limits.lock_wait_ms``, ``rules[2]``).
 
-    :param text: what tomllib has read without an error; of anything else the answer is a guess
+    :param text: a valid TOML text; otherwise the lines may be wrong
     """
     return {path_text(path): line for path, line in _found(text)}
 
@@ -68,7 +68,7 @@ def _found(text: str) -> Iterator[tuple[KeyPath, int]]:
 
 
 def _value(text: str, at: int, line: int) -> tuple[list[int], int, int]:
-    """Pass over one value: the line of each element where it is an array, and the place and line after it."""
+    """Skip one value, and return the line of each element if it is an array, and the position and line after it."""
     elements: list[int] = []
     depth, is_array, fresh = 0, False, False
     while at < len(text):
@@ -107,14 +107,14 @@ def _past(pattern: re.Pattern[str], text: str, at: int) -> int:
 
 
 def _until(text: str, at: int, ends: str) -> int:
-    """Where the first of ``ends`` stands outside quotes."""
+    """Return the position of the first character of ``ends`` outside quotes."""
     while at < len(text) and text[at] not in ends:
         at = _past(_STRING, text, at) if text[at] in "\"'" else at + 1
     return at
 
 
 def _keys(text: str) -> tuple[str, ...]:
-    """The parts of a dotted key."""
+    """Return the parts of a dotted key."""
     if _BARE.fullmatch(text.strip()):
         return (text.strip(),)
     try:
@@ -129,7 +129,7 @@ def _keys(text: str) -> tuple[str, ...]:
 
 
 def _in_array(path: KeyPath, counts: dict[KeyPath, int]) -> KeyPath:
-    """``path`` with the number of the last element put in behind each array of tables on its way."""
+    """Return ``path`` with the index of the last element inserted after each array of tables."""
     found: KeyPath = ()
     for part in path:
         found = (*found, part)
@@ -143,30 +143,29 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOCTTY", 0) 
 
 
 def content_of(path: Path, *, alone: bool = False) -> bytes | None:
-    """The bytes of a regular file; None where there is no such file.
+    """Return the bytes of a regular file, or None if it does not exist.
 
-    :param alone: the file itself, by its only name: neither a symbolic link nor one of several hard links, which
-        somebody could change in another place
-    :raises LoadError: saying what it is instead, or why it cannot be read
+    :param alone: reject a symbolic link, and a file with several hard links, since another name could change the file
+    :raises LoadError: with the reason why it cannot be read
     """
     try:
         descriptor = os.open(path, _FLAGS | (getattr(os, "O_NOFOLLOW", 0) if alone else 0))
     except FileNotFoundError:
         if path.is_symlink():
-            raise _fault(path, "is a symbolic link to nothing; put the file itself there, or remove it") from None
+            raise _fault(path, "is a broken symbolic link; replace it with the file itself, or remove it") from None
         return None
     except OSError as error:
         if alone and error.errno == errno.ELOOP:
-            raise _fault(path, "is a symbolic link; put the file itself there, or remove it") from None
+            raise _fault(path, "is a symbolic link; replace it with the file itself, or remove it") from None
         raise _fault(path, f"cannot be read: {error.strerror or error}") from None
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise _fault(path, "is no regular file; a configuration is a TOML file")
+            raise _fault(path, "is not a regular file; expected a TOML file")
         if alone and found.st_nlink > 1:
             raise _fault(
                 path,
-                f"has {found.st_nlink} hard links, so it could be changed under another name; copy it to a file of its own",
+                (f"has {found.st_nlink} hard links, so it could be changed under another name; replace it with a copy"),
             )
         content = _whole(descriptor)
     except OSError as error:
@@ -174,7 +173,7 @@ def content_of(path: Path, *, alone: bool = False) -> bytes | None:
     finally:
         os.close(descriptor)
     if len(content) > MAX_BYTES:
-        raise _fault(path, f"has more than {MAX_BYTES // 1024} KiB; a configuration is smaller")
+        raise _fault(path, f"is too large; the limit is {MAX_BYTES // 1024} KiB")
     return content
 
 
@@ -188,17 +187,17 @@ def _whole(descriptor: int) -> bytes:
 
 
 def parsed(path: Path, content: bytes) -> tuple[dict[str, Any], Mapping[str, int]]:
-    """The table of a file, and the line of each value.
+    """Return the table of a file, and the line of each value.
 
-    :raises LoadError: when it is not TOML, or holds what no setting takes
+    :raises LoadError: if it is not TOML, or has values that no setting accepts
     """
     try:
         text = content.decode("utf-8-sig")
         table = tomllib.loads(text)
-    except ValueError as error:  # a number of too many digits, too
-        raise _fault(path, f"is not TOML: {error}") from None
+    except ValueError as error:  # also for a number with too many digits
+        raise _fault(path, f"is not valid TOML: {error}") from None
     except RecursionError:
-        raise _fault(path, "is nested too deeply; settings are at most a few tables deep") from None
+        raise _fault(path, "is nested too deeply; the limit is 32 levels") from None
     lines = lines_of(text.replace("\r\n", "\n"))
     faults = [
         Fault(f"{path}:{line}" if (line := lines.get(where)) else str(path), where, problem)
@@ -210,13 +209,13 @@ def parsed(path: Path, content: bytes) -> tuple[dict[str, Any], Mapping[str, int
 
 
 def unsayable(value: Any, path: tuple[str | int, ...] = (), depth: int = 0) -> list[tuple[str, str]]:
-    """``(place, problem)`` of what TOML can say and no setting takes."""
+    """Return ``(place, problem)`` for each value that TOML allows and no setting accepts."""
     if depth > 32:
-        return [(path_text(path), "is nested too deeply")]
+        return [(path_text(path), "is nested too deeply; the limit is 32 levels")]
     if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
-        return [(path_text(path), f"is a date or a time ({value.isoformat()}); no setting takes one")]
+        return [(path_text(path), f"is a date or a time ({value.isoformat()}), which no setting accepts")]
     if isinstance(value, float) and not abs(value) < float("inf"):
-        return [(path_text(path), f"is {value}; a finite number was expected")]
+        return [(path_text(path), f"is {value}; expected a finite number")]
     items: list[tuple[str | int, Any]] = []
     if isinstance(value, dict):
         items = list(cast("dict[str | int, Any]", value).items())

@@ -41,15 +41,15 @@ _OF_MANAGERS = (
     *("KUBECONFIG", "CLOUDSDK_CONFIG", "GOOGLE_APPLICATION_CREDENTIALS", "SOPS_AGE_KEY_FILE", "TERM"),
 )
 _OF_MANAGERS_BEGIN = ("PASSWORD_STORE_", "AWS_", "AZURE_", "VAULT_", "OP_", "BW_", "BWS_", "DOPPLER_", "INFISICAL_")
-"""What password managers are told by; a command that needs another variable sets it, as with /usr/bin/env."""
+"""The environment variables that password managers need; a command that needs another sets it, for instance by /usr/bin/env."""
 _FORM = '{ env = "VARIABLE" }, { file = "/absolute/path" } or { command = ["program", "argument"] }'
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 def faults_in_secrets(given: Any) -> Iterator[tuple[str, str]]:
-    """``(place, problem)`` of a table of references; no text repeats what stands there."""
+    """Yield ``(place, problem)`` of a table of references, without the values, which may be secret."""
     if not isinstance(given, Mapping):
-        yield "secrets", f"is no table; expected NAME = {_FORM}"
+        yield "secrets", f"is not a table; expected NAME = {_FORM}"
         return
     for name, reference in cast("Mapping[str, Any]", given).items():
         place = path_text(("secrets", name))
@@ -59,26 +59,29 @@ def faults_in_secrets(given: Any) -> Iterator[tuple[str, str]]:
 
 
 def faults_in_tools(given: Any) -> Iterator[tuple[str, str]]:
-    """``(place, problem)`` of the tables of tools, by their ids; no text repeats what could be a secret."""
+    """Yield ``(place, problem)`` of the tables of tools, by their ids, without values that may be secret."""
     form = '[tools."ID"] with enabled, timeout_ms, max_output or max_entries, or [tools."ID".config] with lines such as KEY = "VALUE"'
     if not isinstance(given, Mapping):
-        yield "tools", f"is no table; expected {form}"
+        yield "tools", f"is not a table; expected {form}"
         return
     for tool, settings in cast("Mapping[str, Any]", given).items():
         if not isinstance(settings, Mapping):
-            yield path_text(("tools", tool)), f"is no table; expected {form}"
+            yield path_text(("tools", tool)), f"is not a table; expected {form}"
             continue
         own = cast("Mapping[str, Any]", settings)
         limits = {key: value for key, value in own.items() if key != "config"}
         for place, problem in faults_of(ToolSettings, limits, ("tools", tool)).items():
             dotted = any(isinstance(value, Mapping) for value in limits.values())
-            yield place, problem + ". An id with a dot in it is written in quotes" * dotted
+            yield place, problem + ". Write an id with a dot in quotes" * dotted
         if "answered_by" in own and tool not in LOCKED_SHAPES:
             known = " and ".join(LOCKED_SHAPES)
-            yield path_text(("tools", tool, "answered_by")), f"only {known} are answered by another tool; leave it out"
+            yield (
+                path_text(("tools", tool, "answered_by")),
+                f"only {known} can have another tool that answers; remove this setting",
+            )
         config: Any = own.get("config", dict[str, Any]())
         if not isinstance(config, Mapping):
-            yield path_text(("tools", tool, "config")), f"is no table; expected {form}"
+            yield path_text(("tools", tool, "config")), f"is not a table; expected {form}"
             continue
         for key, value in cast("Mapping[str, Any]", config).items():
             if (problem := _fault_in_setting(key, value)) is not None:
@@ -86,36 +89,37 @@ def faults_in_tools(given: Any) -> Iterator[tuple[str, str]]:
 
 
 def _fault_in_setting(key: str, given: Any) -> str | None:
-    """Why a tool's setting cannot be ``given``: it is neither text nor the name of a secret."""
+    """Return the reason why a tool's setting cannot have a value, or None."""
     if isinstance(given, str):
         return None
     if isinstance(given, (bool, int, float)):
-        return f'is not text; a setting\'s value is written in quotes, as in {key} = "…"'
+        return f'is not text; write the value of a setting in quotes, as in {key} = "…"'
     reference = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else dict[str, Any]()
     if isinstance(reference.get("secret"), str) and len(reference) == 1:
         return None
     return (
-        f'is neither text nor the name of a secret; expected {key} = "VALUE", or for a setting that is secret '
-        f'{key} = {{ secret = "NAME" }}, and NAME under [secrets] with where its value stands'
+        f'is neither text nor a reference to a secret; expected {key} = "VALUE", or for a secret '
+        f'setting {key} = {{ secret = "NAME" }} and the location of the value as NAME under [secrets]'
     )
 
 
 def _faults_in_reference(name: str, given: Any) -> Iterator[str]:
     if isinstance(given, (str, int, float)):
         yield (
-            f"holds a value. A configuration file never does: put the value into a variable, a file of mode 0600 or a "
-            f"password manager, and write {name} = {_FORM}. If it was a real one, consider it known to others"
+            "is a value, which a configuration file must not have. Put the value into a variable, a file "
+            f"of mode 0600 or a password manager, and write {name} = {_FORM}. If it was a real secret, "
+            "replace it, since others may know it"
         )
         return
     if not isinstance(given, Mapping):
-        yield f"is no reference; expected {_FORM}"
+        yield f"is not a reference; expected {_FORM}"
         return
     table = cast("Mapping[str, Any]", given)
     if unknown := [key for key in table if key not in _KINDS]:
         yield f"has the unknown key{'s' if len(unknown) > 1 else ''} {', '.join(map(repr, unknown))}; expected {_FORM}"
         return
     if len(table) != 1:
-        yield f"says {' and '.join(table) or 'nothing'}; expected exactly one of {_FORM}"
+        yield f"has {' and '.join(table) or 'no key'}; expected exactly one of {_FORM}"
         return
     ((kind, where),) = table.items()
     fault = _fault_in_program(where) if kind == "command" else _fault_in_place(kind, where)
@@ -126,22 +130,22 @@ def _faults_in_reference(name: str, given: Any) -> Iterator[str]:
 def _fault_in_program(given: Any) -> str | None:
     parts = cast("list[Any]", given) if isinstance(given, list) else []
     if not parts or not all(isinstance(part, str) and "\0" not in part for part in parts) or not parts[0]:
-        return "expected a list of texts, the program and its arguments"
+        return "expected a list of strings, the program and its arguments"
     return None
 
 
 def _fault_in_place(kind: str, given: Any) -> str | None:
     if not isinstance(given, str) or not given or "\0" in given:
-        return "expected a text that is not empty"
+        return "expected a string that is not empty"
     if kind == "file" and not Path(given).expanduser().is_absolute():
         return "expected an absolute path, or one that begins with ~"
     if kind == "env" and "=" in given:
-        return "expected the name of a variable"
+        return "expected the name of an environment variable"
     return None
 
 
 async def resolve(references: Mapping[str, SecretReference], environment: Mapping[str, str]) -> SecretStore:
-    """The values that are to be had now. One that is not leaves a reason, and keeps nobody from starting."""
+    """Return the secrets that are available now. A missing value gets a reason and does not stop the start."""
     outcomes = await asyncio.gather(*(_resolved(one, environment) for one in references.values()))
     values: dict[str, str] = {}
     missing: dict[str, str] = {}
@@ -164,22 +168,22 @@ async def _resolved(reference: SecretReference, environment: Mapping[str, str]) 
 
 
 def _of_file(path: Path) -> tuple[str | None, str]:
-    """The content of a file that nobody else may read, without its last line end."""
+    """Return the content of a file that only the operator can read, without its last line end."""
     try:
         descriptor = os.open(path, _FLAGS)
     except OSError as error:
-        return None, f"{path} cannot be opened: {error.strerror or error}; a link is not followed"
+        return None, (f"{path} cannot be opened: {error.strerror or error}; the file must exist and must not be a link")
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            return None, f"{path} is no regular file"
+            return None, f"{path} is not a regular file"
         if os.name == "posix":
             if found.st_uid not in (0, os.geteuid()):
                 return None, f"{path} belongs to user {found.st_uid}; run: chown {os.geteuid()} {path}"
             if found.st_mode & 0o077:
-                return None, f"{path} may be read by others; run: chmod 600 {path}"
+                return None, f"{path} is readable by others; run: chmod 600 {path}"
         if found.st_size > MAX_BYTES:
-            return None, f"{path} has more than {MAX_BYTES // 1024} KiB"
+            return None, f"{path} is too large; the limit is {MAX_BYTES // 1024} KiB"
         content = os.read(descriptor, MAX_BYTES + 1)
     except OSError as error:
         return None, f"{path} cannot be read: {error.strerror or error}"
@@ -189,7 +193,7 @@ def _of_file(path: Path) -> tuple[str | None, str]:
 
 
 async def _of_command(argv: tuple[str, ...]) -> tuple[str | None, str]:
-    """What the operator's own program says, without its last line end. Its stderr is not looked at: it may hold values."""
+    """Run the operator's program and return its stdout, without its last line end. Its stderr may have secrets and is dropped."""
     program = argv[0]
     try:
         command = find_command(argv)
@@ -226,10 +230,10 @@ async def _of_command(argv: tuple[str, ...]) -> tuple[str | None, str]:
 
 def _text_of(content: bytes, where: str) -> tuple[str | None, str]:
     if len(content) > MAX_BYTES:
-        return None, f"{where} gave more than {MAX_BYTES // 1024} KiB"
+        return None, f"the value of {where} is too large; the limit is {MAX_BYTES // 1024} KiB"
     try:
         text = content.decode()
     except UnicodeDecodeError:
-        return None, f"{where} gave what is no UTF-8 text"
+        return None, f"the value of {where} is not UTF-8 text"
     text = text.removesuffix("\n").removesuffix("\r")
-    return text or None, f"{where} gave nothing"
+    return text or None, f"the value of {where} is empty"

@@ -25,15 +25,15 @@ FILE_NAME = WORKSPACE_FILE
 _HOUR_MS = 3_600_000
 _WEEK_MS = 7 * 24 * _HOUR_MS
 OWN_SANDBOX = "machine"
-"""``[sandbox] provider`` for what the operating system gives."""
+"""``[sandbox] provider`` for the confinement of the operating system."""
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
-"""A part of a key that TOML reads without quotes."""
+"""A part of a key that TOML accepts without quotes."""
 _MIB = 1024 * 1024
 _MANY = 2**31 - 1
 
 
 SHIPPED: tuple[Literal["exfiltration", "secrets", "repeats"], ...] = ("exfiltration", "secrets", "repeats")
-"""The watchdogs that are there unless they are taken away."""
+"""The built-in watchdogs, which are on by default."""
 
 
 class _Table(BaseModel):
@@ -41,26 +41,59 @@ class _Table(BaseModel):
 
 
 class LimitSettings(_Table):
-    """``[limits]``: budgets of every call."""
+    """``[limits]``: limits of every call."""
 
     lock_wait_ms: Annotated[
-        int, Field(gt=0, le=_WEEK_MS, description="How long a call waits for its locks, in milliseconds.")
+        int,
+        Field(
+            gt=0,
+            le=_WEEK_MS,
+            description=(
+                "Maximum wait for the locks of a call, in milliseconds. Default 60000 (1 minute), from 1 to 604800000."
+            ),
+        ),
     ] = 60_000
     grace_ms: Annotated[
-        int, Field(gt=0, le=_HOUR_MS, description="How long a stopped call may take to end by itself, in milliseconds.")
+        int,
+        Field(
+            gt=0,
+            le=_HOUR_MS,
+            description=(
+                "Time for a stopped call to end by itself, in milliseconds; then it is killed. Default 5000, "
+                "from 1 to 3600000."
+            ),
+        ),
     ] = 5_000
     state_idle_ms: Annotated[
-        int, Field(gt=0, le=_WEEK_MS, description="How long what a stateful tool has open waits for a step.")
+        int,
+        Field(
+            gt=0,
+            le=_WEEK_MS,
+            description=(
+                "Time after which an unused session of a stateful tool is closed, in milliseconds. Default "
+                "900000 (15 minutes), from 1 to 604800000."
+            ),
+        ),
     ] = 900_000
     open_states: Annotated[
-        int, Field(gt=0, le=1_000, description="How many states of stateful tools one session may have open.")
+        int,
+        Field(
+            gt=0,
+            le=1_000,
+            description=(
+                "Maximum number of open sessions of stateful tools in one session. Default 32, from 1 to 1000."
+            ),
+        ),
     ] = 32
     job_output_mib: Annotated[
         int,
         Field(
             gt=0,
             le=_MANY,
-            description="What the outputs of all jobs of a workspace may take on the disk together, in MiB; those of the jobs that ended first are removed.",
+            description=(
+                "Maximum disk space for the outputs of all jobs of a workspace, in MiB. Beyond it, the "
+                "outputs of the jobs that ended first are deleted. Default 1024, at least 1."
+            ),
         ),
     ] = 1024
     cut_output_mib: Annotated[
@@ -68,77 +101,129 @@ class LimitSettings(_Table):
         Field(
             gt=0,
             le=_MANY,
-            description="What the files with the whole of outputs that were cut may take on the disk together, in MiB; the oldest of sessions that nobody has open are removed.",
+            description=(
+                "Maximum disk space for the full texts of truncated outputs, in MiB. Beyond it, the oldest "
+                "files of sessions that are not in use are deleted. Default 1024, at least 1."
+            ),
         ),
     ] = 1024
 
 
 class ApprovalSettings(_Table):
-    """``[approvals]``: how long a person's part in a call stays good."""
+    """``[approvals]``: the validity of approval requests and approvals."""
 
-    request_days: Annotated[int, Field(gt=0, le=3650, description="After how many days a question lapses.")] = 7
+    request_days: Annotated[
+        int, Field(gt=0, le=3650, description="Validity of an approval request, in days. Default 7, from 1 to 3650.")
+    ] = 7
     grant_hours: Annotated[
-        int, Field(gt=0, le=87600, description="After how many hours an approval that was not used lapses.")
+        int,
+        Field(
+            gt=0,
+            le=87600,
+            description="Validity of an approval that was not used, in hours. Default 24, from 1 to 87600.",
+        ),
     ] = 24
 
 
 class SandboxSettings(_Table):
-    """``[sandbox]``: what the programs of a call may use up, and what of their confinement an operator does without."""
+    """``[sandbox]``: resource limits for the programs of a call, and exceptions from their confinement."""
 
     provider: Annotated[
         str,
         Field(
             min_length=1,
-            description="Who confines programs: this machine, or what an installed package offers by that name.",
+            description=(
+                "Sandbox provider: machine for that of the operating system, or the name of one in an "
+                "installed package. Default machine."
+            ),
         ),
     ] = OWN_SANDBOX
     cpu_s: Annotated[
-        int, Field(ge=0, le=_MANY, description="Processor time of each process, in seconds; 0 for no bound.")
+        int,
+        Field(
+            ge=0, le=_MANY, description="Maximum CPU time of each process, in seconds; 0 for no limit. Default 3600."
+        ),
     ] = 3600
     memory_mib: Annotated[
-        int, Field(ge=0, le=_MANY, description="Private memory of each process, in MiB; 0 for no bound.")
+        int,
+        Field(
+            ge=0, le=_MANY, description="Maximum private memory of each process, in MiB; 0 for no limit. Default 8192."
+        ),
     ] = 8192
     call_memory_mib: Annotated[
         int,
         Field(
             ge=0,
             le=_MANY,
-            description="Memory of all processes of one call together, shared memory included, in MiB; 0 for no bound. At most three quarters of the machine's.",
+            description=(
+                "Maximum memory of all processes of one call together, including shared memory, in MiB; 0 "
+                "for no limit. Never more than three quarters of the machine's memory. Default 16384."
+            ),
         ),
     ] = 16384
     processes: Annotated[
-        int, Field(ge=0, le=_MANY, description="Processes and threads of one call together; 0 for no bound.")
+        int,
+        Field(
+            ge=0,
+            le=_MANY,
+            description="Maximum number of processes and threads of one call together; 0 for no limit. Default 2048.",
+        ),
     ] = 2048
     file_mib: Annotated[
-        int, Field(ge=0, le=_MANY, description="The longest file that a program may write, in MiB; 0 for no bound.")
+        int,
+        Field(
+            ge=0,
+            le=_MANY,
+            description="Maximum size of a file that a program writes, in MiB; 0 for no limit. Default 16384.",
+        ),
     ] = 16384
     open_files: Annotated[
-        int, Field(ge=0, le=_MANY, description="Files that a process may have open; 0 for no bound of its own.")
+        int,
+        Field(
+            ge=0,
+            le=_MANY,
+            description="Maximum number of open files of a process; 0 for the limit of the system. Default 4096.",
+        ),
     ] = 4096
-    tmp_mib: Annotated[int, Field(gt=0, le=_MANY, description="The private /tmp of each call, in MiB.")] = 256
-    shm_mib: Annotated[int, Field(gt=0, le=_MANY, description="The private /dev/shm of each call, in MiB.")] = 64
+    tmp_mib: Annotated[
+        int,
+        Field(gt=0, le=_MANY, description="Size of the private /tmp of each call, in MiB. Default 256, at least 1."),
+    ] = 256
+    shm_mib: Annotated[
+        int,
+        Field(gt=0, le=_MANY, description="Size of the private /dev/shm of each call, in MiB. Default 64, at least 1."),
+    ] = 64
     unix_sockets: Annotated[
         bool,
         Field(
-            description="Whether programs may make Unix sockets, and so reach every server that listens in the workspace."
+            description=(
+                "Permission for programs to create Unix sockets, through which they can reach every server "
+                "that listens in the workspace. Default false."
+            )
         ),
     ] = False
     without: Annotated[
         tuple[Literal["landlock", "seccomp"], ...],
         Field(
-            description="Layers that this machine may lack: programs run without them, and every result says so. Where there is one, it is used."
+            description=(
+                "Sandbox layers that may be missing on this machine: landlock, seccomp. Programs then run "
+                "without them, and every result reports it; an available layer is always used. Default none."
+            )
         ),
     ] = ()
     unconfined: Annotated[
         tuple[str, ...],
         Field(
-            description="Ids of tools whose programs run without any sandbox, with all that you may do. Every result and record of theirs says so."
+            description=(
+                "IDs of tools whose programs run without any sandbox, with all of your permissions. Every "
+                "result and log record of these tools reports it. Default none."
+            )
         ),
     ] = ()
 
     @property
     def limits(self) -> Limits:
-        """As a sandbox takes them."""
+        """The limits in the form for a sandbox."""
         return Limits(
             cpu_s=self.cpu_s or None,
             memory_bytes=self.memory_mib * _MIB or None,
@@ -152,48 +237,63 @@ class SandboxSettings(_Table):
 
 
 class StateSettings(_Table):
-    """``[state]``: where it is kept is said by ``--state`` and ``HANDRAIL_STATE``."""
+    """``[state]``: the kind of database. ``--state`` and ``HANDRAIL_STATE`` set its folder."""
 
     store: Annotated[
         str,
         Field(
             pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
-            description="What opens the databases of workspaces that have none yet: sqlite, or what an installed package offers by that name.",
+            description=(
+                "Database for workspaces without one: sqlite, or the name of a store in an installed "
+                "package. Default sqlite."
+            ),
         ),
     ] = OWN_STORE
 
 
 class SearchSettings(_Table):
-    """``[search]``: what finds tools by meaning."""
+    """``[search]``: semantic search for tools."""
 
     embedder: Annotated[
         str,
         Field(
             min_length=1,
-            description="What encodes texts: local (a small model that runs here), endpoint, fastembed, the name of one that a package adds, or none.",
+            description=(
+                "Embedder that encodes texts for semantic search: local (a small model on this machine), "
+                "endpoint, fastembed, the name of an embedder in an installed package, or none. Default "
+                "local."
+            ),
         ),
     ] = "local"
     url: Annotated[
         str,
         Field(
             pattern=r"^(https?://[^\s@]+)?$",
-            description="endpoint: a server that speaks OpenAI's POST /embeddings; its address, ending before that. What tools say and what is searched for is sent there.",
+            description=(
+                "Only for endpoint: base URL of a server with OpenAI's POST /embeddings, without "
+                "/embeddings. Handrail sends it descriptions of tools and search queries. Required for "
+                "endpoint."
+            ),
         ),
     ] = ""
-    model: Annotated[str, Field(description="endpoint, fastembed: the model's name there.")] = ""
-    secret: Annotated[str, Field(description="endpoint: the secret that is sent as its key.")] = ""
+    model: Annotated[str, Field(description="Only for endpoint and fastembed: name of the model.")] = ""
+    secret: Annotated[
+        str, Field(description="Only for endpoint: name of the secret with the API key. Default none.")
+    ] = ""
 
 
 class CatalogSettings(_Table):
-    """``[catalog]``: what a model sees of many tools."""
+    """``[catalog]``: the tools and texts that a model gets."""
 
     index_tokens: Annotated[
         int,
         Field(
             ge=0,
             le=1_000_000,
-            description="About how many tokens the names of the tools that are not in view may take in the system text; "
-            "0: nothing is said of them.",
+            description=(
+                "Approximate maximum number of tokens for the names of deferred tools in the system prompt; "
+                "0 to leave them out. Default 1000, at most 1000000."
+            ),
         ),
     ] = 1_000
     preload: Annotated[
@@ -201,88 +301,137 @@ class CatalogSettings(_Table):
         Field(
             ge=0,
             le=50,
-            description="How many tools are brought into view by what a user says, before the model is asked; 0 for none.",
+            description=(
+                "Maximum number of tools that are loaded by a search for the user's message before the "
+                "model's turn; 0 for none. Default 0, at most 50."
+            ),
         ),
     ] = 0
     preload_tokens: Annotated[
-        int, Field(ge=0, le=1_000_000, description="About how many tokens these may take together.")
+        int,
+        Field(
+            ge=0,
+            le=1_000_000,
+            description=(
+                "Approximate maximum number of tokens for these tools together. Default 2000, at most 1000000."
+            ),
+        ),
     ] = 2_000
     categories: Annotated[
         dict[str, str],
         Field(
-            description="What models are told of categories of yours and of foreign sources, by name. The texts of those that ship are fixed."
+            description=(
+                "Descriptions of tool categories for models, by category name: your own categories and those "
+                "of third-party sources. The descriptions of built-in categories are fixed."
+            )
         ),
     ] = {}
 
     def options(self, core: tuple[str, ...]) -> CatalogOptions:
-        """As a catalog takes them.
+        """Return the options in the form for a catalog.
 
-        :param core: what an agent's manifest names
+        :param core: the core tools of an agent's manifest
         """
         texts = tuple(self.categories.items())
         return CatalogOptions(core, texts, self.index_tokens, self.preload, self.preload_tokens)
 
 
 class WatchdogSettings(_Table):
-    """``[[watchdogs]]``: something that sees each call before it runs and can only narrow: shipped, or a command."""
+    """``[[watchdogs]]``: a hook that sees each call before it runs and can only restrict it; built in or a command."""
 
     use: Annotated[
         Literal["exfiltration", "secrets", "repeats"] | None,
-        Field(description="One that ships, to set it otherwise: all three are on. exfiltration, secrets or repeats."),
+        Field(
+            description=(
+                "Built-in watchdog to configure: exfiltration, secrets or repeats. All three are on by "
+                "default. Either use or command is required."
+            )
+        ),
     ] = None
     action: Annotated[
         Literal["ask", "deny", "off"],
-        Field(description="What a shipped one answers to what it finds; off takes it away."),
+        Field(
+            description=(
+                "Decision of a built-in watchdog for a call that it detects: ask, deny, or off to disable "
+                "the watchdog. Default ask."
+            )
+        ),
     ] = "ask"
     failures: Annotated[
-        int, Field(gt=0, le=1000, description="repeats: after how many failures in a row of exactly one call.")
+        int,
+        Field(
+            gt=0,
+            le=1000,
+            description="Only for repeats: number of failures in a row of the same call. Default 5, from 1 to 1000.",
+        ),
     ] = 5
     command: Annotated[
-        tuple[str, ...] | None, Field(min_length=1, description="Or a program of your own, and its arguments.")
+        tuple[str, ...] | None,
+        Field(
+            min_length=1,
+            description="Program of your own and its arguments, as a watchdog. Either use or command is required.",
+        ),
     ] = None
     timeout_ms: Annotated[
-        int, Field(gt=0, le=_HOUR_MS, description="After how many milliseconds without an answer the call is denied.")
+        int,
+        Field(
+            gt=0,
+            le=_HOUR_MS,
+            description=(
+                "Maximum time for a decision of the command, in milliseconds; then the call is denied. "
+                "Default 5000, from 1 to 3600000."
+            ),
+        ),
     ] = 5_000
 
     @model_validator(mode="after")
     def _one_of_them(self) -> WatchdogSettings:
         if (self.use is None) == (self.command is None):
-            raise ValueError("expected either use, with the name of one that ships, or command")
+            raise ValueError("expected either use, with the name of a built-in watchdog, or command")
         given = self.model_fields_set
         if self.command is not None and (more := sorted(given & {"action", "failures"})):
-            raise ValueError(f"{' and '.join(more)} are for watchdogs that ship; a command says itself what it answers")
+            raise ValueError(
+                f"{' and '.join(more)} are only for built-in watchdogs; a command returns its decision itself"
+            )
         if "failures" in given and self.use != "repeats":
-            raise ValueError("failures is for use = 'repeats'")
+            raise ValueError("failures is only for use = 'repeats'")
         return self
 
 
 class McpSettings(_Table):
-    """``[mcp]``: upstream MCP servers, and who may come to Handrail's own."""
+    """``[mcp]``: upstream MCP servers, and access to Handrail's own MCP server."""
 
     files: Annotated[
         tuple[str, ...],
         Field(
-            description="Files with an mcpServers object, as other programs have them; what they may do is said under servers, by the same name."
+            description=(
+                "Paths of files with an mcpServers object, as other programs write them. Set the permissions "
+                "of their servers under servers, by the same name. Default none."
+            )
         ),
     ] = ()
     servers: Annotated[
         dict[Annotated[str, Field(pattern=SERVER_NAME)], McpServer],
-        Field(description="The servers, by name: [mcp.servers.NAME] with command or url, and what it may do."),
+        Field(description="Upstream servers, by name: [mcp.servers.NAME] with command or url, and permissions."),
     ] = {}
     serve: Annotated[
         McpServe,
         Field(
-            description="Who may come to handrail mcp --http: tokens, or an authorization server; what its options say counts before this."
+            description=(
+                "Access to handrail mcp --http, by tokens or an authorization server. Command-line options override it."
+            )
         ),
     ] = McpServe()
 
 
 class SecretReference(_Table):
-    """Where the value of a secret stands: exactly one of these."""
+    """The location of a secret's value: exactly one of these."""
 
-    env: Annotated[str | None, Field(description="The variable that holds it.")] = None
-    file: Annotated[str | None, Field(description="A file of mode 0600 that holds it.")] = None
-    command: Annotated[tuple[str, ...] | None, Field(description="A program that prints it, and its arguments.")] = None
+    env: Annotated[str | None, Field(description="Environment variable with the value.")] = None
+    file: Annotated[str | None, Field(description="File with the value, absolute or with ~, of mode 0600.")] = None
+    command: Annotated[
+        tuple[str, ...] | None, Field(description="Program that prints the value, and its arguments.")
+    ] = None
 
 
 class Settings(_Table):
@@ -292,86 +441,118 @@ class Settings(_Table):
         str,
         Field(
             pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$",
-            description="The agent that sessions have unless they name one: a folder agents/NAME beside the configuration.",
+            description=(
+                "Agent of sessions that name none: a folder agents/NAME next to the configuration file. "
+                "Default default."
+            ),
         ),
     ] = "default"
     mode: Annotated[
         Mode,
         Field(
-            description="How much is done without asking: plan (only looks), ask, accept-edits or auto. A set of rules: handrail modes shows them. Of a workspace's file that nobody trusted, only a narrower one counts."
+            description=(
+                "Mode, a set of rules that decides which calls run without approval: plan (read only), ask, "
+                "accept-edits or auto; handrail modes lists the rules. An untrusted workspace file can only "
+                "set a stricter mode. Default ask."
+            )
         ),
     ] = DEFAULT_MODE
     rules: Annotated[
         tuple[GivenRule, ...],
         Field(
-            description="Rules, as 'ACTION PERMISSION [PATTERN]', or as a table with examples that are checked. Those of all layers hold together."
+            description=(
+                "Permission rules, as 'ACTION PERMISSION [PATTERN]', or as tables with examples that are "
+                "checked. The rules of all layers apply together. Default none."
+            )
         ),
     ] = ()
     ceiling: Annotated[
         Requires | None,
-        Field(description="What no agent on this machine may exceed; left out, what its tools declare is the bound."),
+        Field(
+            description=(
+                "Permission limit that no agent on this machine may exceed. Default: the declarations of its tools."
+            )
+        ),
     ] = None
     secrets: Annotated[
         dict[str, SecretReference],
         Field(
-            description="Secrets that tools may be given by name, each by where its value stands; the value itself is never written here. Not in a workspace's file."
+            description=(
+                "Secrets that tools may receive, by name, each with the location of its value; never write "
+                "the value itself here. Not allowed in a workspace file."
+            )
         ),
     ] = {}
     tools: Annotated[
         dict[str, ToolSettings],
         Field(
-            description="Tools one by one, by the tool's id: whether agents have it (enabled), values for its settings (config), its time-out (timeout_ms), and how much of an output a model reads (max_output in bytes, max_entries in entries of a list). For web_search and web_fetch, which no built-in tool answers, also the tool that does (answered_by). Each setting of each tool is overridden by itself. Not in a workspace's file."
+            description=(
+                "Settings of single tools, by tool ID: enabled (whether agents have the tool), config "
+                "(values of the tool's own settings), timeout_ms (timeout in milliseconds), max_output "
+                "(bytes of output for a model) and max_entries (entries of a list for a model). For "
+                "web_search and web_fetch also answered_by (the tool that answers). A stronger layer "
+                "overrides each setting of each tool separately. Not allowed in a workspace file."
+            )
         ),
     ] = {}
-    limits: Annotated[LimitSettings, Field(description="Budgets of every call.")] = LimitSettings()
-    approvals: Annotated[ApprovalSettings, Field(description="How long a person's part in a call stays good.")] = (
+    limits: Annotated[LimitSettings, Field(description="Limits of every call.")] = LimitSettings()
+    approvals: Annotated[ApprovalSettings, Field(description="Validity of approval requests and approvals.")] = (
         ApprovalSettings()
     )
     sandbox: Annotated[
         SandboxSettings,
         Field(
-            description="What the programs of a call may use up, and what of their confinement you do without. Not in a workspace's file."
+            description=(
+                "Resource limits for the programs of a call, and exceptions from their confinement. Not "
+                "allowed in a workspace file."
+            )
         ),
     ] = SandboxSettings()
-    state: Annotated[StateSettings, Field(description="How state is kept. Not in a workspace's file.")] = (
+    state: Annotated[StateSettings, Field(description="Database of the state. Not allowed in a workspace file.")] = (
         StateSettings()
     )
-    catalog: Annotated[CatalogSettings, Field(description="What a model sees of many tools.")] = CatalogSettings()
-    search: Annotated[SearchSettings, Field(description="What finds tools by meaning. Not in a workspace's file.")] = (
-        SearchSettings()
-    )
+    catalog: Annotated[CatalogSettings, Field(description="Tools and texts that a model gets.")] = CatalogSettings()
+    search: Annotated[
+        SearchSettings, Field(description="Semantic search for tools. Not allowed in a workspace file.")
+    ] = SearchSettings()
     mcp: Annotated[
         McpSettings,
         Field(
-            description="Upstream MCP servers, whose tools come in behind the same rules, and who may come to Handrail's own. Not in a workspace's file: it would choose which programs are started with which of your secrets."
+            description=(
+                "Upstream MCP servers, whose tools obey the same rules, and access to Handrail's own MCP "
+                "server. Not allowed in a workspace file, which could start programs with your secrets."
+            )
         ),
     ] = McpSettings()
     watchdogs: Annotated[
         tuple[WatchdogSettings, ...],
         Field(
-            description="What sees each call before it runs and can only narrow: three that ship, and commands of your own. Not in a workspace's file: commands run unconfined."
+            description=(
+                "Hooks that see each call before it runs and can only restrict it: three built-in ones, and "
+                "commands of your own. Not allowed in a workspace file, since commands run without a sandbox."
+            )
         ),
     ] = ()
 
 
 LISTS = ("rules", "watchdogs")
-"""Keys whose items add up over the layers."""
+"""Keys of lists whose items are merged over all layers."""
 
 
 OPERATORS = {
-    "watchdogs": "cannot name watchdogs: they run outside the sandbox",
-    "secrets": "cannot name secrets: whoever wrote it would choose which of your files and programs are read",
-    "tools": "cannot set up tools: whoever wrote it would choose which of your secrets they are given",
-    "search": "cannot choose what searches: whoever wrote it would choose where the texts of tools and requests are sent",
-    "mcp": "cannot name MCP servers: whoever wrote it would choose which programs are started with which of your secrets",
-    "state": "cannot say how state is kept: whoever wrote it would choose what holds the record of what was done",
-    "sandbox": "cannot change the sandbox: whoever wrote it would choose what confines the programs that they wrote",
+    "watchdogs": "cannot name watchdogs, since they run outside the sandbox",
+    "secrets": "cannot name secrets, since its author would choose which of your files and programs are read",
+    "tools": "cannot set up tools, since its author would choose which of your secrets they get",
+    "search": "cannot set up search, since its author would choose where texts of tools and requests are sent",
+    "mcp": "cannot name MCP servers, since its author would choose which programs start with which of your secrets",
+    "state": "cannot set up the state, since its author would choose what stores the log",
+    "sandbox": "cannot change the sandbox, since its author would choose the confinement of their own programs",
 }
-"""Keys that a workspace's file cannot have, trusted or not, and why."""
+"""Keys that a workspace file cannot have, trusted or not, with the reasons."""
 
 
 def tables() -> dict[str, type[BaseModel]]:
-    """The keys that are tables of settings of their own, each of which is overridden by itself."""
+    """Return the keys that are tables of settings, each of which is overridden separately."""
     found: dict[str, type[BaseModel]] = {}
     for name, field in Settings.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, _Table):
@@ -380,9 +561,9 @@ def tables() -> dict[str, type[BaseModel]]:
 
 
 def path_of(key: str) -> tuple[str, ...]:
-    """The parts of a setting's key: ``tools."mail.send".timeout_ms`` has three.
+    """Return the parts of a setting's key: ``tools."mail.send".timeout_ms`` has three.
 
-    :raises ValueError: for what TOML does not read as a key
+    :raises ValueError: if it is not a TOML key
     """
     if '"' not in key and "'" not in key:
         return tuple(key.split("."))
@@ -395,12 +576,12 @@ def path_of(key: str) -> tuple[str, ...]:
 
 
 def key_of(path: Iterable[str]) -> str:
-    """The inverse of :func:`path_of`."""
+    """Return the key for its parts, the inverse of :func:`path_of`."""
     return ".".join(part if _BARE.fullmatch(part) else json.dumps(part, ensure_ascii=False) for part in path)
 
 
 def keys() -> Iterator[str]:
-    """Every setting as ``key`` or ``table.key``, in the order of the models."""
+    """Yield every setting as ``key`` or ``table.key``, in the order of the models."""
     inner = tables()
     for name in Settings.model_fields:
         if name in inner:

@@ -13,18 +13,20 @@ from pydantic import BaseModel
 from handrail.config.settings import FILE_NAME, OPERATORS, Settings, WatchdogSettings, tables
 
 SCHEMA_FILE = Path(__file__).parent.parent / "handrail.schema.json"
-"""Ships with the package; :func:`schema` is what it has to hold."""
+"""The file in the package, whose content :func:`schema` returns."""
 
 _HEADS = {
     "configuration": (
-        "Handrail's configuration for this user. Every setting is optional: what is not written here, or stands behind "
-        "a '#', has its default. A workspace's own handrail.toml, HANDRAIL_* variables and flags are stronger; "
-        "rules of all of them hold together. What is in force, and where it comes from: handrail config"
+        "Handrail's configuration for this user. Every setting is optional: a setting that is "
+        "missing or behind a '#' has its default. A workspace's own handrail.toml, HANDRAIL_* "
+        "variables and command-line flags override it; the rules of all of them apply together. To "
+        "see the settings in force and their origins, run: handrail config"
     ),
     "workspace": (
-        "Handrail's configuration for this workspace. Every setting is optional. Rules that deny or ask always count. "
-        "Rules that allow, and every other setting, count only for people who have looked at exactly this content and "
-        "trusted it: handrail trust. No tool can write this file. What is in force, and where it comes from: handrail config"
+        "Handrail's configuration for this workspace. Every setting is optional. Rules that deny or "
+        "ask always apply. Rules that allow, and every other setting, apply only for users who have "
+        "reviewed and trusted exactly this content: handrail trust. No tool can write this file. To "
+        "see the settings in force and their origins, run: handrail config"
     ),
 }
 _EXAMPLES = {
@@ -42,7 +44,7 @@ _EXAMPLES = {
 
 
 def template(kind: Literal["configuration", "workspace"]) -> str:
-    """The text of a new file."""
+    """Return the text of a new configuration file."""
     lines = [*_remark(_HEADS[kind]), ""]
     inner = tables()
     for key, field in Settings.model_fields.items():
@@ -64,7 +66,7 @@ def template(kind: Literal["configuration", "workspace"]) -> str:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of the file, for editors and checks."""
+    """Return the JSON schema of the file, for editors and checks."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **Settings.model_json_schema(),
@@ -86,7 +88,7 @@ def _remark(text: str) -> list[str]:
 
 
 def _toml(value: Any) -> str:
-    """Numbers, texts, lists of texts and what is empty are written alike in JSON and TOML."""
+    """Return a value as TOML; numbers, strings, lists and empty values look the same as in JSON."""
     if isinstance(value, BaseModel):
         value = value.model_dump(exclude_defaults=True)
     return json.dumps(value, ensure_ascii=False)
