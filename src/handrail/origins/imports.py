@@ -35,29 +35,29 @@ DEPENDENCIES = frozenset(
         "typing_inspection urllib3 uvicorn websockets"
     ).split()
 )
-"""The top modules of Handrail and of what it depends on, with every extra."""
+"""The top modules of Handrail and its dependencies, with every extra."""
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
-"""The folder of Handrail itself."""
+"""The folder of the package."""
 
 
 class ImportRefused(ModuleNotFoundError):
-    """A module of the kernel's that there is in an open workspace only."""
+    """A module for the kernel exists only in an open workspace."""
 
 
 class WorkspaceImportGuard:
-    """A finder of modules that finds those of the kernel outside of open workspaces only."""
+    """A module finder that finds the kernel's modules only outside of open workspaces."""
 
     def __init__(self) -> None:
         self._workspaces: tuple[str, ...] = ()
         self._inside: dict[str, bool] = {}
-        """By entry of a search path: whether it lies in an open workspace."""
+        """By entry of a search path, whether it is in an open workspace."""
         self._installed = _installation()
         self._there: dict[str, frozenset[str]] = {}
-        """By folder of Handrail's own installation in a workspace: what was in it at first."""
+        """By folder of Handrail's own installation in a workspace, its content at the first check."""
 
     def look_again(self) -> None:
-        """Look at the search path again, where workspaces were opened or closed."""
+        """Check the search path again after workspaces were opened or closed."""
         if self._workspaces is programs.workspaces():
             return
         self._workspaces = programs.workspaces()
@@ -68,9 +68,9 @@ class WorkspaceImportGuard:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return where a module of the kernel's is; None for any other module, or where there is none.
+        """Return the spec of a module for the kernel; None for any other module, or if there is none.
 
-        :raises ImportRefused: where it is in an open workspace only
+        :raises ImportRefused: if it exists only in an open workspace
         """
         top = fullname.partition(".")[0]
         if top not in DEPENDENCIES and not self._asked_by_the_kernel(top, sys._getframe(1)):  # pyright: ignore[reportPrivateUsage]
@@ -94,8 +94,8 @@ class WorkspaceImportGuard:
         if refused is None:
             return None
         raise ImportRefused(
-            f"the module {fullname} is not imported from {refused}: it lies in an open workspace, where a call could have "
-            "put it. Install it outside of the workspace, or rename the file",
+            f"Module {fullname} is not imported from {refused}, which is in an open workspace, where a "
+            "call could have written it. Install it outside of the workspace, or rename the file.",
             name=fullname,
         )
 
@@ -105,30 +105,30 @@ class WorkspaceImportGuard:
     def _on_the_path(
         self, fullname: str, entries: Sequence[str], target: ModuleType | None
     ) -> tuple[ModuleSpec | None, str | None]:
-        """Where a module is outside of workspaces, and where in one the first of that name is, which is passed over."""
+        """Return the spec of a module outside of workspaces, and the place of the first one in a workspace, which is skipped."""
         top = fullname.partition(".")[0]
         spec, place = self._outside(PathFinder.find_spec(fullname, entries, target), top)
-        if place is not None:  # behind a link, say: there may be another further on
+        if place is not None:  # for instance behind a link; a later entry may have another
             spec = PathFinder.find_spec(fullname, [entry for entry in entries if self._is_fit(fullname, entry, top)])
         return spec, place
 
     def _outside(self, spec: ModuleSpec | None, top: str) -> tuple[ModuleSpec | None, str | None]:
-        """What was found, where it is outside of workspaces; else the place in one."""
+        """Return a spec outside of workspaces, or its place in one."""
         place = None if spec is None else self._place_inside(spec, top)
         return (spec, None) if place is None else (None, place)
 
     def _planted(self, fullname: str, searched: Sequence[str], safe: Sequence[str]) -> str | None:
-        """Where in a workspace a module is that no safe entry has."""
+        """Return the place in a workspace of a module that no safe entry has, or None."""
         spec = PathFinder.find_spec(fullname, [entry for entry in searched if entry not in safe])
         return None if spec is None else (self._place_inside(spec, fullname.partition(".")[0]) or "the workspace")
 
     def _is_fit(self, fullname: str, entry: str, top: str) -> bool:
-        """Whether one entry of a search path has nothing to refuse under this name."""
+        """Return whether an entry of a search path has no module in a workspace of this name."""
         spec = PathFinder.find_spec(fullname, [entry])
         return spec is None or self._place_inside(spec, top) is None
 
     def _asked_by_the_kernel(self, top: str, frame: FrameType | None) -> bool:
-        """Whether Handrail or something it depends on asks for a module, or the standard library for one of its own."""
+        """Return whether Handrail, a dependency, or the standard library for itself, imports a module."""
         standard = top in sys.stdlib_module_names
         while frame is not None:
             asking = _module_of(frame)
@@ -136,7 +136,7 @@ class WorkspaceImportGuard:
                 return True
             if (
                 asking not in sys.stdlib_module_names
-            ):  # the embedding program, which may name its own modules as it likes
+            ):  # the embedding program, which may use any names for its own modules
                 file = frame.f_code.co_filename
                 return standard and not self._is_inside(os.path.dirname(os.path.abspath(file)), asking)  # noqa: PTH100, PTH120
             if standard and asking not in _MACHINERY:
@@ -145,7 +145,7 @@ class WorkspaceImportGuard:
         return standard
 
     def _is_inside(self, place: str, top: str) -> bool:
-        """Whether a folder or archive lies in an open workspace, and not in Handrail's own installation."""
+        """Return whether a folder or archive is in an open workspace and not part of Handrail's own installation."""
         if not isinstance(place, str):  # pyright: ignore[reportUnnecessaryIsInstance] - some packages put other things there
             return False
         if not place.startswith("/"):  # the current folder may change
@@ -155,13 +155,13 @@ class WorkspaceImportGuard:
         return known and not self._is_own(os.path.normpath(place), top)
 
     def _is_own(self, place: str, top: str) -> bool:
-        """Whether a place belongs to the installation that Handrail itself runs from, wherever it lies."""
+        """Return whether a place belongs to the installation of Handrail, even in a workspace."""
         if top == "handrail" and (is_beneath(place, _PACKAGE) or place == os.path.dirname(_PACKAGE)):  # noqa: PTH120
             return True
         return any(is_beneath(place, folder) for folder in self._installed)
 
     def _place_inside(self, spec: ModuleSpec, top: str) -> str | None:
-        """Where in an open workspace a module lies that was found; None for one that is elsewhere or was there before."""
+        """Return the place of a module in an open workspace; None if it is elsewhere or was there before."""
         found = list(spec.submodule_search_locations or ())
         if spec.has_location and spec.origin is not None:
             found.append(os.path.dirname(spec.origin))  # noqa: PTH120
@@ -187,24 +187,24 @@ _uses = 0
 
 @contextmanager
 def opened(workspace: str | os.PathLike[str]) -> Generator[None]:
-    """Keep the kernel's imports and programs out of ``workspace`` until the block ends, for calls that write in it.
+    """Guard the kernel's imports and programs against ``workspace`` until the block ends, for calls that write in it.
 
-    :raises StartError: where a variable makes this process load or trust something in it
+    :raises StartError: if a variable makes this process load or trust a file in it
     """
     from handrail.origins.programs import variables_that_lead_inside
 
     with guarded(workspace):
         for name, entry in variables_that_lead_inside(os.environ):
             raise StartError(
-                f"the workspace cannot be opened: the variable {name} names {entry}, which lies in it, where a call could "
-                f"change it. Start Handrail without {name}, or with a file that is kept elsewhere"
+                f"The workspace cannot be opened. The variable {name} names {entry} in it, where a call could "
+                f"change it. Start Handrail without {name}, or move the file out of the workspace."
             )
         yield
 
 
 @contextmanager
 def guarded(workspace: str | os.PathLike[str]) -> Generator[None]:
-    """Keep the kernel's imports and programs out of ``workspace`` until the block ends."""
+    """Guard the kernel's imports and programs against ``workspace`` until the block ends."""
     global _guard, _uses
     with programs.opened(workspace):
         with _lock:
@@ -225,7 +225,7 @@ def guarded(workspace: str | os.PathLike[str]) -> Generator[None]:
 
 
 def is_installed(module: str) -> bool:
-    """Return whether the kernel could import a module. Nothing is imported but the packages that it is in."""
+    """Return whether the kernel could import a module. This imports only its parent packages."""
     from importlib.util import find_spec
 
     try:
@@ -235,9 +235,9 @@ def is_installed(module: str) -> bool:
 
 
 def entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:
-    """Return what the packages in this environment offer by entry points, but for those that lie in an open workspace.
+    """Return the entry points of the packages in this environment, except those in an open workspace.
 
-    A folder with a name that ends in ``.dist-info`` is all that it takes to be a package.
+    Any folder with a name that ends in ``.dist-info`` counts as a package.
     """
     from importlib import metadata
 
@@ -246,7 +246,7 @@ def entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:
 
 
 def lies_inside(point: metadata.EntryPoint, folders: Sequence[str]) -> bool:
-    """Return whether the package of an entry point lies in one of ``folders``, and not in Handrail's own installation."""
+    """Return whether the package of an entry point is in one of ``folders`` and not in Handrail's own installation."""
     if not folders or point.dist is None:
         return False
     place = os.path.abspath(str(point.dist.locate_file("")))  # noqa: PTH100
@@ -254,7 +254,7 @@ def lies_inside(point: metadata.EntryPoint, folders: Sequence[str]) -> bool:
 
 
 def trusted_path() -> list[str]:
-    """Return the search path for modules without what lies in an open workspace, but for Handrail's own installation."""
+    """Return the module search path without open workspaces, except for Handrail's own installation."""
     own, folders = _installation(), programs.workspaces()
     absolute = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100
     return [one for one in absolute if any(is_beneath(one, o) for o in own) or folder_around(one, folders) is None]
@@ -268,7 +268,7 @@ def _names_in(folder: str) -> frozenset[str]:
 
 
 def _installation() -> tuple[str, ...]:
-    """The folders that this Python and Handrail are installed in: modules come from there also in a workspace."""
+    """Return the folders of this Python and of Handrail, which may be imported from even in a workspace."""
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     standard = os.path.dirname(os.path.abspath(os.__file__))  # noqa: PTH100, PTH120
     packages = f"{sys.prefix}/lib/{version}/site-packages"
@@ -279,7 +279,7 @@ def _installation() -> tuple[str, ...]:
 
 
 def _module_of(frame: FrameType) -> str:
-    """The top package of the module that a frame runs in, also where that was started as a program."""
+    """Return the top package of a frame's module, also of a module that was started as a program."""
     around: dict[str, Any] = frame.f_globals
     spec: object = around.get("__spec__")
     name: object = spec.name if isinstance(spec, ModuleSpec) else around.get("__name__")

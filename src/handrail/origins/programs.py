@@ -26,12 +26,12 @@ from handrail.contract.errors import StartError
 # counts: a link in the workspace can change between a check and a start.
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
-"""The system's own folders. They count as outside of a workspace that merely holds them, as ``/`` does."""
+"""The system's own folders. They count as outside of a workspace that contains them, such as ``/``."""
 _MOST_LINKS = 40
 _lock = threading.Lock()
 _opened_workspaces: Counter[str] = Counter()
 _folders: tuple[str, ...] = ()
-"""The canonical folders that are counted; another tuple after each change."""
+"""The canonical folders of open workspaces; a new tuple after each change."""
 
 
 @contextmanager
@@ -46,23 +46,23 @@ def opened(*folders: str | os.PathLike[str]) -> Generator[None]:
 
 
 def add(folders: Iterable[str]) -> None:
-    """Count ``folders`` as open workspaces until the process ends, as further roots that calls may write in are."""
+    """Count ``folders`` as open workspaces until the process ends, for additional roots in which calls may write."""
     if canonical := {os.path.realpath(folder) for folder in folders}.difference(_folders):
         _count(canonical, 1)
 
 
 def workspaces() -> tuple[str, ...]:
-    """Return the canonical folders that calls can write in: the same object until one is opened or closed."""
+    """Return the canonical folders in which calls can write. The object is the same until one is opened or closed."""
     return _folders
 
 
 def current_folder() -> str | None:
-    """Return the current folder where it may be a project; None for ``/``, a system folder, and what holds a home folder.
+    """Return the current folder if it may be a project, or None for ``/``, a system folder or one with a home folder.
 
-    Somebody who starts Handrail in a folder works in it, so a program from there is as doubtful as one of a workspace.
+    A user often starts Handrail in their project, so programs from there are as untrusted as those of a workspace.
     """
     try:
-        folder = os.getcwd()  # noqa: PTH109 - asked for at every look
+        folder = os.getcwd()  # noqa: PTH109 - read at every lookup
     except OSError:
         return None
     broad = folder == "/" or any(is_beneath(home, folder) for home in home_folders())
@@ -79,7 +79,7 @@ def _count(folders: Iterable[str], by: int) -> None:
 
 @lru_cache(maxsize=1)
 def home_folders() -> frozenset[str]:
-    """Return every person's home folder, and root's."""
+    """Return the home folders of all users and of root."""
     import pwd
     from pathlib import Path
 
@@ -91,9 +91,9 @@ def home_folders() -> frozenset[str]:
 
 
 def passed(path: str) -> Iterator[str]:
-    """Yield every place on the way to an absolute ``path``: each folder and link, and last the file itself.
+    """Yield every place on the way to an absolute ``path``: each folder and link, and the file itself last.
 
-    :raises OSError: when there are too many links
+    :raises OSError: if there are too many links
     """
     left = path.split("/")[::-1]
     at, links = "", 0
@@ -106,7 +106,7 @@ def passed(path: str) -> Iterator[str]:
             continue
         yield (here := f"{at}/{part}")
         try:
-            target = os.readlink(here)  # noqa: PTH115 - many of them, at each look
+            target = os.readlink(here)  # noqa: PTH115 - many of them, at each lookup
         except OSError:
             at = here
             continue
@@ -121,7 +121,7 @@ def passed(path: str) -> Iterator[str]:
 def folder_around(path: str, folders: Iterable[str]) -> str | None:
     """Return the first of the canonical ``folders`` that an absolute path leads through or into, or None.
 
-    A path that cannot be followed is taken for one that leads into the first.
+    A path that cannot be followed counts as leading into the first one.
     """
     folders = tuple(folders)
     if not folders:
@@ -145,9 +145,9 @@ def _holds(folder: str, path: str) -> bool:
 
 
 _MOST_INTERPRETERS = 4
-"""As many as Linux follows from script to script."""
+"""The number of nested script interpreters that Linux follows."""
 _SHEBANG_BYTES = 4096
-_MISSING = "There is no such file that may be run; see the path and its mode"
+_MISSING = "The file does not exist or is not executable. Check the path and its mode."
 _PASSED_ON = frozenset(
     (
         *("HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"),
@@ -157,29 +157,29 @@ _PASSED_ON = frozenset(
 
 
 class ProgramRefused(StartError):
-    """A program that the kernel would start by itself is not there, or is one that a call could have written."""
+    """A program that the kernel needs is missing, or a call could have written it."""
 
 
 class ProgramMissing(ProgramRefused):
-    """There is no program of that name, not even one that is refused."""
+    """No program of that name exists."""
 
 
 def find_program(name: str, *, outside: Iterable[str] = (), path: Iterable[str] | None = None) -> str:
     """Return the absolute path of a program for the kernel to start.
 
     :param name: a name to look up on PATH, or an absolute path
-    :param outside: further folders that the program must not come from
-    :param path: the folders to look in; None for those of PATH
-    :raises ProgramMissing: where there is none
-    :raises ProgramRefused: where there is only one that is not to be started, with the reason
+    :param outside: additional folders that the program must not come from
+    :param path: the folders to search; None for those of PATH
+    :raises ProgramMissing: if no such program exists
+    :raises ProgramRefused: if every such program is refused, with the reason
     """
     if "/" in name:
         if (problem := _fault(name, _open(outside))) is not None:
             refusal = ProgramMissing if problem == _MISSING else ProgramRefused
-            raise refusal(f"the program cannot be started: {name}. {problem}")
+            raise refusal(f"Program {name} cannot be started. {problem}")
         return name
     if not name or "\0" in name:
-        raise ProgramRefused(f"the program cannot be started: {name!r}. Give a name on PATH or an absolute path")
+        raise ProgramRefused(f"Program {name!r} cannot be started. Give a name on PATH or an absolute path.")
     folders = _doubtful(outside)
     passed_over: list[str] = []
     for folder in _entries() if path is None else path:
@@ -189,35 +189,35 @@ def find_program(name: str, *, outside: Iterable[str] = (), path: Iterable[str] 
         if (problem := _fault(candidate, folders)) is None:
             return candidate
         passed_over.append(f"{candidate or name}: {problem}")
-    why = f" Passed over: {'; '.join(passed_over)}" if passed_over else ""
+    why = f" Skipped: {'; '.join(passed_over)}" if passed_over else ""
     refusal = ProgramRefused if passed_over else ProgramMissing
     raise refusal(
-        f"the program was not found: {name}. It has to be on PATH, outside of the workspace and of the current folder; "
-        f"install it there, or name it by its absolute path.{why}"
+        f"Program {name} was not found. It has to be on PATH, outside of the workspace and the "
+        f"current folder. Install it there, or give its absolute path.{why}"
     )
 
 
 def find_command(command: Sequence[str], *, outside: Iterable[str] = ()) -> tuple[str, ...]:
     """Return an operator's command with the absolute path of its program.
 
-    :raises ProgramRefused: as :func:`find_program`, and where a further word names something in a workspace, which the
-        program could run
+    :raises ProgramRefused: as :func:`find_program`, and if an argument names a file in a workspace, which the program could
+        run
     """
     if not command:
-        raise ProgramRefused("the command is empty. Give a program and its arguments")
+        raise ProgramRefused("The command is empty. Give a program and its arguments.")
     folders = _open(outside)
     program = find_program(command[0], outside=outside)
     for word in command[1:]:
         if (folder := _named_in(word, folders)) is not None:
             raise ProgramRefused(
-                f"the command cannot be started: {command[0]}. Its argument {word!r} names something in {folder}, where a "
-                "call could change it; keep that elsewhere"
+                f"Command {command[0]} cannot be started. Its argument {word!r} names a file in {folder}, "
+                "where a call could change it. Move the file elsewhere."
             )
     return (program, *command[1:])
 
 
 def clean_path(*, outside: Iterable[str] = ()) -> str:
-    """Return PATH without what :func:`find_program` passes over: for programs that start others."""
+    """Return PATH without the folders that :func:`find_program` skips, for programs that start others."""
     folders = _doubtful(outside)
     kept = (folder for folder in _entries() if _fault_in_folder(folder, folders) is None)
     return os.pathsep.join(dict.fromkeys(kept)) or os.defpath.lstrip(":.")
@@ -226,12 +226,12 @@ def clean_path(*, outside: Iterable[str] = ()) -> str:
 def program_environment(
     names: Iterable[str] = (), *, prefixes: tuple[str, ...] = (), outside: Iterable[str] = ()
 ) -> dict[str, str]:
-    """Return the environment of a program that the kernel starts by itself: a list of what is passed on.
+    """Return the environment of a program that the kernel starts: only a fixed list of variables.
 
-    A variable that names something in a workspace is left out.
+    A variable that names a file in a workspace is left out.
 
-    :param names: further variables
-    :param prefixes: how further variables begin
+    :param names: additional variables
+    :param prefixes: prefixes of additional variables
     """
     folders = _open(outside)
     wanted = _PASSED_ON.union(names)
@@ -245,11 +245,11 @@ def program_environment(
 
 
 def own_interpreter() -> str:
-    """Return the Python that this process runs on, for programs that need nothing but its standard library.
+    """Return the Python of this process, for programs that need only its standard library.
 
-    Where that is a virtual environment's and lies in a workspace, it is the base installation's.
+    If it is that of a virtual environment in a workspace, return that of the base installation.
 
-    :raises ProgramRefused: where the interpreter or its library lies in an open workspace
+    :raises ProgramRefused: if the interpreter or its library is in an open workspace
     """
     folders = workspaces()
     base = str(getattr(sys, "_base_executable", ""))
@@ -259,15 +259,15 @@ def own_interpreter() -> str:
         if there and all(folder_around(place, folders) is None for place in (candidate, library)):
             return candidate
     raise ProgramRefused(
-        f"this Python cannot be started: {sys.executable}. It lies in a workspace, where a call could change it; install "
-        "Handrail with an interpreter that lies elsewhere"
+        f"Python {sys.executable} cannot be started. It is in a workspace, where a call could change "
+        "it. Install Handrail with an interpreter outside of the workspace."
     )
 
 
 def variables_that_lead_inside(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield ``(variable, entry)`` for what makes this very process load or trust something in an open workspace."""
+    """Yield ``(variable, entry)`` for each file in an open workspace that this process would load or trust."""
     folders = workspaces()
-    given = sys.pycache_prefix  # also by -X
+    given = sys.pycache_prefix  # also set by -X
     if given is not None and folder_around(os.path.abspath(given), folders) is not None:  # noqa: PTH100
         yield "PYTHONPYCACHEPREFIX", given
     for name in _TRUSTED_BY_LIBRARIES:
@@ -286,22 +286,22 @@ _TRUSTED_BY_LIBRARIES = (
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NETRC", "HOSTALIASES"),
     *("GOOGLE_APPLICATION_CREDENTIALS", "HF_HOME", "FASTEMBED_CACHE_PATH", "TMPDIR", "TEMP", "TMP", "SQLITE_TMPDIR"),
 )
-"""Variables by which libraries in this process find code, keep what they load or what is secret, or believe another machine."""
+"""Variables that make libraries in this process load code, store caches or secrets, or trust another machine."""
 
 
 def _open(outside: Iterable[str]) -> tuple[str, ...]:
-    """What an operator's absolute path must not lead through."""
+    """Return the folders that an operator's absolute path must not lead through."""
     return tuple(dict.fromkeys((*map(os.path.realpath, outside), *workspaces())))
 
 
 def _doubtful(outside: Iterable[str]) -> tuple[str, ...]:
-    """What an entry of PATH must not lead through: an activated environment puts folders there that nobody has named."""
+    """Return the folders that an entry of PATH must not lead through, with the current one, which environments may add."""
     here = current_folder()
     return (*_open(outside), *((here,) if here else ()))
 
 
 def _entries() -> Iterator[str]:
-    """The absolute entries of PATH. An empty one stands for the current folder."""
+    """Return the absolute entries of PATH. An empty entry means the current folder."""
     return (folder for folder in os.environ.get("PATH", os.defpath).split(os.pathsep) if folder.startswith("/"))
 
 
@@ -310,9 +310,9 @@ def _is_program(path: str) -> bool:
 
 
 def _fault(path: str, folders: tuple[str, ...], depth: int = 0) -> str | None:
-    """Why a program is not to be started; None where it may be."""
+    """Return the reason why a program must not be started, or None."""
     if not path.startswith("/"):
-        return "It is named relative to the current folder; write its absolute path"
+        return "The path is relative to the current folder. Give an absolute path."
     if "\0" in path:
         return _MISSING
     if (problem := _fault_in_place(path, folders)) is not None:
@@ -322,12 +322,15 @@ def _fault(path: str, folders: tuple[str, ...], depth: int = 0) -> str | None:
 
 def _fault_in_place(path: str, folders: tuple[str, ...]) -> str | None:
     if (folder := folder_around(path, folders)) is not None:
-        return f"It lies in the workspace {folder}, or a link there leads to it, and a call could change it; keep it elsewhere"
+        return (
+            f"It is in the workspace {folder}, or a link there leads to it, so a call could change it. "
+            "Move it elsewhere."
+        )
     return _fault_in_modes(path) if os.path.exists(path) and os.access(path, os.X_OK) else _MISSING  # noqa: PTH110
 
 
 def _fault_in_modes(path: str) -> str | None:
-    """Whether another user of the machine could put something else in the place of ``path``."""
+    """Return the reason why another user could replace the file at ``path``, or None."""
     try:
         places = tuple(passed(path))
         for place in places:
@@ -335,22 +338,24 @@ def _fault_in_modes(path: str) -> str | None:
             if stat.S_ISLNK(mode) or place == places[-1]:
                 holder = os.path.dirname(place) or "/"  # noqa: PTH120
                 if not stat.S_ISLNK(mode) and not stat.S_ISDIR(mode) and mode & 0o002:
-                    return f"Everybody may write {place}; run: chmod o-w {place}"
+                    return f"Every user may write {place}. Run: chmod o-w {place}"
                 if os.stat(holder).st_mode & 0o002:  # noqa: PTH116
-                    return f"Everybody may write into {holder}; run: chmod o-w {holder}, or keep the program elsewhere"
+                    return (
+                        f"Every user may write into {holder}. Run: chmod o-w {holder}, or move the program elsewhere."
+                    )
             elif mode & 0o002 and not mode & stat.S_ISVTX:
-                return f"Everybody may write into {place}; run: chmod o-w {place}, or keep the program elsewhere"
+                return f"Every user may write into {place}. Run: chmod o-w {place}, or move the program elsewhere."
     except OSError as error:
-        return f"It cannot be looked at: {error.strerror or error}"
+        return f"It cannot be checked: {error.strerror or error}"
     return None
 
 
 def _fault_in_folder(folder: str, folders: tuple[str, ...]) -> str | None:
     try:
         if os.stat(folder).st_mode & 0o002:  # noqa: PTH116
-            return f"Everybody may write into {folder}"
+            return f"Every user may write into {folder}"
     except OSError:
-        return f"{folder} is not there"
+        return f"{folder} does not exist"
     return _fault_in_place(folder, folders)
 
 
@@ -359,31 +364,31 @@ def _fault_in_interpreter(path: str, folders: tuple[str, ...], depth: int) -> st
         with Path(path).open("rb") as file:
             line = file.read(_SHEBANG_BYTES).split(b"\n", 1)[0]
     except OSError:
-        return None  # it may be run but not read, so the system reads no interpreter's name in it either
+        return None  # executable but not readable, so the system does not read an interpreter from it
     if not line.startswith(b"#!"):
         return None
     if depth == _MOST_INTERPRETERS:
-        return "Its interpreters are scripts of scripts"
+        return "It has too many nested script interpreters. Give a program that is not a script."
     words = os.fsdecode(line[2:]).split()
     if not words:
-        return "Its first line names no interpreter"
+        return "Its first line names no interpreter. Add one to it."
     interpreter, *arguments = words
     if (problem := _fault(interpreter, folders, depth + 1)) is not None:
         return f"Its interpreter is {interpreter}. {problem}"
     if os.path.basename(interpreter) == "env":  # noqa: PTH119
         return _fault_by_env(arguments, folders, depth + 1)
     if (word := next((one for one in arguments if _named_in(one, folders)), None)) is not None:
-        return f"Its first line names {word}, where a call could change it"
+        return f"Its first line names {word}, where a call could change it. Move that file elsewhere."
     return None
 
 
 def _fault_by_env(arguments: Sequence[str], folders: tuple[str, ...], depth: int) -> str | None:
-    """The same for ``#!/usr/bin/env PROGRAM``, which looks on the PATH that it is given: a clean one."""
+    """Return the reason against ``#!/usr/bin/env PROGRAM``, which searches the PATH that Handrail passes."""
     left = [word for word in arguments if word not in ("-S", "--split-string", "-i", "-", "--")]
     while left and "=" in left[0] and not left[0].startswith(("-", "PATH=")):
         left.pop(0)
     if not left or left[0].startswith(("-", "PATH=")):
-        return "Its first line starts env with options; name its interpreter by an absolute path"
+        return "Its first line starts env with options. Name its interpreter by an absolute path."
     program = left[0]
     if "/" in program:
         problem = _fault(program, folders, depth)
@@ -398,11 +403,13 @@ def _fault_on_path(program: str, folders: tuple[str, ...], depth: int) -> str | 
         if _fault_in_folder(folder, doubtful) is None and _is_program(found := f"{folder.rstrip('/')}/{program}"):
             problem = _fault(found, doubtful, depth)
             return None if problem is None else f"Its interpreter is {found}. {problem}"
-    return f"Its interpreter {program} is not on PATH outside of the workspace and the current folder"
+    return (
+        f"Its interpreter {program} is not on PATH outside of the workspace and the current folder. Install it there."
+    )
 
 
 def _named_in(word: str, folders: tuple[str, ...]) -> str | None:
-    """The first folder that something named in ``word`` lies in; the folder's own name is no such thing."""
+    """Return the first folder in which a file named in ``word`` is; the folder's own name does not count."""
     for folder in folders:
         if f"{folder.rstrip('/')}/" in word and folder != "/":
             return folder

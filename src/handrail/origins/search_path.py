@@ -1,6 +1,6 @@
-"""Removal of the current folder from the module search path, before a program of Handrail imports anything further.
+"""Removal of the current folder from the module search path, before a program of Handrail imports other modules.
 
-It imports only modules that the interpreter has loaded already: each further import would search that folder first.
+It uses only modules that the interpreter has loaded already, since each further import would search that folder first.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ import sys
 
 
 def leave_out_current_folder() -> None:
-    """Take the current folder, and what a variable names of the project, off ``sys.path``: for a program that is Handrail's
-    alone.
+    """Remove the current folder and project folders in PYTHONPATH from ``sys.path``, in Handrail's own programs.
 
-    ``python -m`` puts the folder there, and PYTHONPATH may name a folder of the project: one in the current folder or in
-    the workspace that the command line names, or one around them. What Handrail and Python are installed in stays,
-    wherever it lies.
+    ``python -m`` adds the current folder. PYTHONPATH may name a folder of the project: one in or around the current folder or
+    the workspace of the command line. The folders of Handrail's and Python's installation stay.
     """
     try:
         here = os.path.realpath(os.getcwd())  # noqa: PTH109
@@ -40,7 +38,7 @@ def leave_out_current_folder() -> None:
 
 
 def _meet(one: str, other: str) -> bool:
-    """Whether one of two folders is the other, or lies in it."""
+    """Return whether one of two folders is the other, or is in it."""
     return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
 
 
