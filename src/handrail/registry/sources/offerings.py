@@ -473,7 +473,7 @@ def _faults_in_resources(resources: Iterable[_Resource]) -> Iterator[tuple[str, 
         if [one.text, one.blob, one.file].count(None) != 2:
             yield f"resources[{index}]", "expected exactly one of text, blob (base64) and file"
         if one.blob is not None and not _is_base64(one.blob):
-            yield "is not valid base64", "is not base64"
+            yield f"resources[{index}].blob", "is not valid base64"
 
 
 def _faults_in_messages(prompt: _Prompt, where: str) -> Iterator[tuple[str, str]]:
