@@ -414,6 +414,6 @@ async def test_no_tool_given_in_code_says_that_a_provider_carries_it_out() -> No
         async def execute(self, args: dict[str, Any], runtime: Any) -> object:
             return None
 
-    with pytest.raises(LoadError, match="only an agent's manifest names what a provider carries out"):
+    with pytest.raises(LoadError, match="only an agent's manifest can declare provider tools"):
         async with temporary_kernel(tools=[lookup, Pretender()]):
             pass

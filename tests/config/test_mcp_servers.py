@@ -116,9 +116,9 @@ def test_the_record_of_an_installed_server_holds_for_the_command_that_it_was_mad
     record.chmod(0o600)
     found = resolve(ServerDefinition("s", "", "stdio", command="npx", args=("s",)), state, str(tmp_path / "ws"))
     assert found.argv == (str(program), "--x") and str(folder) in found.folders
-    with pytest.raises(Refused, match="not what was installed"):
+    with pytest.raises(Refused, match="has changed since the installation"):
         found.check()
     with pytest.raises(Refused, match="handrail mcp install s"):
         resolve(ServerDefinition("s", "", "stdio", command="npx", args=("other",)), state, str(tmp_path / "ws"))
-    with pytest.raises(Refused, match="lies in the workspace"):
+    with pytest.raises(Refused, match="is in the workspace"):
         resolve(ServerDefinition("p", "", "stdio", command=str(program)), state, str(folder))

@@ -19,17 +19,17 @@ VALUE = "hunter2-value"
 @pytest.mark.parametrize(
     ("entry", "why"),
     [
-        (f'"{VALUE}"', "holds a value"),
-        ("31337313373133", "holds a value"),
-        (f'["{VALUE}"]', "is no reference"),
+        (f'"{VALUE}"', "is a value"),
+        ("31337313373133", "is a value"),
+        (f'["{VALUE}"]', "is not a reference"),
         (f'{{ value = "{VALUE}" }}', "unknown key 'value'"),
-        ("{}", "says nothing"),
-        (f'{{ env = "A", file = "/{VALUE}" }}', "says env and file"),
+        ("{}", "has no key"),
+        (f'{{ env = "A", file = "/{VALUE}" }}', "has env and file"),
         ('{ env = "" }', "not empty"),
-        (f'{{ env = "A={VALUE}" }}', "name of a variable"),
+        (f'{{ env = "A={VALUE}" }}', "name of an environment variable"),
         (f'{{ file = "{VALUE}" }}', "absolute path"),
-        (f'{{ command = "echo {VALUE}" }}', "list of texts"),
-        ("{ command = [] }", "list of texts"),
+        (f'{{ command = "echo {VALUE}" }}', "list of strings"),
+        ("{ command = [] }", "list of strings"),
     ],
 )
 def test_an_entry_that_is_no_reference_is_refused_without_repeating_it(layers: Layers, entry: str, why: str) -> None:
@@ -46,13 +46,13 @@ def test_an_entry_that_is_no_reference_is_refused_without_repeating_it(layers: L
     [
         (
             f'[tools."mail.send".config]\npassword = {{ secret = "A", value = "{VALUE}" }}\n',
-            "neither text nor the name of a secret",
+            "neither text nor a reference to a secret",
         ),
-        ("[tools.mail.config]\npassword = { secret = 31337 }\n", "neither text nor the name of a secret"),
-        ("[tools.mail.config]\npassword = 31337\n", "is not text; a setting's value is written in quotes"),
+        ("[tools.mail.config]\npassword = { secret = 31337 }\n", "neither text nor a reference to a secret"),
+        ("[tools.mail.config]\npassword = 31337\n", "is not text; write the value of a setting in quotes"),
         (f'[tools."mail.send"]\npassword = "{VALUE}"\n', "unknown key; available: enabled"),
-        (f'[tools.mail.send.config]\npassword = {{ secret = "{VALUE}" }}\n', "written in quotes"),
-        (f'tools = "{VALUE}"\n', "no table"),
+        (f'[tools.mail.send.config]\npassword = {{ secret = "{VALUE}" }}\n', "in quotes"),
+        (f'tools = "{VALUE}"\n', "not a table"),
     ],
 )
 def test_a_setting_of_a_tool_that_is_neither_text_nor_a_secrets_name_is_refused_without_repeating_it(
@@ -103,16 +103,16 @@ async def test_what_cannot_be_had_says_why_and_what_to_do(tmp_path: Path) -> Non
     cases = [
         (SecretReference(env="V"), "V is not set"),
         (SecretReference(file=str(loose)), f"chmod 600 {loose}"),
-        (SecretReference(file=str(link)), "a link is not followed"),
-        (SecretReference(file=str(folder)), "no regular file"),
-        (SecretReference(file=str(tmp_path / "fifo")), "no regular file"),
+        (SecretReference(file=str(link)), "must not be a link"),
+        (SecretReference(file=str(folder)), "not a regular file"),
+        (SecretReference(file=str(tmp_path / "fifo")), "not a regular file"),
         (SecretReference(file=str(tmp_path / "gone")), "No such file"),
-        (SecretReference(file=str(large)), "more than 64 KiB"),
+        (SecretReference(file=str(large)), "limit is 64 KiB"),
         (SecretReference(file=str(odd)), "no UTF-8"),
         (SecretReference(command=("sh", "-c", f"echo {VALUE}; exit 3")), "exit code 3"),
         (SecretReference(command=("true",)), "gave nothing"),
         (SecretReference(command=(str(tmp_path / "gone"),)), "cannot be started"),
-        (SecretReference(command=("yes",)), "more than 64 KiB"),
+        (SecretReference(command=("yes",)), "limit is 64 KiB"),
     ]
     for reference, why in cases:
         value, reason = await one(reference)

@@ -114,13 +114,13 @@ def test_only_the_file_itself_is_read(layers: Layers) -> None:
     assert "is a symbolic link" in layers.faults()[0]
     layers.own.unlink()
     os.mkfifo(layers.own)
-    assert "is no regular file" in layers.faults()[0]
+    assert "is not a regular file" in layers.faults()[0]
     layers.own.unlink()
     layers.own.mkdir()
-    assert "is no regular file" in layers.faults()[0]
+    assert "is not a regular file" in layers.faults()[0]
     layers.own.rmdir()
     layers.own.write_bytes(b"#" * (256 * 1024 + 1))
-    assert "more than 256 KiB" in layers.faults()[0]
+    assert "limit is 256 KiB" in layers.faults()[0]
     layers.own.write_bytes(b"#" * 256 * 1024)
     assert layers.faults() == []
 

@@ -87,7 +87,7 @@ def test_an_unknown_agent_is_a_usage_error_that_names_those_there_are(
     put(handrail, "reviewer", "")
     done = here("tools", "--config", config, "--agent", "reviewr")
     assert done.code == 2
-    assert "did you mean 'reviewer'? There are: default, reviewer" in done.err
+    assert "Did you mean 'reviewer'? Agents: default, reviewer" in done.err
 
 
 def test_a_faulty_agent_cannot_be_used_and_says_everything_that_is_wrong(

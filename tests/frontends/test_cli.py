@@ -419,7 +419,7 @@ def test_doctor_shows_what_each_tool_adds_to_an_agents_set(here: Here) -> None:
     whole = json.loads(here("doctor", "--agent", "default", "--json").out)
     assert {tool["id"] for tool in whole["tools"]} >= {"read", "bash"} and whole["ceiling"] is None
     unknown = here("doctor", "--agent", "nobody")
-    assert unknown.code == 2 and "no agent 'nobody'" in unknown.err
+    assert unknown.code == 2 and "'nobody' does not exist" in unknown.err
     assert here("doctor", "--agent", "default", "--self-check").code == 2
 
 

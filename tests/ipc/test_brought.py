@@ -256,7 +256,7 @@ async def test_a_class_of_tools_can_be_brought_and_its_object_is_closed_once(tmp
 def test_what_is_no_tool_is_a_fault_with_the_line_to_write() -> None:
     def plain() -> None: ...
 
-    with pytest.raises(LoadError, match="put @tool above it") as caught:
+    with pytest.raises(LoadError, match="decorate it with @tool") as caught:
         describe([plain, 3, make])
     assert len(caught.value.faults) == 2
 

@@ -272,7 +272,7 @@ def test_nothing_that_is_there_is_written_over(place: Path) -> None:
     with pytest.raises(UsageError, match="already exists and is not empty"):
         built(place)
     assert [path.name for path in (place / "bundle").iterdir()] == ["mine"]
-    with pytest.raises(UsageError, match="there is no agent 'spaeker'; did you mean 'speaker'"):
+    with pytest.raises(UsageError, match="'spaeker' does not exist. Did you mean 'speaker'"):
         built(place, "other", "spaeker")
 
 

@@ -191,7 +191,7 @@ def test_an_agent_that_cannot_start_is_a_problem_where_it_is_the_configured_one(
     assert found["agent broken"].state == "problem" and "'raed'" in found["agent broken"].detail
     assert found["tools"].state == "ok" and "rules" not in found
     file.write_text('agent = "nobody"\n')
-    assert "there is no agent 'nobody'" in checked(place, file)["agent"].detail
+    assert "'nobody' does not exist" in checked(place, file)["agent"].detail
 
 
 def test_what_a_workspaces_own_file_asks_for_in_vain_is_a_warning(place: Place) -> None:

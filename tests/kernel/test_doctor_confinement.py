@@ -117,7 +117,7 @@ def test_what_an_agents_manifest_adds_stands_apart_and_the_ceiling_beside_it(pla
     (folder / "agent.toml").write_text('id = "reviewer"\ntools = ["reed"]\n')
     with pytest.raises(LoadError, match="reed"):
         agent(place, "reviewer")
-    with pytest.raises(UsageError, match="no agent 'nobody'"):
+    with pytest.raises(UsageError, match="'nobody' does not exist"):
         agent(place, "nobody")
 
 

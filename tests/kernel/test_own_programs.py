@@ -123,7 +123,7 @@ async def test_git_tools_say_so_where_git_is_only_in_the_workspace(
     async with temporary_kernel(activated.folder) as kernel:
         session = await kernel.session()
         answer = await session.call("git.status", {})
-    assert answer.error_kind == "unavailable" and "the program was not found: git" in str(answer.error_text)
+    assert answer.error_kind == "unavailable" and "Program git was not found" in str(answer.error_text)
     assert activated.ran() == []
 
 

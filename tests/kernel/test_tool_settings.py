@@ -151,7 +151,7 @@ async def test_a_tool_without_a_required_value_is_withheld_with_the_line_to_add(
         ('units = { secret = "TOKEN" }', "units", "is not secret"),
         ("units = 5", "units", "is not text"),
         ("units = true", "units", "is not text"),
-        ('units = ["a"]', "units", "neither text nor the name of a secret"),
+        ('units = ["a"]', "units", "neither text nor a reference to a secret"),
     ],
 )
 async def test_a_value_that_the_tool_does_not_take_stops_the_start_at_its_line(

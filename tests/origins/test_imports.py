@@ -124,7 +124,7 @@ def test_what_a_dependency_would_import_if_it_were_there_is_refused(
     said = agent(
         "try:\n    asked_by('anyio.loops', 'import uvloop')\nexcept ImportError as error: print(error)\n", workspace
     )
-    assert said.startswith("the module uvloop is not imported from ") and "open workspace" in said
+    assert said.startswith("Module uvloop is not imported from ") and "open workspace" in said
     assert not marker.exists()
 
 
@@ -302,7 +302,7 @@ def test_an_installation_in_the_workspace_stays_usable_as_it_was_when_the_worksp
         "try:\n    asked_by('anyio.loops', 'import uvloop')\nexcept ImportError as error: print(error)\n",
         workspace,
     )
-    assert said.startswith("True\nthe module uvloop is not imported from ")
+    assert said.startswith("True\nModule uvloop is not imported from ")
     assert not marker.exists()
 
 
@@ -361,7 +361,7 @@ def test_a_workspace_that_variables_make_this_process_trust_is_not_opened(worksp
         "try:\n    opened(os.getcwd()).__enter__()\nexcept StartError as error: print(error)\n",
         workspace,
     )
-    assert said.startswith("the workspace cannot be opened: the variable SSL_CERT_FILE names authority.pem")
+    assert said.startswith("The workspace cannot be opened. The variable SSL_CERT_FILE names authority.pem")
 
 
 def test_an_optional_module_that_is_in_the_workspace_only_counts_as_not_installed(

@@ -67,7 +67,7 @@ def test_a_folder_of_tools_alone_is_enough_for_the_default_agent_and_for_no_othe
     for name in ("default", "other"):
         (tmp_path / "agents" / name / "tools").mkdir(parents=True)
     assert find_agent(tmp_path, "default").faults == ()
-    assert "agent.toml: is not there" in only_fault(find_agent(tmp_path, "other"))
+    assert "agent.toml: is missing" in only_fault(find_agent(tmp_path, "other"))
 
 
 def test_one_faulty_agent_leaves_the_others_as_they_are(tmp_path: Path) -> None:
@@ -80,9 +80,9 @@ def test_one_faulty_agent_leaves_the_others_as_they_are(tmp_path: Path) -> None:
 
 def test_an_unknown_agent_is_answered_with_the_nearest_and_all_there_are(tmp_path: Path) -> None:
     put(tmp_path, "reviewer")
-    with pytest.raises(UsageError, match=r"no agent 'reviewr'; did you mean 'reviewer'\? There are: default, reviewer"):
+    with pytest.raises(UsageError, match=r"'reviewr' does not exist. Did you mean 'reviewer'\? Agents: default, reviewer"):
         find_agent(tmp_path, "reviewr")
-    with pytest.raises(UsageError, match=r"its manifest would be .*agents/zzz/agent.toml"):
+    with pytest.raises(UsageError, match=r"Its manifest would be .*agents/zzz/agent.toml"):
         find_agent(tmp_path, "zzz")
 
 
@@ -97,7 +97,7 @@ def test_a_name_that_could_be_a_path_is_no_agent(tmp_path: Path, name: str) -> N
 def test_what_others_may_write_is_not_the_operators_word(tmp_path: Path, loose: str) -> None:
     put(tmp_path, "reviewer")
     (tmp_path / loose).chmod(0o777)
-    assert "may be written by" in only_fault(find_agent(tmp_path, "reviewer"))
+    assert "is writable by" in only_fault(find_agent(tmp_path, "reviewer"))
 
 
 def test_a_linked_manifest_a_pipe_and_a_folder_in_its_place_are_refused(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_linked_manifest_a_pipe_and_a_folder_in_its_place_are_refused(tmp_path
 
 def test_an_agents_folder_in_a_workspace_is_refused(tmp_path: Path) -> None:
     put(tmp_path, "inside")
-    assert "meets the workspace" in only_fault(find_agents(tmp_path, [str(tmp_path)])["inside"])
+    assert "overlaps the workspace" in only_fault(find_agents(tmp_path, [str(tmp_path)])["inside"])
 
 
 def test_a_link_that_leads_nowhere_is_a_faulty_agent_and_not_overlooked(tmp_path: Path) -> None:
@@ -149,14 +149,14 @@ def test_every_name_that_leads_to_no_tool_is_a_fault_by_its_key() -> None:
     )
     found = dict(faults_in_names(faulty, generation("notes.add", "mail.send", "clock")))
     assert found == {
-        "tools[1]": "there is no tool 'mial.send'; did you mean mail.send?",
-        "tools[2]": "'web*' matches no tool there is",
-        "core[1]": "'clock' is not among this agent's tools; add it to tools, or leave it out here",
-        "core[2]": "there is no tool 'nothing'",
-        "requires.tools.bash": "there is no tool 'bash'",
-        "aliases.a": "there is no tool 'nots.add'; did you mean notes.add?",
-        "aliases.b": "'mail.send' is not among this agent's tools; add it to tools, or leave it out here",
-        "aliases.clock": "is the name of the tool 'clock' already; choose another alias",
+        "tools[1]": "tool 'mial.send' does not exist; did you mean mail.send?",
+        "tools[2]": "'web*' matches no tool",
+        "core[1]": "'clock' is not in this agent's tools; add it to tools, or remove it here",
+        "core[2]": "tool 'nothing' does not exist",
+        "requires.tools.bash": "tool 'bash' does not exist",
+        "aliases.a": "tool 'nots.add' does not exist; did you mean notes.add?",
+        "aliases.b": "'mail.send' is not in this agent's tools; add it to tools, or remove it here",
+        "aliases.clock": "is already the name of the tool 'clock'; choose another alias",
     }
 
 
@@ -166,7 +166,7 @@ def test_a_pattern_that_is_none_is_not_taken_for_one_that_matches_nothing() -> N
 
 def test_a_wire_name_is_answered_with_the_id() -> None:
     [(place, problem)] = faults_in_names(agent(tools=("mail__send",)), generation("mail.send", "mail.seen"))
-    assert (place, problem) == ("tools[0]", "there is no tool 'mail__send'; did you mean mail.send?")
+    assert (place, problem) == ("tools[0]", "tool 'mail__send' does not exist; did you mean mail.send?")
 
 
 def test_hosts_given_to_a_tool_are_its_own_there_and_not_its_neighbours() -> None:

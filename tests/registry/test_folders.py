@@ -138,7 +138,7 @@ def test_what_others_may_write_is_refused_with_the_remedy(place: Place, what: st
 def test_a_folder_below_one_that_everybody_may_write_is_refused(place: Place) -> None:
     place.put("x", SCRIPT)
     place.tools.parent.chmod(0o777)
-    assert "may be written by everybody" in only_fault(place)
+    assert "is writable by every user" in only_fault(place)
     place.tools.parent.chmod(0o1777)
     assert load(place).faults == ()
 
@@ -146,7 +146,7 @@ def test_a_folder_below_one_that_everybody_may_write_is_refused(place: Place) ->
 def test_a_loose_folder_between_is_refused(place: Place) -> None:
     place.put("x", SCRIPT, exec_path="x/bin/run")
     (place.tools / "x" / "bin").chmod(0o777)
-    assert "x/bin may be written" in only_fault(place)
+    assert "x/bin is writable" in only_fault(place)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -188,7 +188,7 @@ def test_an_executable_is_a_regular_file(place: Place, kind: str) -> None:
     else:
         path.symlink_to("nothing")
     said = only_fault(place)
-    assert {"folder": "is a folder", "fifo": "not a regular file", "dangling": "cannot be looked at"}[kind] in said
+    assert {"folder": "is a folder", "fifo": "not a regular file", "dangling": "cannot be read"}[kind] in said
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder"])

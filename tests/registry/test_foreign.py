@@ -53,7 +53,7 @@ def test_a_foreign_tool_is_off_until_a_person_has_approved_what_it_says(pins: St
     new = entry(load(source, pins=pins), "weather_now")
     assert new.status == "quarantined"
     assert new.withheld is not None
-    assert "nobody has approved" in new.withheld and "handrail sources review weather" in new.withheld
+    assert "the user has not approved" in new.withheld and "handrail sources review weather" in new.withheld
     approve(pins, source)
     ready = entry(load(source, pins=pins), "weather_now")
     assert (ready.status, ready.withheld) == ("connected", None)
@@ -66,7 +66,7 @@ def test_a_foreign_tool_does_not_stand_in_the_place_of_a_faces_own_door(pins: St
     generation = load(source, pins=pins)
     assert generation.resolve(tool_id) is None and entry(generation, "weather_now").withheld is None
     [fault] = generation.quarantined
-    assert tool_id in str(fault) and "give its server a prefix" in str(fault)
+    assert tool_id in str(fault) and "set a prefix for its server" in str(fault)
     assert load(PythonSource((Simple(tool_id),))).resolve(tool_id) is not None, "the operator's own is their business"
 
 
@@ -91,7 +91,7 @@ def test_a_change_turns_it_off_until_the_difference_was_looked_at(
     source.offer(Simple("weather_now", **change))
     generation = load(source, pins=pins)
     changed = entry(generation, "weather_now")
-    assert changed.status == "quarantined" and f"its {what} changed after a person had approved it" in str(
+    assert changed.status == "quarantined" and f"its {what} changed after the user approved it" in str(
         changed.withheld
     )
     assert entry(generation, "weather_soon").withheld is None
@@ -239,7 +239,7 @@ def test_a_source_that_breaks_keeps_nobody_from_starting() -> None:
     source = ForeignSource("s", [Simple("t")], broken=ConnectionError("nobody answers"))
     generation = load(PythonSource((Simple("mine"),)), source)
     assert list(generation.entries) == ["mine"]
-    assert "cannot be looked through: ConnectionError: nobody answers" in str(generation.quarantined[0])
+    assert "cannot be loaded: ConnectionError: nobody answers" in str(generation.quarantined[0])
     with pytest.raises(LoadError):
         load_generation([source], tier=CONFINING, strict=True)
 
@@ -254,7 +254,7 @@ def test_each_tool_has_a_status_with_its_reason(pins: StoredPins) -> None:
     assert found["plain"] == ("system", None)
     assert found["connected"] == ("connected", None)
     assert found["keyed"][0] == "available" and "TOKEN" in str(found["keyed"][1])
-    assert found["out"] == ("disabled", 'its operator has put it out: [tools."out"] enabled = false')
+    assert found["out"] == ("disabled", 'the operator has disabled it: [tools."out"] enabled = false')
     assert found["later"][0] == "error" and "worker process" in str(found["later"][1])
     assert found["off"][0] == "quarantined"
 

@@ -87,7 +87,7 @@ def test_an_agents_tool_overrides_the_global_one_in_its_place() -> None:
 @pytest.mark.parametrize("tool_id", ["scratchpad", "scratchpad.sync", "wait", "stop_task", "find_tools"])
 def test_nobody_elses_tool_takes_a_name_under_which_the_shipped_rules_allow_it(rank: Rank, tool_id: str) -> None:
     [fault] = faults(Given(rank, (Simple(tool_id),)))
-    assert "runs unasked; rename this one" in fault
+    assert "requires no approval; rename this tool" in fault
 
 
 @pytest.mark.proves("R-04")
@@ -113,7 +113,7 @@ def test_a_clash_of_ids_names_both_sources(first: Rank, second: Rank) -> None:
 @pytest.mark.proves("R-05", "K-04")
 def test_a_clash_of_wire_names_names_both_sources() -> None:
     [fault] = faults(Given("global", (Simple("a.b"),)), Given("agent", (Simple("a__b"),)))
-    assert "agent folder/a__b.json" in fault and "global folder/a.b.json" in fault and "'a__b' to a model" in fault
+    assert "agent folder/a__b.json" in fault and "global folder/a.b.json" in fault and "wire name 'a__b'" in fault
 
 
 @pytest.mark.proves("R-01")
@@ -263,7 +263,7 @@ def test_what_is_no_tool_is_a_fault_with_what_to_do() -> None:
     found = faults(PythonSource((_noop, Half, Bare(), Failing, 3, ModuleType("empty"))))
     assert len(found) == 6
     for part, fault in zip(
-        ("put @tool above it", "no execute", "expected spec", "no disk", "is a int", "no tool"), found, strict=True
+        ("decorate it with @tool", "no execute", "expected spec", "no disk", "is a int", "no tool"), found, strict=True
     ):
         assert part in fault
 
@@ -306,7 +306,7 @@ def test_other_names_of_built_in_tools_are_nobody_elses() -> None:
     assert generation.aliases == {"get_git_status": "git.status", "git_commit": "git.commit"}
     assert generation.resolve("git_commit") is generation.entries["git.commit"]
     assert (
-        "another name of the built-in tool 'git.commit'"
+        "an alias of the built-in tool 'git.commit'"
         in faults(BuiltinSource(), Given("code", (Simple("git_commit"),)))[0]
     )
     foreign = load(BuiltinSource(), Given("package", (Simple("git_commit"), Simple("ok")), True))

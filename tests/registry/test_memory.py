@@ -64,7 +64,7 @@ def test_a_tool_that_was_given_another_spec_is_judged_again() -> None:
 @pytest.mark.parametrize(
     ("changed", "withheld"),
     [
-        ({"settings": [turned_off("a")]}, "its operator has put it out"),
+        ({"settings": [turned_off("a")]}, "the operator has disabled it"),
         ({"secrets": SecretStore({"other": "x"})}, "secrets that are not known"),
         ({"tier": Tier("none", "no sandbox")}, "cannot be confined"),
     ],

@@ -207,7 +207,7 @@ def test_a_module_without_metadata_is_no_tool(place: Place) -> None:
     [
         ("METADATA = {'description': 'd'}\n", "execute: is missing; expected def execute(topic, params"),
         ("METADATA = {'description': 'd'}\ndef execute(topic): ...\n", "execute: takes topic; expected"),
-        ("METADATA = {'description': 'd'}\ndef execute(topic, params, key): ...\n", "needs key, which nobody gives it"),
+        ("METADATA = {'description': 'd'}\ndef execute(topic, params, key): ...\n", "requires key, which the worker does not pass"),
         ("METADATA = {'description': open('x')}\ndef execute(topic, params): ...\n", "METADATA: is not a literal"),
         ("METADATA = [1]\ndef execute(topic, params): ...\n", "METADATA: is a list; expected a dict"),
         ("METADATA = {}\ndef execute(topic, params): ...\n", "llm.description"),
@@ -231,7 +231,7 @@ def test_every_fault_of_a_module_is_named(place: Place, source: str, problem: st
 
 def test_a_module_that_others_may_write_is_refused(place: Place) -> None:
     put(place, WEATHER, mode=0o666)
-    assert "may be written by its group or by others" in loaded(place).faults[0].problem
+    assert "is writable by its group or by others" in loaded(place).faults[0].problem
 
 
 @pytest.mark.proves("K-08")

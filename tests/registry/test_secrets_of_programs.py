@@ -119,7 +119,7 @@ def test_what_another_process_brought_has_only_the_secrets_of_that_process() -> 
         [PythonSource((theirs, mine))], tier=Tier("none", ""), secrets=SecretStore(VALUES)
     ).entries
     assert entries["mine"].withheld is None
-    assert "TOKEN (the process that brought the tool gave none" in (entries["theirs"].withheld or "")
+    assert "TOKEN (the client process that registered the tool has no secret" in (entries["theirs"].withheld or "")
 
 
 def test_a_tool_in_this_process_is_given_what_it_declared_by_name(place: Place) -> None:

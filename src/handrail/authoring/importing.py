@@ -114,7 +114,7 @@ def meet(name: str, other: str) -> bool:
 
 
 def known_places(workspace: Path) -> list[tuple[str, Path]]:
-    """Return the files in which other programs keep their servers, with the program's name; they may not exist."""
+    """Return the files in which other programs keep their servers, whether they exist or not."""
     home = Path.home()
     own = {"darwin": home / "Library/Application Support", "win32": Path(os.environ.get("APPDATA", home))}
     config = own.get(sys.platform, Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config"))

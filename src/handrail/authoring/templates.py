@@ -117,7 +117,7 @@ def _beside_what_ships(tool_id: str) -> str | None:
 
 
 def _python_name(tool_id: str) -> str:
-    """Return a name for the tool's file and function that is not taken and has no meaning for Python or pytest."""
+    """Return a free name for the tool's file and function, without a meaning for Python or pytest."""
     word = re.sub(r"\W", "_", tool_id)
     low = word.lower()
     taken = (

@@ -99,7 +99,9 @@ class Layer:
 
 
 def merged(layers: Sequence[Layer]) -> tuple[Settings, tuple[Value, ...]]:
-    """Return the settings in force, and the values of all layers. Lists are merged; otherwise the last layer wins.
+    """Return the settings in force, and the values of all layers.
+
+    Lists are merged. For other settings the last layer wins.
 
     :param layers: valid layers, the weakest first
     """
@@ -115,7 +117,7 @@ def merged(layers: Sequence[Layer]) -> tuple[Settings, tuple[Value, ...]]:
 
 
 def _given_keys(layers: Sequence[Layer]) -> Iterator[str]:
-    """Yield every key; for ``tools``, one key for each setting of each tool, which layers override separately."""
+    """Yield every key; for ``tools``, one key for each setting of each tool."""
     for key in keys():
         of_tools = dict.fromkeys(inner for layer in layers for inner in _of_tools(layer)) if key == "tools" else ()
         yield from of_tools or (key,)
@@ -233,7 +235,9 @@ def of_environment(environment: Mapping[str, str]) -> tuple[Layer, list[Fault]]:
 
 
 def of_flags(flags: Iterable[str]) -> tuple[Layer, list[Fault]]:
-    """Return the layer of ``KEY=VALUE`` texts. For a repeated key the last value wins, and lists are merged.
+    """Return the layer of ``KEY=VALUE`` texts.
+
+    For a repeated key the last value wins. Lists are merged.
 
     :raises UsageError: for a text without ``=``
     """
@@ -257,7 +261,7 @@ def of_flags(flags: Iterable[str]) -> tuple[Layer, list[Fault]]:
 
 
 def _of_tool(key: str) -> str | None:
-    """Return a key of a tool's setting in its canonical form, such as ``tools."mail.send".timeout_ms``, or None."""
+    """Return a key such as ``tools."mail.send".timeout_ms`` in its canonical form, or None."""
     try:
         path = path_of(key)
     except ValueError:

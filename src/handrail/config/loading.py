@@ -195,7 +195,7 @@ class Configuration:
 
     @property
     def brought_rules(self) -> tuple[ConfiguredRule, ...]:
-        """The rules that a client process registers: all but those of the workspace file, which the lease holder reads itself."""
+        """The rules that a client process registers: all but those of the workspace file."""
         found = (value for value in self._rules(in_force=True) if value.origin.kind != "workspace")
         return tuple(_rule(value, self.workspace) for value in found)
 

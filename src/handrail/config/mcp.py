@@ -22,7 +22,10 @@ class SecretValue(_Table):
 
 
 class McpOauth(_Table):
-    """The sign-in at a server that requires it. Without these settings, Handrail registers itself and the user signs in once."""
+    """The sign-in at a server that requires it.
+
+    Without these settings, Handrail registers itself and the user signs in once.
+    """
 
     grant: Annotated[
         Literal["authorization_code", "client_credentials", "identity_assertion"],

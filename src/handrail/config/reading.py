@@ -68,7 +68,7 @@ def _found(text: str) -> Iterator[tuple[KeyPath, int]]:
 
 
 def _value(text: str, at: int, line: int) -> tuple[list[int], int, int]:
-    """Skip one value, and return the line of each element if it is an array, and the position and line after it."""
+    """Skip one value, and return the lines of an array's elements, and the position and line after it."""
     elements: list[int] = []
     depth, is_array, fresh = 0, False, False
     while at < len(text):
@@ -195,7 +195,7 @@ def parsed(path: Path, content: bytes) -> tuple[dict[str, Any], Mapping[str, int
         text = content.decode("utf-8-sig")
         table = tomllib.loads(text)
     except ValueError as error:  # also for a number with too many digits
-        raise _fault(path, f"is not valid TOML: {error}") from None
+        raise _fault(path, f"is not TOML: {error}") from None
     except RecursionError:
         raise _fault(path, "is nested too deeply; the limit is 32 levels") from None
     lines = lines_of(text.replace("\r\n", "\n"))

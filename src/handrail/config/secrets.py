@@ -145,7 +145,7 @@ def _fault_in_place(kind: str, given: Any) -> str | None:
 
 
 async def resolve(references: Mapping[str, SecretReference], environment: Mapping[str, str]) -> SecretStore:
-    """Return the secrets that are available now. A missing value gets a reason and does not stop the start."""
+    """Return the secrets that are available now, with the reasons why others are not."""
     outcomes = await asyncio.gather(*(_resolved(one, environment) for one in references.values()))
     values: dict[str, str] = {}
     missing: dict[str, str] = {}
@@ -193,7 +193,10 @@ def _of_file(path: Path) -> tuple[str | None, str]:
 
 
 async def _of_command(argv: tuple[str, ...]) -> tuple[str | None, str]:
-    """Run the operator's program and return its stdout, without its last line end. Its stderr may have secrets and is dropped."""
+    """Run the operator's program and return its stdout, without its last line end.
+
+    Its stderr may have secrets and is dropped.
+    """
     program = argv[0]
     try:
         command = find_command(argv)

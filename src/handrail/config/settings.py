@@ -337,7 +337,7 @@ class CatalogSettings(_Table):
 
 
 class WatchdogSettings(_Table):
-    """``[[watchdogs]]``: a hook that sees each call before it runs and can only restrict it; built in or a command."""
+    """``[[watchdogs]]``: a hook that sees each call before it runs and can only restrict it."""
 
     use: Annotated[
         Literal["exfiltration", "secrets", "repeats"] | None,

@@ -105,7 +105,7 @@ class WorkspaceImportGuard:
     def _on_the_path(
         self, fullname: str, entries: Sequence[str], target: ModuleType | None
     ) -> tuple[ModuleSpec | None, str | None]:
-        """Return the spec of a module outside of workspaces, and the place of the first one in a workspace, which is skipped."""
+        """Return the spec of a module outside of workspaces, and the first place skipped in a workspace."""
         top = fullname.partition(".")[0]
         spec, place = self._outside(PathFinder.find_spec(fullname, entries, target), top)
         if place is not None:  # for instance behind a link; a later entry may have another
@@ -145,7 +145,7 @@ class WorkspaceImportGuard:
         return standard
 
     def _is_inside(self, place: str, top: str) -> bool:
-        """Return whether a folder or archive is in an open workspace and not part of Handrail's own installation."""
+        """Return whether a place is in an open workspace, outside of Handrail's own installation."""
         if not isinstance(place, str):  # pyright: ignore[reportUnnecessaryIsInstance] - some packages put other things there
             return False
         if not place.startswith("/"):  # the current folder may change
@@ -187,7 +187,7 @@ _uses = 0
 
 @contextmanager
 def opened(workspace: str | os.PathLike[str]) -> Generator[None]:
-    """Guard the kernel's imports and programs against ``workspace`` until the block ends, for calls that write in it.
+    """Guard the kernel's imports and programs against a workspace in which calls write.
 
     :raises StartError: if a variable makes this process load or trust a file in it
     """
@@ -246,7 +246,7 @@ def entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:
 
 
 def lies_inside(point: metadata.EntryPoint, folders: Sequence[str]) -> bool:
-    """Return whether the package of an entry point is in one of ``folders`` and not in Handrail's own installation."""
+    """Return whether an entry point's package is in one of ``folders``, outside of Handrail's installation."""
     if not folders or point.dist is None:
         return False
     place = os.path.abspath(str(point.dist.locate_file("")))  # noqa: PTH100

@@ -46,18 +46,21 @@ def opened(*folders: str | os.PathLike[str]) -> Generator[None]:
 
 
 def add(folders: Iterable[str]) -> None:
-    """Count ``folders`` as open workspaces until the process ends, for additional roots in which calls may write."""
+    """Count ``folders`` as open workspaces until the process ends, as for additional roots."""
     if canonical := {os.path.realpath(folder) for folder in folders}.difference(_folders):
         _count(canonical, 1)
 
 
 def workspaces() -> tuple[str, ...]:
-    """Return the canonical folders in which calls can write. The object is the same until one is opened or closed."""
+    """Return the canonical folders in which calls can write.
+
+    The object is the same until a workspace is opened or closed.
+    """
     return _folders
 
 
 def current_folder() -> str | None:
-    """Return the current folder if it may be a project, or None for ``/``, a system folder or one with a home folder.
+    """Return the current folder if it may be a project, or None, as for ``/`` and system folders.
 
     A user often starts Handrail in their project, so programs from there are as untrusted as those of a workspace.
     """
@@ -91,7 +94,7 @@ def home_folders() -> frozenset[str]:
 
 
 def passed(path: str) -> Iterator[str]:
-    """Yield every place on the way to an absolute ``path``: each folder and link, and the file itself last.
+    """Yield every place on the way to an absolute ``path``: each folder and link, and last the file.
 
     :raises OSError: if there are too many links
     """
@@ -265,7 +268,7 @@ def own_interpreter() -> str:
 
 
 def variables_that_lead_inside(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield ``(variable, entry)`` for each file in an open workspace that this process would load or trust."""
+    """Yield ``(variable, entry)`` for files in an open workspace that this process would load or trust."""
     folders = workspaces()
     given = sys.pycache_prefix  # also set by -X
     if given is not None and folder_around(os.path.abspath(given), folders) is not None:  # noqa: PTH100
@@ -295,7 +298,7 @@ def _open(outside: Iterable[str]) -> tuple[str, ...]:
 
 
 def _doubtful(outside: Iterable[str]) -> tuple[str, ...]:
-    """Return the folders that an entry of PATH must not lead through, with the current one, which environments may add."""
+    """Return the folders that an entry of PATH must not lead through, including the current one."""
     here = current_folder()
     return (*_open(outside), *((here,) if here else ()))
 

@@ -10,7 +10,7 @@ import sys
 
 
 def leave_out_current_folder() -> None:
-    """Remove the current folder and project folders in PYTHONPATH from ``sys.path``, in Handrail's own programs.
+    """Remove the current folder, and project folders in PYTHONPATH, from ``sys.path``.
 
     ``python -m`` adds the current folder. PYTHONPATH may name a folder of the project: one in or around the current folder or
     the workspace of the command line. The folders of Handrail's and Python's installation stay.

@@ -71,7 +71,7 @@ def verdict(spec: ToolSpec, foreign: Foreign | None, reasons: Iterable[Reason]) 
 
 
 def confinement_of(tool: Tool, tier: Tier) -> str:
-    """Return the confinement that every result states: ``runtime``, the tier, or both for Python that runs programs."""
+    """Return the confinement of a tool: ``runtime``, the tier, or both for Python that runs programs."""
     if tool.spec.provider_support:
         return PROVIDER
     holder = UNCONFINED if tool.spec.id in tier.unconfined else tier.name
@@ -103,7 +103,7 @@ def reasons_to_withhold(
     reasons += _reasons_by_kind(tool, spec)
     if not tier.confines and starts_programs:
         remedy = f" ({tier.remedy})" if tier.remedy else ""
-        text = f"it starts programs, and this machine cannot confine them: {tier.detail}{remedy}"
+        text = f"it starts programs, which cannot be confined on this machine: {tier.detail}{remedy}"
         reasons.append(Reason("error", text))
     return reasons
 
@@ -498,7 +498,7 @@ def _is_of(entry: Entry, found: Found, foreign: Foreign | None) -> bool:
 
 
 class _Absent(Tool):
-    """A placeholder behind a locked id whose answering tool does not exist. It is unavailable and never runs."""
+    """A placeholder for a locked id whose answering tool does not exist. It never runs."""
 
     def __init__(self, tool_id: str) -> None:
         shape = LOCKED_SHAPES[tool_id]

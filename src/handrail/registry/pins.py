@@ -1,7 +1,7 @@
-"""Pinned definitions: the definitions of third-party tools that a person has approved, and their changes since.
+"""Pinned definitions: the definitions of third-party tools that the user has approved, and their changes since.
 
-A model acts on the name, description, schema, guidance and manual of a third-party tool. They count once a person has
-approved them. When one of them changes afterwards, the tool is off until a person has reviewed the difference. Parts that no
+A model acts on the name, description, schema, guidance and documentation of a third-party tool. They count once the user has
+approved them. If one of them changes afterwards, the tool is off until the user has reviewed the difference. Parts that no
 model sees (limits, locks) are not pinned.
 """
 
@@ -106,7 +106,10 @@ class Pins(Protocol):
     """The definitions of third-party tools that the user has approved."""
 
     def approved(self, source: str) -> Mapping[str, Definition]:
-        """Return the approved definitions of a source, by tool id. The object is the same while nothing changes."""
+        """Return the approved definitions of a source, by tool id.
+
+        The object is the same while nothing changes.
+        """
         ...
 
 

@@ -417,7 +417,7 @@ class PersonSignsIn(OAuthClientProvider):
 
 
 class IdentityAssertion(OAuthClientProvider):
-    """Enterprise-managed authorization: an identity provider vouches for the user, who does not sign in at each server.
+    """Enterprise-managed authorization: an identity provider vouches for the user at each server.
 
     :param id_token: the user's token from the identity provider
     :param identity_client_id: this client's id at the identity provider

@@ -261,7 +261,7 @@ class Upstreams:
 
 
 def _unseen(definition: ServerDefinition, workspace: str) -> dict[str, str]:
-    """Return the paths in a server's arguments that its sandbox hides, each with the setting that shows it."""
+    """Return the arguments of a server that its sandbox hides, each with the setting that shows it."""
     table = f"[mcp.servers.{definition.name}]"
     found: dict[str, str] = {}
     for path in map(Path, definition.args):

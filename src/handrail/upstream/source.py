@@ -252,7 +252,7 @@ class McpSource:
         return ""
 
     def unreachable(self) -> str:
-        """Return the reason why the server is unreachable now, and the time of the next attempt; empty if it is not known to be."""
+        """Return why the server is unreachable, with the time of the next attempt; empty if it is not."""
         if fault := self.fault():
             return f"MCP server {self.name} cannot be used: {fault}"
         if self.upstream is not None and self.upstream.state == "waiting":

@@ -157,14 +157,14 @@ def failed(server: str, error: RpcError) -> ToolError:
 
 
 def _lacking(data: object) -> str:
-    """Return the first client request that the server needs and the client does not answer, or an empty string."""
+    """Return the first request that the server needs and the client does not answer, or ``""``."""
     said = cast("dict[str, Any]", data).get("requiredCapabilities") if isinstance(data, dict) else None
     needed = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
     return next((method for method, grant in ASKED_BY.items() if grant in needed), "")
 
 
 def _header_places(schema: object) -> dict[tuple[str, ...], str]:
-    """Return the arguments to repeat in header fields, by path, as the schema marks them with ``x-mcp-header``."""
+    """Return the header fields for arguments that a schema marks with ``x-mcp-header``, by path."""
     found: dict[tuple[str, ...], str] = {}
     rest: list[tuple[tuple[str, ...], Any]] = [((), schema)]
     while rest:
@@ -182,7 +182,7 @@ def _header_places(schema: object) -> dict[tuple[str, ...], str]:
 
 
 def _fault_in_headers(schema: object, places: Mapping[tuple[str, ...], str]) -> str | None:
-    """Return the reason why a schema's ``x-mcp-header`` marks are invalid. MCP forbids the use of such a tool."""
+    """Return why a schema's ``x-mcp-header`` marks are invalid. MCP forbids such a tool."""
     fields = [token.lower() for token in places.values()]
     if odd := [token for token in fields if not _FIELD_NAME.fullmatch(token)]:
         return (

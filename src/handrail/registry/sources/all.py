@@ -46,7 +46,9 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class ToolSources:
-    """The sources of one agent's tools. Each :meth:`load` reads the folders again, but checks only tools that changed.
+    """The sources of one agent's tools.
+
+    Each :meth:`load` reads the folders again, but checks only tools that changed.
 
     :param everybody: the folder of tools for all agents
     :param agent: the folder of tools for this agent

@@ -278,7 +278,7 @@ class OfferedSource:
 def offered_sources(
     entry_points: Callable[[], Iterable[metadata.EntryPoint]] = installed_sources,
 ) -> list[OfferedSource]:
-    """Return the sources of :data:`SOURCES_GROUP`, in order of name and value; the first of equal names counts."""
+    """Return the sources of :data:`SOURCES_GROUP`, in order of name and value, without duplicates."""
     found: dict[str, OfferedSource] = {}
     for point in sorted(entry_points(), key=lambda one: (one.name, one.value)):
         found.setdefault(point.name, OfferedSource(point))

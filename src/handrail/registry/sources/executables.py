@@ -119,7 +119,7 @@ class ExecutableTool(Tool):
         return answer_of(output, errors, code, self.recognised)
 
     def around(self, profile: Profile, environment: Mapping[str, str], config: Mapping[str, str]) -> Profile:
-        """Return a profile with the tool's folder and environment added. Tools that only read cannot write the workspace.
+        """Return a profile with the tool's folder and environment, read-only for tools that only read.
 
         :param config: the values of the tool's settings
         """

@@ -199,7 +199,7 @@ def _add_constraints(runtime: dict[str, Any], constraints: object) -> None:
 
 
 def _as_schema(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return parameters as a JSON Schema, converted from ``{name: {type, description, required}}`` if needed."""
+    """Return parameters as a JSON Schema, also from ``{name: {type, description, required}}``."""
     if parameters.get("type") == "object" and not isinstance(parameters.get("properties", {}).get("type"), str):
         return parameters
     required: list[str] = []
@@ -349,7 +349,7 @@ def _canonical(folder: Path, named: str) -> Path:
 
 
 def _beside(manifest: Path) -> str:
-    """Return the name of the executable for a manifest without ``exec_path``: the program or the module of its name."""
+    """Return the executable of a manifest without ``exec_path``: the program or module of its name."""
     module = manifest.with_suffix(".py")
     return module.name if is_module(module) and not os.path.lexists(manifest.with_suffix("")) else manifest.stem
 

@@ -87,7 +87,9 @@ def shape_of(template: str) -> Shape | None:
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """The URIs that an operator's template produces from values that are not empty. Each variable takes as much as it can.
+    """The URIs that an operator's template produces from values that are not empty.
+
+    Each variable takes as much as it can.
 
     :param rest: the kind and name of each variable, and the text after it
     """

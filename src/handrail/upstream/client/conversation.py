@@ -64,7 +64,7 @@ _TASKS = "io.modelcontextprotocol/tasks"
 
 
 def extensions_of(method: str) -> dict[str, Any]:
-    """Return the extensions that the client announces in the newer era: tasks, for requests that may become one."""
+    """Return the extensions to announce in the newer era: tasks, for requests that may become one."""
     follows = method in ("tools/call", "subscriptions/listen") or method.startswith("tasks/")
     return {"extensions": {_TASKS: {}}} if follows else {}
 
@@ -125,7 +125,7 @@ class Channel(Protocol):
         ...
 
     def watched(self) -> AbstractAsyncContextManager[None]:
-        """Return a context for a call of a server that may write, which fails if the call changes a protected name.
+        """Return a context for a call, which fails if the call changes a protected name.
 
         :raises ToolError: ``denied``, at the end of the context
         """

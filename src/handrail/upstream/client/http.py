@@ -139,7 +139,7 @@ class HttpChannel:
             await client.aclose()
 
     def _head(self, headers: Mapping[str, str] | None = None, accept: str = "") -> dict[str, str]:
-        """Return the header fields of a request. Compression is off, since its output could grow without limit."""
+        """Return the header fields of a request, without compression, which could grow without limit."""
         found = {
             **self._fields,
             "accept": accept or "application/json, text/event-stream",

@@ -135,7 +135,10 @@ class Subscriptions:
             raise RpcError(_UNKNOWN, "the server does not report changes of resources")
 
     async def _listen(self, conversation: Conversation) -> None:
-        """Keep the newer era's stream for the wanted resources. A new stream is acknowledged before the old one ends."""
+        """Keep the newer era's stream for the wanted resources.
+
+        A new stream is acknowledged before the old one ends.
+        """
         failures = 0
         streams: list[asyncio.Future[Any]] = []
         try:
