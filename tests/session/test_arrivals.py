@@ -60,7 +60,7 @@ async def test_a_name_is_taken_once_and_a_removed_trigger_fires_no_more(tmp_path
         assert taken.value.kind == "conflict"
         await there.triggers("other").timer(10_000, "p", name="t")
         await triggers.remove("t")
-        with pytest.raises(ToolError, match="there are: none"):
+        with pytest.raises(ToolError, match="Triggers: none"):
             await triggers.remove("t")
         clock.now += 20 * SECOND
         await there.clockwork.due()
@@ -363,7 +363,7 @@ async def test_the_scratchpad_keeps_notes_by_name(tmp_path: Path) -> None:
         assert "'plan'" in str(await pad(action="get", key="plam")) or "plan" in str(
             await pad(action="get", key="plam")
         )
-        assert "a key and a value" in str(await pad(action="set", key="x"))
+        assert "`key` and `value`" in str(await pad(action="set", key="x"))
         results = await session.call_all(
             [("scratchpad", {"action": "set", "key": str(n), "value": "v"}) for n in range(20)]
         )

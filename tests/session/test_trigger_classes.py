@@ -124,7 +124,7 @@ async def test_what_a_class_waits_for_is_told_once_labelled_and_goes_on_in_a_new
     async with temporary_kernel(tmp_path, rules=()) as kernel:  # without the class
         session = await kernel.session(session.id)
         (listed,) = (await session.call("list_triggers", {})).data["triggers"]
-        assert "no tool add_line_watch is loaded here" in listed["fault"] and listed["fired"] == 1
+        assert "Tool add_line_watch is not available" in listed["fault"] and listed["fired"] == 1
         await session.suspend()
     async with temporary_kernel(tmp_path, tools=[Line(), Beat(), Broken()], rules=RULES) as kernel:
         session = await kernel.session(session.id)
@@ -173,7 +173,7 @@ async def test_a_class_that_fails_is_told_of_once_and_waits_no_more(tmp_path: Pa
             await asyncio.sleep(0.001)
         listed = {one["trigger_id"]: one for one in (await session.call("list_triggers", {})).data["triggers"]}
         for how in ways:
-            assert f"{how} (add_broken) failed and waits no more" in failed[how] and (
+            assert f"{how} (add_broken) failed too often and was stopped" in failed[how] and (
                 "Error" in listed[how]["fault"] or how == "exit"
             )
         assert "\x1b" not in listed["raise"]["fault"] and "fault" not in listed["log"]
