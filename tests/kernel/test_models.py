@@ -152,7 +152,7 @@ async def test_calls_of_no_name_and_of_an_unknown_one_are_refused_on_record_and_
     async with work(kind, tmp_path, reply, Reply(Call("mail__send", {"to": "ann"})), Reply("ok")) as w:
         await w.done()
         nameless, unknown, twice = [result for _, result in w.read(1)]
-        assert "no name" in nameless["error_text"]
+        assert "no tool name" in nameless["error_text"]
         assert unknown["metadata"]["error_kind"] == "unknown_tool" and "mail.send" in unknown["error_text"]
         assert twice["metadata"]["error_kind"] == "invalid_input" and "twice" in twice["error_text"]
         assert [state for _, state in await w.states()] == ["refused", "refused", "refused", "output"]

@@ -114,7 +114,7 @@ async def test_there_are_five_levels_of_sub_agents_and_no_sixth(tmp_path: Path) 
         session = await kernel.session()
         outcome = await Agent(session, model).complete("Go down.")
         assert outcome.text == "up 5"
-        assert "there are 5 agents above this one already" in str(model.requests[6].messages)
+        assert "at most 5 levels deep" in str(model.requests[6].messages)
         depth, below = 0, session.id
         while rows := kernel.rooms.store.sessions.under(below):
             depth, below = depth + 1, rows[0].id
@@ -270,7 +270,7 @@ async def test_a_sub_agents_session_does_not_go_on_by_itself_and_its_fork_does(t
         session = await kernel.session()
         await Agent(session, top, models=models(reader=PlayedModel(text_reply("Read.")))).complete("Go.")
         row = kernel.rooms.store.sessions.under(session.id)[0]
-        with pytest.raises(UsageError, match="fork it"):
+        with pytest.raises(UsageError, match="Fork it"):
             await kernel.session(row.id, agent="reader")
         forked = await kernel.fork(row.id)
         again = await kernel.session(forked, agent="reader")

@@ -107,7 +107,7 @@ async def test_a_call_whose_records_were_removed_is_told_as_far_as_it_is_kept(lo
     await log.redact([1, 2], reason="test")
     account = account_of(log.reader, CALL)
     assert account is not None and account.arguments is None and account.result is None
-    assert str(account).count("no longer in the log") == 3 and "redacted" in str(account)
+    assert str(account).count("removed from the log") == 3 and "redacted" in str(account)
 
 
 @pytest.mark.parametrize(
