@@ -209,7 +209,9 @@ async def test_a_request_can_be_answered_for_seven_days_and_a_grant_be_used_for_
         grant = await approvals.decide(used.id, ONCE, by="test")
         spare = await approvals.decide(unused.id, ONCE, by="test")
         desk.clock.now_ns += 1
-        assert "expired after 7 days without an answer" in await is_refused(lambda: approvals.decide(late.id, ONCE, by="test"))
+        assert "expired after 7 days without an answer" in await is_refused(
+            lambda: approvals.decide(late.id, ONCE, by="test")
+        )
         assert approvals.pending() == []
         desk.clock.now_ns += 24 * HOUR_NS - 2
         await approvals.use([grant], INTENT)
@@ -242,8 +244,16 @@ async def test_an_answer_that_came_before_the_wait_is_not_missed(tmp_path: Path)
         ({"always": None}, "session", "no rule that would allow"),
         ({"always": None}, "project", "no rule that would allow"),
         ({"never": None}, "reject-always", "no rule that would deny"),
-        ({"wider": None}, "session-wider", "no wider rule that is safe, so `session-wider` is not available. Use session or once"),
-        ({"wider": None}, "project-wider", "no wider rule that is safe, so `project-wider` is not available. Use project or once"),
+        (
+            {"wider": None},
+            "session-wider",
+            "no wider rule that is safe, so `session-wider` is not available. Use session or once",
+        ),
+        (
+            {"wider": None},
+            "project-wider",
+            "no wider rule that is safe, so `project-wider` is not available. Use project or once",
+        ),
         ({}, "sure", "does not accept `sure`. Answer with one of"),
     ],
 )

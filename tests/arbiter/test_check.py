@@ -219,7 +219,10 @@ async def test_nobody_is_asked_about_typing_into_what_is_no_terminal_or_has_ende
         job = (await session.call("bash", {"command": "true", "background": True})).data["job_id"]
         ended = (await session.call("terminal.start", {"command": "true"})).data["job_id"]
         assert (await session.jobs.wait(ended, timeout_ms=60_000)) is not None
-        for terminal, kind, said in ((job, "invalid_input", "belongs to tool `bash`"), (ended, "conflict", "has ended (done)")):
+        for terminal, kind, said in (
+            (job, "invalid_input", "belongs to tool `bash`"),
+            (ended, "conflict", "has ended (done)"),
+        ):
             result = await session.call("terminal.send", {"id": terminal, "text": "ls\n"})
             assert result.metadata["error_kind"] == kind and said in str(result.error_text), result
         assert not person.requests

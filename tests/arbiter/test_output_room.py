@@ -61,9 +61,7 @@ def test_where_no_job_has_ended_what_has_no_room_is_not_kept_and_the_output_says
     text = read(cut, 0, 1 << 20, grows=False).text
     kept = 60 * KIB if len(sizes) > 1 else 0
     assert text[:kept] == "x" * (kept - 1) + "\n" * bool(kept)
-    assert text[kept:].startswith(
-        "\n[more output follows; it is not stored: the limit for the outputs of all jobs is"
-    )
+    assert text[kept:].startswith("\n[more output follows; it is not stored: the limit for the outputs of all jobs is")
     assert text.endswith("]\n") and on_disk(tmp_path) <= 96 * KIB
     assert read(ended, 0, 5, grows=False).text == "xxxxx", "nothing is removed in vain"
 

@@ -60,7 +60,11 @@ async def test_an_approval_is_a_form_that_shows_the_call_whole(tmp_path: Path, e
 async def test_what_asks_is_denied_where_the_client_fills_in_no_forms(tmp_path: Path, era: Era) -> None:
     async with serving(tmp_path) as (_, _, client), client(era) as one:
         refused = await one.call_tool("launch", {"what": "a"})
-        assert refused.is_error and about(refused, "error_kind") == "denied" and "This session has no user to ask" in said(refused)
+        assert (
+            refused.is_error
+            and about(refused, "error_kind") == "denied"
+            and "This session has no user to ask" in said(refused)
+        )
 
 
 @ERAS

@@ -107,9 +107,9 @@ async def test_a_time_out_ends_the_function_where_it_runs_and_keeps_its_partial_
 @pytest.mark.parametrize(
     ("reason", "kind", "said"),
     [
-        ("user", "cancelled", "t.look was stopped by the user"),
-        ("parent", "cancelled", "t.look was aborted by parent"),
-        ("budget", "limit", "`t.look` was stopped because the time budget of its run is used up"),
+        ("user", "cancelled", "`t.look` was stopped by the user."),
+        ("parent", "cancelled", "`t.look` was aborted by parent."),
+        ("budget", "limit", "`t.look` was stopped because the time budget of its run is used up."),
     ],
 )
 async def test_a_stop_reaches_the_function_and_says_whose_it_was(

@@ -121,9 +121,9 @@ async def test_a_user_who_stops_a_session_stops_its_turn_and_nothing_that_goes_o
         assert await triggers(session) == ["timer-1"]
         await there.kernel.log.flush()
         (held,) = there.kernel.log.reader.calls(session=holder.id)
-        assert held.error_text == "hold was aborted by parent"
+        assert held.error_text == "`hold` was aborted by parent."
         answer = str(there.agent.messages[-1])
-        assert "task was stopped by the user" in answer and f'"session_id":"{holder.id}"' in answer
+        assert "`task` was stopped by the user" in answer and f'"session_id":"{holder.id}"' in answer
         assert (await there.agent.complete("Go on.")).text == "Gone on.", "in the same process"
         there.shop.may_end.set()
         there.quiet.proceed.set()

@@ -258,7 +258,7 @@ async def test_what_ends_a_parent_aborts_its_sub_agents_and_their_calls(tmp_path
         row = kernel.rooms.store.sessions.get(child.id)
         assert row is not None and (row.closed_ns is not None) is (how == "close")
         assert [(c.error_kind, c.error_text) for c in kernel.log.reader.calls(session=child.id)] == [
-            ("cancelled", "hold was aborted by parent")
+            ("cancelled", "`hold` was aborted by parent.")
         ]
 
 

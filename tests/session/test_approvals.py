@@ -135,7 +135,7 @@ async def test_whoever_answers_first_wins_and_the_other_is_told_so(tmp_path: Pat
         assert len(won) == 1 and len(lost) == 9 and {error.kind for error in lost} == {"conflict"}
         assert "was already answered with `reject`" in str(lost[0])
         result = await call
-        assert result.error_text == f"the user rejected this call: {won[0].message}"
+        assert result.error_text == f"The user rejected this call: {won[0].message}"
         await refused(kernel.approvals.decide(row.id, ONCE, by="late"), "conflict", "already answered")
     assert ran == []
 
@@ -443,7 +443,7 @@ async def test_a_question_is_parked_and_answered_days_later_one_list_for_each(tm
         approval = str(result.metadata["parked"])
         row = kernel.approvals.get(approval)
         assert row.kind == "question" and [question.question for question in row.questions] == ["Which?", "Why?"]
-        await refused(kernel.approvals.decide(approval, ONCE, by="test"), "invalid_input", "answers")
+        await refused(kernel.approvals.decide(approval, ONCE, by="test"), "invalid_input", "asks a question")
         await refused(kernel.approvals.answer(approval, [["x"]], by="test"), "invalid_input", "2 questions")
     async with kernel_in(tmp_path) as kernel:
         assert not kernel.interrupted
@@ -466,7 +466,7 @@ async def test_a_question_is_answered_at_another_door_while_its_call_waits(tmp_p
         declined = asyncio.create_task(session.call("question", {"questions": [{"question": "Why?"}]}))
         await asked.times(2)
         await kernel.approvals.decide(one(kernel).id, ApprovalAnswer("reject", "not now"), by="test")
-        assert (await declined).error_text == "the user did not answer: not now"
+        assert (await declined).error_text == "The user did not answer: not now"
 
 
 async def test_rows_are_plain_data_and_come_back_whole(tmp_path: Path, kernel_in: Opens) -> None:

@@ -242,7 +242,7 @@ async def session(kernel: Kernel) -> Session:
         ("test.stop_iteration", {}, "StopIteration"),
         ("test.cancelled_inside", {}, "cancelled"),
         ("test.cancelled_apart", {}, "cancelled"),
-        ("test.broken", {}, "instead of a coroutine"),
+        ("test.broken", {}, "no coroutine"),
     ],
 )
 async def test_whatever_a_tool_raises_is_the_answer_to_its_call_and_nobody_elses_affair(

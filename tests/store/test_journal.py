@@ -103,9 +103,7 @@ def test_a_journal_of_another_version_is_refused_with_what_to_do(tmp_path: Path)
 def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_bytes(b"HRJ1" + bytes(100))
     (tmp_path / "journal-1.left").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(
-        StartError, match=rf"journal-1\.left cannot be read: {os.strerror(errno.ELOOP)}.*move it away"
-    ):
+    with pytest.raises(StartError, match=rf"journal-1\.left cannot be read: {os.strerror(errno.ELOOP)}.*move it away"):
         list(notes_of(tmp_path / "journal-1.left"))
     (tmp_path / "journal-2").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(FileExistsError):

@@ -1,4 +1,4 @@
-"""Step 3, authorise: capabilities and rules, then watchdogs, then a person. Each can only narrow the decision."""
+"""Step 3, authorise: capabilities and rules, then watchdogs, then the user. Each can only narrow the decision."""
 
 from __future__ import annotations
 

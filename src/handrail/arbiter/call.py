@@ -1,4 +1,4 @@
-"""The state of one call in progress, the lane that it belongs to, and the refusal by which a step ends it."""
+"""The state of one call in progress, the lane that it belongs to, and the refusal by which a step rejects it."""
 
 from __future__ import annotations
 
@@ -395,10 +395,10 @@ class Call:
         self.id = call_id
         self.proposed = proposed
         self.tool_id = proposed.name
-        """The name that was proposed; once the call is resolved, its tool's id."""
+        """The proposed name; once the call is resolved, the id of its tool."""
         self.lane = lane
         self.watched = lane.listeners
-        """The listeners to its events; empty when nobody watches."""
+        """The listeners to its events; empty if there are none."""
         self.session_id = lane.around.session_id
         self.generation = generation
         self.execution = execution

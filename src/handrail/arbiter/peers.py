@@ -65,7 +65,7 @@ class CallPeer:
         home = self._call.execution.loop
         if asyncio.get_running_loop() is home:
             return await self._ask(asks)
-        # A tool's thread with a loop of its own.
+        # The thread of a tool, which has a separate loop.
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._ask(asks), home))
 
     async def _ask(self, asks: Mapping[str, Ask]) -> Mapping[str, Mapping[str, Any]]:

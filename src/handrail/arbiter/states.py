@@ -1,7 +1,8 @@
-"""The open states of stateful tools. A state ends with its last step, ``tool.close``, a time-out, or its session.
+"""The open tool sessions of stateful tools. One ends with its last step, ``tool.close``, a time-out, or its session.
 
-A step is a call like any other. The code here finds the state that the step continues. From then on the step *is* a call of
-the open tool: authorised, locked, timed and recorded as such, by the arguments of the opening call and the value it sends.
+A step is a call like any other. The code here finds the tool session that the step continues. From then on the step *is* a
+call of the open tool: authorised, locked, timed and recorded as such, by the arguments of the opening call and the value that
+it sends.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def _path(state: Path, source: str) -> Path:
     return state / "sources" / f"{name}.json"
 
 
-# Trust in a workspace's own configuration: the hash of the content that a person has trusted, in private state.
+# Trust in a workspace's own configuration: the hash of the content that a user has trusted, in private state.
 #
 # The record lies next to the workspace's database, outside the workspace, accessible to its owner alone. An unreadable
 # record counts as absent: then nothing is trusted.

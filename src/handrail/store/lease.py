@@ -42,7 +42,7 @@ from handrail.store.folders import Folders, unwritable
 # The file ``holder-<token>`` lies in the workspace's private folder. The operating system releases its lock when the process
 # dies, for any reason. The beat at its beginning is the time of the last renewal on the machine's monotonic clock. All
 # processes share that clock, no process can set it, and it stops while the machine sleeps, so a closed lid makes no holder
-# look paused. A note for people and for connecting processes follows the beat.
+# look paused. A note for users and for connecting processes follows the beat.
 
 STALE_NS = 2_000_000_000
 """A holder without a renewal for this long may be replaced."""

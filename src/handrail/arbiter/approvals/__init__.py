@@ -1,1 +1,1 @@
-"""Approvals: the request to a person, the desk that keeps it, and the files that it covers."""
+"""Approvals: the requests to users, their answers, and the files that an approval covers."""

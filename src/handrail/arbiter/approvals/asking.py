@@ -33,7 +33,7 @@ from handrail.policy.targets import Target, shown_command
 from handrail.record.log import Record
 from handrail.runtime.shell import ENTERS, runs_unseen, takes_input, typed_value
 
-# Terminal input, as rules evaluate it: as shell text if a shell reads it. If the reader is unknown, a person must approve.
+# Terminal input, as rules evaluate it: as shell text if a shell reads it. If the reader is unknown, a user must approve.
 
 _SHELLS = (
     SHELLS

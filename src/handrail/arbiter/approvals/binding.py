@@ -1,6 +1,6 @@
 """The workspace files that an approved call runs, bound to the approval by their content.
 
-The request holds the state of each file when the person is asked. The same check runs again when the call is about to run,
+The request holds the state of each file when the user is asked. The same check runs again when the call is about to run,
 with its locks held, even days later and in another process. If anything differs, the call does not run. Other calls cannot
 change a file in between, since they wait for the lock; a background program can.
 """

@@ -1,8 +1,8 @@
-"""The desk of approval requests: each is asked once, answered once from any frontend, and used once.
+"""Approval requests: each is created once, answered once from any frontend, and used once.
 
-A request is stored before anyone sees it. The first answer changes its row; a later one gets ``conflict`` and the earlier
+A request is stored before any user sees it. The first answer changes its row; a later one gets ``conflict`` and the first
 answer. An answer wakes a call that waits in this process, wherever the answer came from. A call whose process has ended is
-resumed when its session is opened again. The desk also applies what an answer changes beyond its call: the rules of open
+resumed when its session is opened again. This module also applies what an answer changes beyond its call: the rules of open
 sessions, and the stop of a session. Nothing here runs a call.
 """
 

@@ -377,7 +377,7 @@ def _needles(atoms: Sequence[Atom], lo: int, hi: int, wrapped: bool) -> list[_Ne
         ways = ["".join(choices(index)[0] for index in range(*best))]
     else:
         best = (lo, min(lo + 2, hi))
-        # After a line end at its first character a stretch stands whole; one in it leaves the other stretch whole.
+        # A line end at the first character leaves a stretch intact; one inside it leaves the other stretch intact.
         ways = ["".join(parts) for parts in itertools.product(*(choices(index) for index in range(*best)))]
     before = atoms[: best[0]]
     least = sum(min(map(len, atom)) for atom in before)

@@ -300,7 +300,7 @@ def _approval(row: tuple[Any, ...]) -> Approval:
             }
         )
     except (ValueError, RecursionError):
-        raise not_as_written("a request to a person") from None
+        raise not_as_written("the row of an approval request") from None
     if approval.choice is None and approval.state in ("approved", "rejected"):
-        raise not_as_written("a request to a person")
+        raise not_as_written("the row of an approval request")
     return approval
