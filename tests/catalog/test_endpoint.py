@@ -86,12 +86,12 @@ def _with(body: bytes, status: int = 200) -> Answer:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (_with(b"down", 500), "answered 500"),
-        (_with(b"", 302), "answered 302"),
+        (_with(b"down", 500), "answered with status 500"),
+        (_with(b"", 302), "answered with status 302"),
         (_with(b"<html>"), "returned no embeddings"),
         (_with(b"[]"), "returned no embeddings"),
-        (_with(b'{"data": []}'), "gave 0 embeddings for 1 texts"),
-        (_with(b'{"data": [{"index": 0, "embedding": []}]}'), "or some that are none"),
+        (_with(b'{"data": []}'), "returned 0 embeddings for 1 texts"),
+        (_with(b'{"data": [{"index": 0, "embedding": []}]}'), "or invalid ones"),
         (_with(b'{"data": [{"index": 0, "embedding": ["a"]}]}'), "returned no embeddings"),
         (_with(b'{"data": [{"index": 0, "embedding": [1e999]}]}'), "embeddings"),
     ],
@@ -119,7 +119,7 @@ def test_vectors_that_mean_nothing_are_refused_and_never_kept(vector: list[float
             endpoint.encode(["send a letter", "book a room"])
         index = Index(ALL, encoder=Encoder(endpoint, cache))
         assert not index.wait()
-        assert "is 'm' a model for embeddings?" in index.search("hotel room").note
+        assert "check that 'm' is an embedding model" in index.search("hotel room").note
         assert cache.vectors(endpoint.fingerprint) == {}
 
 
@@ -222,7 +222,7 @@ def test_a_server_that_takes_nothing_any_more_is_asked_a_few_times_and_left_alon
         assert not index.wait()
         found = index.search("hotel room", patience_s=60)
         assert (found.means, found.hits[0].id) == ("lexical", HOTEL.id)
-        assert f"answered {status}" in found.note
+        assert f"answered with status {status}" in found.note
         assert len(asked) <= 2
 
 
@@ -259,7 +259,7 @@ def test_an_answer_that_drips_is_given_up_too() -> None:
 
     with server(drip) as (url, _):
         try:
-            with pytest.raises(EmbedderError, match="no whole answer within"):
+            with pytest.raises(EmbedderError, match="did not complete its answer within"):
                 Endpoint(url, "m", timeout_s=0.3).encode(["text"])
         finally:
             gone.set()

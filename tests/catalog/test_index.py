@@ -230,7 +230,7 @@ def test_a_single_hit_is_not_left_out_for_one_that_was_not_asked_for() -> None:
 )
 def test_a_request_in_another_language_is_told_to_be_asked_in_english(asked: str, told: str) -> None:
     found = Index(ALL).search(asked)
-    assert found.nothing_fits and told in found.unread and "ask again in English" in found.unread
+    assert found.nothing_fits and told in found.unread and "search again in English" in found.unread
 
 
 @pytest.mark.parametrize("asked", ["weather forecast", "cancel the room of a hotel in Rome", "z", "1000"])

@@ -68,7 +68,7 @@ async def test_what_was_read_is_kept_with_the_session_and_bound_to_the_definitio
 async def test_a_manual_that_there_is_not() -> None:
     of = Interaction("s", CatalogOptions(), Memory())
     door = of.door(generation(CORE, many(3), entry("no.go", withheld="not here")))
-    with pytest.raises(ToolError, match=r"did you mean reports\.t0001") as told:
+    with pytest.raises(ToolError, match=r"Did you mean reports\.t0001") as told:
         await door.manual("reports.t001")
     assert told.value.kind == "unknown_tool"
     with pytest.raises(ToolError, match="not here"):

@@ -138,7 +138,7 @@ def test_a_tool_that_claims_everything_wins_nothing_by_meaning(model: MiniLM) ->
 def test_a_file_that_is_not_the_model_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"another model")
     monkeypatch.setattr(minilm, "_model_path", lambda: tmp_path / "model.onnx")
-    with pytest.raises(EmbedderError, match="is not the model it should be"):
+    with pytest.raises(EmbedderError, match="is not the published model"):
         MiniLM().load()
 
 
@@ -161,7 +161,7 @@ def test_the_model_says_that_it_reads_english_where_nothing_fits(model: MiniLM) 
     index = Index(ALL, encoder=Encoder(model))
     assert index.wait(100)
     found = index.search("показать курс обмена", patience_s=100)
-    assert found.means == "lexical and meaning" and found.nothing_fits and "ask again in English" in found.unread
+    assert found.means == "lexical and meaning" and found.nothing_fits and "search again in English" in found.unread
 
 
 def test_where_no_hit_is_worth_being_named_nothing_fits_however_likely_some_tool_is(model: MiniLM) -> None:

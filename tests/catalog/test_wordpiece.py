@@ -52,5 +52,5 @@ def test_any_text_gives_known_ids_between_start_and_end(text: str, longest: int)
 
 
 def test_a_vocabulary_of_another_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"lacks .*CLS"):
+    with pytest.raises(ValueError, match=r"Invalid vocabulary: .*CLS"):
         WordPiece(["[PAD]", "[UNK]", "hello"])

@@ -34,7 +34,7 @@ def test_where_nothing_fits_it_says_so_and_exits_with_1(here: Here) -> None:
 @pytest.mark.parametrize("query", ["показать историю коммитов", "コミット履歴を表示"])
 def test_a_need_in_another_language_is_to_be_said_in_english(here: Here, query: str) -> None:
     shown = here("find", query, "--words")
-    assert shown.code == 1 and "ask again in English" in shown.err
+    assert shown.code == 1 and "search again in English" in shown.err
 
 
 @pytest.mark.parametrize("query", ["", "   ", "?!…", "\U0001f355"])
@@ -59,7 +59,7 @@ def test_tools_says_of_each_its_category_and_whether_it_is_in_view(here: Here) -
     wrong = here("tools", "--category", "gti")
     assert wrong.code == 2 and "core, files, git" in wrong.err
     empty = here("tools", "--category", "project")
-    assert (empty.code, empty.out) == (0, "") and 'says category "project"' in empty.err
+    assert (empty.code, empty.out) == (0, "") and 'with the category "project"' in empty.err
     assert empty.err.count("project") == here("tools").err.count("project") > 0
 
 

@@ -130,10 +130,10 @@ async def test_where_nothing_fits_that_is_said_and_nothing_is_brought(of: Intera
 async def test_a_request_in_another_language_is_not_told_that_there_is_no_tool(of: Interaction, asked: str) -> None:
     for tool in (FindTools(), ToolSearch()):
         told = (await called(of, tool, {"query": asked})).data
-        assert told["nothing_fits"] is True and "ask again in English" in told["message"]
+        assert told["nothing_fits"] is True and "search again in English" in told["message"]
         assert "does this" not in told["message"]
     both = (await called(of, FindTools(), {"queries": [asked, "patch lines of a file"]})).data
-    assert both["nothing_fits"] == [asked] and "ask again in English" in both["message"]
+    assert both["nothing_fits"] == [asked] and "search again in English" in both["message"]
     assert "there is no tool" not in both["message"]
 
 
@@ -393,7 +393,7 @@ async def test_a_search_that_was_to_go_by_words_reads_what_the_last_one_kept(tmp
             await searches.aclose()
         [kept] = (tmp_path / "search").glob("words*")
         files.append(kept.stat().st_ino)
-    assert answers[0] == answers[1] and "as was asked for" in str(answers[0])
+    assert answers[0] == answers[1] and "as requested" in str(answers[0])
     assert files[0] == files[1], "it was made and written again"
 
 

@@ -304,7 +304,7 @@ def unread(request: str, reads: str, known: Callable[[str], bool]) -> str:
     if not reads:
         return ""
     if _mostly_foreign(request):
-        return f"most of the request is not in Latin letters, but this search reads {reads}. Search again in {reads}"
+        return f"most of the request is not in Latin letters, but this search reads {reads}; search again in {reads}"
     empty = hollow(request)
     said = {term_of(word) for word in words(request) if not filler(word) and word not in empty}
     if said and sum(map(known, said)) <= _HARDLY * len(said):
