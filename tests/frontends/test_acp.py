@@ -297,7 +297,7 @@ async def test_what_its_user_has_not_saved_is_read_from_the_editor(desk: Desk, m
         opened = await client.new_session(cwd=str(desk.workspace))
         await ask(client, opened.session_id)
     assert editor.call(0)["rawOutput"]["data"]["text"] == "typed"
-    assert "unsaved changes to note.txt" in editor.said
+    assert "`note.txt` was not changed: the user has unsaved changes" in editor.said
     assert (desk.workspace / "note.txt").read_text() == "first\nsecond\n"
 
 

@@ -80,7 +80,7 @@ async def without_doors(runtime: Runtime) -> dict[str, str]:
 async def test_a_tool_that_requires_nothing_has_no_door(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[without_doors], rules=["allow doors.try"]) as kernel:
         told = (await (await kernel.session()).call("doors.try", {})).data
-    assert [door for door in DOORS if not told[door].startswith("denied: doors.try did not declare ")] == []
+    assert [door for door in DOORS if not told[door].startswith("denied: Tool `doors.try` did not declare ")] == []
 
 
 @pytest.mark.proves("K-11a")

@@ -159,7 +159,7 @@ async def test_a_sub_agent_writes_over_nothing_that_the_user_of_its_parents_edit
         top = PlayedModel(call_reply(task("writer")), text_reply("."))
         session = await kernel.session(peer=Typing(cast("Any", None)))
         await Agent(session, top, models=models(writer=writer)).complete("Go.")
-        assert "has unsaved changes to a" in str(writer.requests[2].messages)
+        assert "`a` was not changed: the user has unsaved changes" in str(writer.requests[2].messages)
         assert [(tmp_path / "ws" / name).read_text() for name in "ab"] == ["saved", "new"]
 
 

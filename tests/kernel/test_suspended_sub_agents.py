@@ -232,7 +232,7 @@ async def test_it_writes_over_nothing_that_is_not_saved_in_the_editor_that_opens
         await kernel.session(SESSION, peer=Typing(cast("Any", None)))
         pause.proceed.set()
         assert await ended(kernel) == "done"
-        assert "has unsaved changes to a" in str(writer.requests[2].messages)
+        assert "`a` was not changed: the user has unsaved changes" in str(writer.requests[2].messages)
     assert (tmp_path / "ws" / "a").read_text() == "saved"
 
 

@@ -137,7 +137,7 @@ class PathFilter:
     def wants(self, path: str) -> bool:
         """Return whether a path, relative to the folder, passes the filter."""
         if not self.hidden and (path.startswith(".") or "/." in path):
-            return False  # a type brings hidden files in
+            return False  # a type includes hidden files
         if not self.patterns:
             return True
         return self.negated != any(one.match(path) for one in self.compiled)

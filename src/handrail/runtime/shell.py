@@ -467,12 +467,12 @@ class CallTerminals:
             left, writing = 0, asyncio.ensure_future(terminal.process.write(data))
             try:
                 await asyncio.wait({writing}, timeout=TAKEN_S)
-            finally:  # also of a call that is stopped: nothing is typed behind its back
+            finally:  # also if the call is stopped: nothing is typed after its end
                 if not writing.done():
                     left = terminal.process.give_up()
                 await writing
             if shell and terminal.fed:
-                await asyncio.sleep(_PASSED_ON_S)  # within its turn: the next text is to find its shell at work
+                await asyncio.sleep(_PASSED_ON_S)  # while the lock is held: the next text must find the shell busy
         return Typed(len(data) - left, left)
 
     def _check(self, terminal: OpenTerminal, text: str, keys: Sequence[str]) -> None:

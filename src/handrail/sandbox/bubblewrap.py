@@ -205,7 +205,7 @@ class Bubblewrap:
             )
         if made.person is not None:
             program, command = identity.command(made.person, made.staged, program, command)
-            processes = None  # theirs the kernel counts
+            processes = None  # the kernel counts the processes of that user
         bound = None if made.limits.call_memory_bytes is None else memory_of_all()
         return _spawned(groups_for(processes, bound), program, command, descriptors)
 

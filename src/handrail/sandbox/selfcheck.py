@@ -191,7 +191,7 @@ async def _outcome(check: Check, ground: Ground) -> Outcome:
         return Outcome(check.group, check.name, "open", f"the check took longer than {PATIENCE_S:.0f} s")
     except ToolError as error:
         return Outcome(check.group, check.name, "open", f"the sandbox could not be used: {error.text}")
-    except Exception as error:  # a provider's own failure is its outcome, and the others go on
+    except Exception as error:  # a failure of the provider is a result, and the other checks continue
         return Outcome(check.group, check.name, "open", f"the sandbox failed: {type(error).__name__}: {error}")
     return Outcome(check.group, check.name, "held" if reached is None else "open", reached or "")
 
@@ -263,8 +263,8 @@ def counted(outcomes: Sequence[Outcome]) -> Mapping[str, int]:
 
 # The checks that every sandbox provider has to pass.
 #
-# Each tries something from inside that is harmless without confinement. It returns None if the sandbox held, else the thing
-# that was reached. They need bash and the usual small programs inside, and some need perl or python, as they say.
+# Each tries something from inside that is harmless without confinement. It returns None if the sandbox held, else what
+# was reached. The checks need bash and the usual small programs inside, and some need perl or python.
 
 _MIB = 1024 * 1024
 _found: list[Check] = []

@@ -405,7 +405,7 @@ def _raw_lines(read: Read, start: int, size: int, keep: int) -> Iterator[tuple[b
         place = 0
         while True:
             end = chunk.find(b"\n", place)
-            if end >= 0 and not head and end - place <= keep:  # most lines, without a copy in between
+            if end >= 0 and not head and end - place <= keep:  # most lines, without another copy
                 yield chunk[place:end].removesuffix(b"\r"), True
                 place = end + 1
                 continue
@@ -576,7 +576,7 @@ class RootedFiles:
             raise ToolError(self._roots.outside(located), kind="denied")
         if capability == "fs.write":
             found = tool_protection(located.inner)
-            if found is not None and not found.asks:  # the rules ask about the others
+            if found is not None and not found.asks:  # the rules decide on the others
                 raise ToolError(found.refusal(located.shown), kind="denied")
         elif is_key(located.inner):
             raise ToolError(key_refusal(located.shown), kind="denied")
@@ -660,7 +660,7 @@ def _at_hand(located: Located) -> Content | None:
         buffer = bytearray(found.st_size + 1)
         try:
             count = os.preadv(descriptor, [buffer], 0, _NOWAIT)
-        except OSError:  # not in the cache, or a file system that cannot say
+        except OSError:  # not in the cache, or the file system does not support this
             return None
         return Content(descriptor, found, bytes(buffer[:count])) if count == found.st_size else None
     finally:
@@ -694,5 +694,5 @@ async def _to_its_end(work: Callable[[], _T]) -> _T:
         if not running.done():
             await asyncio.wait([running])
         if not running.cancelled():
-            running.exception()  # looked at, so that it is not reported as never retrieved
+            running.exception()  # retrieve it, so that asyncio does not report it as never retrieved
         raise

@@ -252,7 +252,7 @@ def _exchange(parent: int, temporary: str, name: str, before: _Current, located:
         exchanged = _rename(parent, temporary, name, _RENAME_EXCHANGE)
     except FileNotFoundError as error:
         raise changed(located) from error
-    if not exchanged:  # a file system without the exchange: the look above has to do
+    if not exchanged:  # a file system without exchange: the check above must suffice
         os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
         return
     try:

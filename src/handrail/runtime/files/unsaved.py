@@ -156,7 +156,7 @@ def _way_to(located: Located, found: os.stat_result) -> _Way | None:
     It cannot be trusted if a folder changed too recently or is a link, or if the file is not the one that was found.
     """
     settled = time.time_ns() - SETTLED_NS
-    if os.name == "nt":  # its file times say something else
+    if os.name == "nt":  # its file times have another meaning
         return None
     way: list[tuple[int, int, int]] = []
     folder: str = os.path.dirname(located.absolute)  # noqa: PTH120 - texts, in step with what is judged

@@ -454,7 +454,7 @@ class Aftermath:
         except FileNotFoundError:
             return  # its folder is missing too
         except OSError as error:
-            check_passing(error, path)  # the next look does it
+            check_passing(error, path)  # the next look retries
             became = f"could not be put back ({error.strerror}) and the user has to look at it"
         self._tell(
             f"{shown} {became}, because another process replaced it while the program ran, and the program "
@@ -502,7 +502,7 @@ class Aftermath:
                 restore(tree.root, path, original)
                 became = "was restored"
         except OSError as error:
-            check_passing(error, path)  # the next look does it
+            check_passing(error, path)  # the next look retries
             became = f"could not be moved away ({error.strerror}) and the user has to remove it"
         if why is None:
             self._tell(f"{shown} {became}, because {what}")
@@ -529,7 +529,7 @@ class Aftermath:
             else:
                 restore(tree.root, path, rest)
         except OSError as error:
-            check_passing(error, path)  # the next look does it
+            check_passing(error, path)  # the next look retries
             self._tell(
                 f"{shown} would run {what}, could not be changed ({error.strerror}), and the user has to look at it"
             )
@@ -552,7 +552,7 @@ class Aftermath:
             finally:
                 os.close(parent)
         except OSError as error:
-            check_passing(error, path)  # the next look does it
+            check_passing(error, path)  # the next look retries
             self._tell(f"{shown} was a link and could not be put back ({error.strerror})")
         else:
             self._tell(f"{shown} is a protected link that was changed, and was restored")
@@ -570,13 +570,13 @@ def _is_kept(path: str, entry: Protected, before: _Before) -> bool:
         return False
     if entry.link:
         return _target(path) == before.links.get(path)
-    return path not in before.configs  # it was mounted over: whether it is the same is what _check_mounted says
+    return path not in before.configs  # it was mounted over: _check_mounted compares its content
 
 
 def _to_move(path: str, entry: Protected, fresh: Sequence[str], *, by_keys: bool) -> str:
     """Return the path to move away: the outermost new repository around ``path``, else ``path`` itself."""
     if entry.why.kind == "hook" and by_keys:
-        return path  # the samples' neighbours go, the repository stays
+        return path  # other files than samples are moved away, and the repository stays
     return min((one for one in fresh if path.startswith(one + "/")), key=len, default=path)
 
 

@@ -308,7 +308,7 @@ def _beyond(tree: Tree, folder: str, before: bytes, after: bytes) -> list[str]:
     try:
         had = read(before)
     except Unreadable:
-        had = []  # git could not read it either, so nothing of it counted
+        had = []  # git could not read it either, so none of its entries applied
     return beyond_the_list(had, read(after), inside)
 
 

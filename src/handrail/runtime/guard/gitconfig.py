@@ -273,8 +273,8 @@ def beyond_the_list(before: Sequence[Entry], after: Iterable[Entry], inside: Cal
 # Files and folders that git's settings name, to execute them or to read settings and text from them.
 #
 # The settings of the repository, the user and the machine are read as git reads them, with included files, and without
-# running git. A command is split into words, and each word that can be a path counts. So the result may hold a word too many
-# and never one too few. Files are bounded, opened without waiting, and read again only after a change.
+# running git. A command is split into words, and each word that can be a path counts. So the result may contain a word too many
+# but never one too few. Files are bounded, opened without waiting, and read again only after a change.
 
 _DEEPEST_INCLUDE = 10
 _MOST_FILES = 64
@@ -411,7 +411,7 @@ def _entries(path: str, follow: bool) -> tuple[Entry, ...]:
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
         descriptor = os.open(path, flags)
     except OSError as error:
-        check_passing(error, path)  # no answer is remembered that a shortage gave
+        check_passing(error, path)  # an answer given during a shortage is not cached
         return ()
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -473,7 +473,7 @@ def _words(entry: Entry) -> Iterator[str]:
     if _NAMES_NOTHING.fullmatch(entry.key) or harmless(entry, lambda _: True):
         return
     if entry.key.startswith("alias.") and not value.lstrip().startswith("!") and " -c" not in f" {value}":
-        return  # a command of git's own
+        return  # a command of git itself
     try:
         words = shlex.split(value.removeprefix("!"))
     except ValueError:

@@ -178,14 +178,14 @@ class Guarded:
         try:
             pause = pause_after(await self.look_meanwhile())
         except (ToolError, OSError):
-            pass  # too short of something to look: the next look may succeed, and the last one has to
+            pass  # a shortage: the next check may succeed, and the last one must
         finally:
             self._due = None
         self._plan_look(pause)
 
     def _place(self, root: str) -> Place:
         place = self._places.pop(root, None) or Place(root)
-        self._places[root] = place  # the last used is kept the longest
+        self._places[root] = place  # the most recently used stays longest
         while len(self._places) > _MOST_PLACES:
             del self._places[next(iter(self._places))]
         return place
@@ -359,7 +359,7 @@ class GuardedProcess(Delegating):
             error = ended
         await self._settled()
         if (veto := self.veto) is not None:
-            if error is not None and error.kind == "conflict":  # a mount ended, and the program with it
+            if error is not None and error.kind == "conflict":  # a mount has ended, and the program with it
                 raise ToolError(f"{error.text} {veto.text}", kind="conflict")
             veto.exit_code = code
             raise veto

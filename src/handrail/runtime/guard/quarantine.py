@@ -71,7 +71,7 @@ class Quarantine:
                 _Copy(parent, name, target).carry_out()
                 _remove(parent, name)
         except OSError:
-            # No room, or no permission, to keep it: it must not stay all the same.
+            # It cannot be kept, for lack of space or permission, but it must not stay either.
             _remove(parent, name)
             return ""
         finally:
@@ -210,7 +210,7 @@ def _disarm(place: Path) -> None:
     tree = Tree(str(place))
     try:
         tree.look()
-    except ToolError:  # too short of descriptors to look: then it is closed whole
+    except ToolError:  # too few descriptors to look into it: close all of it
         place.chmod(0)
         return
     for path in tree.closed():
@@ -329,7 +329,7 @@ class Originals:
         if original.folder:
             same = identity[:3] == original.identity[:3] and _birth(path) == original.born
             return "same" if same else "replaced"
-        # Without its content, which is too long to be read, that is as well as can be said.
+        # Without the content, which is too long to read, this is the best available answer.
         if identity == original.identity and (original.settled or original.kept is None):
             return "same"
         if original.kept is not None and self._holds(path, status, original.kept):

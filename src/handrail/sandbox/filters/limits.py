@@ -28,13 +28,13 @@ from typing import Literal, NamedTuple
 
 from handrail.contract.sandbox import Limits
 
-# Control groups, for two limits: on the processes of real root, whom RLIMIT_NPROC does not count, and on memory.
+# Control groups enforce two limits: on the processes of real root, which RLIMIT_NPROC does not count, and on memory.
 #
 # All sandboxes of one Handrail share the groups, so they protect the machine and not one sandbox from another. A group is
 # made next to the others at the top (cgroup v2), or below Handrail's own (v1), and removed when Handrail ends. The next start
-# removes groups of a killed one. Without the right to make a group there is none, and the tier says so. An ordinary user has
+# removes groups of a killed one. Without the right to make a group, there are no limits, and the tier says so. An ordinary user has
 # that right only below groups that systemd gave them, where each start would wait for the whole machine's forks to pause
-# (:func:`entrance`). Such a Handrail is bounded as a whole, by a group that it is started in (:func:`own_bound`).
+# (:func:`entrance`). Such a Handrail is limited as a whole, by the group in which it is started (:func:`own_bound`).
 
 _PREFIX = "handrail-"
 _SHELL = "/bin/sh"
@@ -103,7 +103,7 @@ def _inside(owner: int, groups: tuple[Path, ...]) -> ThreadPoolExecutor | None:
     if key not in _starters:
         made = _starter(groups)
         if _starters.setdefault(key, made) is not made and made is not None:
-            made.shutdown()  # another thread of ours was quicker
+            made.shutdown()  # another thread was faster
     return _starters.get(key)
 
 

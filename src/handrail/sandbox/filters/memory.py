@@ -165,7 +165,7 @@ def _new_pipe() -> int:
     try:
         ends = os.pipe2(os.O_CLOEXEC)
     except OSError:
-        return _WHOLE_PIPE  # no descriptor is left: that says nothing about pipes
+        return _WHOLE_PIPE  # no descriptor is left, which says nothing about pipes
     try:
         return fcntl.fcntl(ends[0], fcntl.F_GETPIPE_SZ)
     finally:
@@ -218,7 +218,7 @@ def _may_be_beyond(bound: int) -> bool:
     try:
         return in_use().all > bound
     except OSError:
-        return False  # no descriptor is left: the next look finds out
+        return False  # no descriptor is left: the next poll finds out
 
 
 def taken_first(pid: int) -> None:

@@ -96,16 +96,16 @@ NOT_PERMITTED = (
     *("query_module", "get_kernel_syms", "reboot", "swapon", "swapoff", "acct", "quotactl", "quotactl_fd", "syslog"),
     *("settimeofday", "clock_settime", "adjtimex", "clock_adjtime", "sethostname", "setdomainname", "vhangup"),
     *("iopl", "ioperm", "_sysctl", "uselib", "ustat", "sysfs", "nfsservctl"),
-    # files by handle, which go round every mount
+    # files by handle, which bypass every mount
     *("open_by_handle_at", "name_to_handle_at"),
 )
 """Answered with EPERM."""
 
 NOT_THERE = (
     *("clone3", "io_uring_setup", "io_uring_enter", "io_uring_register", "openat2"),
-    # requests of which the whole machine has one number, such as 65,536
+    # requests that share one limit on the whole machine, such as 65,536
     "io_setup",
-    # memory that no bound of a call counts
+    # memory that no limit of a call counts
     *("msgget", "memfd_secret"),
 )
 """Calls that return ENOSYS, so that libraries fall back to calls that the filter can inspect."""

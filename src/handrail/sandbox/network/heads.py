@@ -168,8 +168,8 @@ def _framing(fields: Fields) -> int | Literal["chunked"] | None:
 
 # The TLS ClientHello, which names the intended server in the clear (RFC 8446, RFC 6066).
 #
-# A tunnel is opened to one host; a ClientHello that names another would reach a neighbour on the same address. The reader is
-# strict: it refuses a hello that it cannot read whole, and a hidden one (ECH, whose outer name says nothing).
+# A tunnel is opened to one host; a ClientHello with another name would reach another site on the same address. The reader is
+# strict: it refuses a hello that it cannot read completely, and an encrypted one (ECH, whose outer name means nothing).
 
 MAX_HELLO_BYTES = 64 * 1024
 
@@ -329,7 +329,7 @@ def _server_name(data: bytes) -> str:
     reader.expect_end()
     kind = names.number(1)
     name = names.take(names.number(2))
-    names.expect_end()  # two names could be read in two ways
+    names.expect_end()  # two names would be ambiguous
     if kind != 0 or not name or not name.isascii():
         raise NotTLS("the server name in the hello is not a host name")
     return name.decode()

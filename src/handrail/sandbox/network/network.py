@@ -165,7 +165,7 @@ async def fronted(
 
 async def _listener_of(process: Waiting) -> socket.socket:
     if not await process.until_known():
-        await process.wait()  # which says why
+        await process.wait()  # raises with the reason
         raise ToolError("The sandbox ended before its network was set up. Try again.", kind="backend")
     return await listener_in(process.inner_pid, process.pid)
 
@@ -233,7 +233,7 @@ def _namespaces(child: int, parent: int, opened: list[int]) -> tuple[int, int]:
             raise OSError(f"it shares the {kind} namespace of this machine")
     with Path(f"/proc/{child}/stat").open("rb") as file:
         started_by = int(file.read().rpartition(b")")[2].split()[1])
-    # Alive, then everything read above was of this process and of no later one with its number.
+    # If it is still alive, everything above was read of this process, and not of a later one with the same id.
     signal.pidfd_send_signal(held, 0)
     if started_by != parent:
         raise OSError("its first process was started by another process")

@@ -219,7 +219,7 @@ def shell_text(argv: Sequence[str], environment: Iterable[str]) -> str | None:
     return argv[-1]
 
 
-# Never directly before another redirection: digits there would be its number.
+# Never directly before another redirection, which would take digits there as its number.
 # Atomic groups, since possessive ones around groups match too much before Python 3.11.5.
 _WORD = r"""(?>(?:[\w.,/:@%+=^~*?\[\]-]|'[^']*'|"[^"$`\\!]*")+)(?![<>])"""
 _ELEMENT = rf"(?:{_WORD}|\d?>&\d(?![<>])|\d?(?:>>?|<)[ \t]*+{_WORD})"

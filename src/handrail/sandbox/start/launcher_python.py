@@ -131,7 +131,7 @@ class Mounts:
             (folder, _, name), (another, _, same) = point.rpartition(b"/"), other.rpartition(b"/")
             if name != same:
                 break
-            point, other = folder, another  # it is beneath a folder that was moved
+            point, other = folder, another  # it is in a folder that was moved
         return point
 
     @staticmethod
@@ -205,7 +205,7 @@ def end(lifeline: int, code: int, lost: bytes) -> NoReturn:
     :param lost: the mount point of a mount that has ended
     """
     with contextlib.suppress(OSError):
-        os.kill(-1, signal.SIGKILL)  # everybody but this process
+        os.kill(-1, signal.SIGKILL)  # all but this process
         while os.waitpid(-1, 0):
             pass
     with contextlib.suppress(OSError):
@@ -262,7 +262,7 @@ def run(argv: list[bytes], environment: list[bytes]) -> int:
     pairs = [name + b"=" + value for name, value in zip(environment[::2], environment[1::2], strict=True)]
     path = next((pair[5:] for pair in pairs if pair.startswith(b"PATH=")), None)
     if path is not None:
-        os.environb[b"PATH"] = path  # execvpe looks in the caller's own
+        os.environb[b"PATH"] = path  # execvpe searches the caller's own PATH
     words = (ctypes.c_char_p * (len(argv) + 1))(*argv, None)
     variables = (ctypes.c_char_p * (len(pairs) + 1))(*pairs, None)
     ctypes.CDLL(None, use_errno=True).execvpe(argv[0], words, variables)

@@ -319,7 +319,7 @@ class Piped:
         if self._gone.done():
             return
         waiting, self._waiting = self._waiting, []
-        for one in waiting:  # before those who only take note
+        for one in waiting:  # before the callbacks
             if not one.done():
                 one.set_result(None)
         self._gone.set_result(code)

@@ -97,7 +97,7 @@ class Pooled:
         self._in_use.add(profile.scratch)
         process, ahead = self._taken(key)
         if process is None:
-            # One that did not wait starts the shell with its text, which is sooner.
+            # A new sandbox starts the shell with its text, which is faster.
             plan = await self._sandbox.plan(capabilities, profile, program)
             process = self._sandbox.prepare(plan)
         begun = await self._sandbox.begun(process, plan, capabilities, profile, ahead)

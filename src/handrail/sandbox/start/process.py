@@ -220,20 +220,20 @@ class Confined(Piped):
             self._killed = True
             self._cut()
             if self._inner < 0:
-                # bubblewrap's outer process killed now could leave a child that waits for it for ever: let both go on
-                # to where the launcher finds its lifeline cut.
+                # Killing bubblewrap's outer process now could leave a child that waits forever: let both continue
+                # to the point where the launcher finds its lifeline closed.
                 awaited = {self._gone} if self._known.done() else {self._known, self._gone}
                 await asyncio.wait(awaited, timeout=_SETUP_S, return_when=asyncio.FIRST_COMPLETED)
             self._signal_all()
             await self._until_gone()
-        self._loop.call_soon(self._close)  # in this turn of the loop, as all else
+        self._loop.call_soon(self._close)  # in this turn of the loop, like everything else
 
     def _watch(self, descriptor: int, told: Callable[..., object], *arguments: object) -> None:
         self._watched.add(descriptor)
         self._loop.add_reader(descriptor, told, *arguments)
 
     def _unwatch(self, descriptor: int) -> None:
-        if descriptor in self._watched:  # the loop would take long over one that it does not know
+        if descriptor in self._watched:  # the loop is slow for a descriptor that it does not watch
             self._watched.discard(descriptor)
             self._loop.remove_reader(descriptor)
 
@@ -290,7 +290,7 @@ class Confined(Piped):
         if child is not None:
             try:
                 self._inner = _first_of_namespace(child)
-            except ToolError as short:  # it cannot be looked into: the launcher ends it
+            except ToolError as short:  # it cannot be opened: the launcher ends it
                 self._setup_error = short
                 self._cut()
             self._inner_pid = child if self._inner >= 0 else 0

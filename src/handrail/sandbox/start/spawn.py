@@ -46,7 +46,7 @@ def spawn(program: str, argv: Sequence[str], environment: Mapping[str, str], des
     _check(_libc.posix_spawnattr_init(attributes))
     try:
         for child, here in sorted(descriptors.items()):
-            # Above every number in use there, so that no step overwrites the source of a later one.
+            # Above all numbers of the child, so that no step overwrites the source of a later one.
             copies.append(fcntl.fcntl(here, fcntl.F_DUPFD_CLOEXEC, top))
             _check(_libc.posix_spawn_file_actions_adddup2(actions, copies[-1], child))
         for gap in set(range(top)) - set(descriptors):
@@ -120,7 +120,7 @@ def is_inside(binary: str, folders: tuple[str, ...]) -> bool:
     return folder_around(binary, folders) is not None
 
 
-# A wrapper around another process: each method that a subclass does not override is the other's.
+# A wrapper around another process. Methods that a subclass does not override call the other process.
 
 
 class Delegating:

@@ -105,7 +105,7 @@ class Looks:
         try:
             for path, was in self._paths.items():
                 if was is None:
-                    # An error would take longer to be raised than all the rest.
+                    # Raising an error would take longer than everything else.
                     if there(path, os.F_OK, effective_ids=_EFFECTIVE, follow_symlinks=False):
                         return False
                     continue

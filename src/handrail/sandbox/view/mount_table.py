@@ -374,7 +374,7 @@ def _is_shown(mount: _Wanted, device: str, root: str, identities: Sequence[bytes
     found = identities[mount.number].decode()
     if mount.content != "+":
         return found == mount.content
-    # A file system that was made for this sandbox: it has no device, and is the one that is seen there.
+    # A file system that was made for this sandbox has no device, and must be the visible one.
     shown = int(found.partition(":")[0] or -1)
     return shown >= 0 and os.major(shown) == 0 and device == f"0:{os.minor(shown)}"
 

@@ -141,7 +141,7 @@ def _keep_hidden(
     around = _innermost(folders, path)
     if around is None:
         return
-    if not protected.check_real(path, look):  # a moment ago it was there, and it can be elsewhere now
+    if not protected.check_real(path, look):  # it existed a moment ago, and may have been moved
         raise mount_table.replaced(path)
     ways = protected.on_the_way(path, (around,)) if folders[around] == "rw" else []
     if len(ways) < _DEEP:  # a path that is hidden for its depth stays hidden wherever it is moved
@@ -282,7 +282,7 @@ def _reached(capabilities: CapabilitySet, capability: _Patterned, place: str) ->
 
 
 def _covered(capabilities: CapabilitySet, capability: _Patterned, part: str, writable: Iterable[str]) -> _Part:
-    # Nothing in it is outside the set: tried on names that no pattern was written for.
+    # Nothing in it may be outside the set: test with names that no pattern was written for.
     probes = (f"{part}/~handrail-probe", f"{part}/.~handrail-probe/.~~/~", f"{part}/~/~/~/~handrail.probe~")
     whole = all(capabilities.allows(capability, probe) for probe in probes)
     within = frozenset(other for other in writable if is_beneath(part, other))

@@ -115,7 +115,7 @@ def git_identity(workspace: str) -> Mapping[str, str]:
             check=False,
         ).stdout.decode("utf-8", "replace")
     except OSError as error:
-        check_passing(error, git)  # which is not to be remembered
+        check_passing(error, git)  # such an answer must not be cached
         return found
     except (ProgramRefused, subprocess.SubprocessError):
         return found

@@ -164,8 +164,8 @@ class Folder:
                             name = entry.name
                             files.append(name)
                             numbers[name] = number = entry.inode()
-                            # A name that has the same file as before has been asked about: that takes longer than all else.
-                            # A number is given again, and so can be a file's before and a FIFO's now.
+                            # A name with the same file as before need not be asked about, which is the slowest step.
+                            # Inode numbers are reused, so the number of a file can belong to a FIFO now.
                             plain_file = entry.is_file(follow_symlinks=False)
                             if name in self.linked or self._numbers.get(name) != number or not plain_file:
                                 _note_file(entry, linked, pipes)
@@ -302,7 +302,7 @@ class Tree:
             self._strangers = strangers
         else:
             again = False
-        if self._counted_ns == 0:  # all were asked just now
+        if self._counted_ns == 0:  # all were just read
             self._counted_ns = now_ns
         elif again or now_ns - self._counted_ns > RECOUNT_NS:
             self._counted_ns = now_ns
