@@ -313,9 +313,9 @@ def failure(exit_code: int, said: bytes) -> ToolError | None:
 
 # Verification of search results against the files that may be read.
 #
-# Ripgrep lists names and opens them later, in another process. If a file is renamed or swapped for a link in between, the
-# result has the wrong name. So the checked file is opened here below its root without following links, and a result counts
-# only if the file holds the line at the reported place.
+# Ripgrep lists names and opens them later, in another process. If a file is renamed or swapped for a link in between,
+# the result has the wrong name. So the checked file is opened here below its root without following links, and a result
+# counts only if the file holds the line at the reported place.
 
 _MOST_KNOWN = 10_000
 _MOST_SHOWN = 16 * MAX_TEXT

@@ -489,7 +489,8 @@ class CallTerminals:
         hidden = runs_unseen(text, keys, terminal.line_open)
         if not text and not hidden:
             return
-        # The rules were evaluated for this text on an empty line, or on an open one. The line must still be in that state.
+        # The rules were evaluated for this text on an empty line, or on an open one. The line must still be in that
+        # state.
         refusal = self._may("shell.run", typed_value(text, open_line=terminal.taken or hidden))
         if refusal is not None:
             raise ToolError(

@@ -19,7 +19,8 @@ from handrail.sandbox.start.pool import Pooled
 from handrail.sandbox.start.spawn import spawn
 from handrail.sandbox.view import toolchains
 
-# Programs without any sandbox: only for tools that their operator has named, and never as a fallback for a failed sandbox.
+# Programs without any sandbox: only for tools that their operator has named, and never as a fallback for a failed
+# sandbox.
 #
 # Such a program may do everything that the operator may do. It is a separate process group, which ends with its call. A
 # process that leaves the group survives.

@@ -92,9 +92,10 @@ class SeenFiles:
 
 # Git directories without the name ``.git``: any folder with a HEAD, ``objects`` and ``refs`` is one.
 #
-# A user who types ``git status`` in such a folder runs the commands in its ``config``, although its path has an ordinary
-# name. So each write is checked together with the files around it. No tool writes in a git directory, or adds the piece that
-# completes one. The same holds for files that git's settings name: hooks, included files, scripts of a configured command.
+# A user who types ``git status`` in such a folder runs the commands in its ``config``, although its path has an
+# ordinary name. So each write is checked together with the files around it. No tool writes in a git directory, or adds
+# the piece that completes one. The same holds for files that git's settings name: hooks, included files, scripts of a
+# configured command.
 
 _HEAD = "head"
 _REFERENCE = re.compile(rb"\s*(?:ref:|[0-9a-fA-F]{40})")
@@ -219,8 +220,8 @@ def _there(located: Located, parts: list[str], *, unseen: bool = True) -> bool:
 
 # Whole lines of a file of any size, from either end, without loading the file.
 #
-# A sparse index remembers the number of line ends before each mebibyte, so a file is counted once and not on every call.
-# Lines end at ``\n`` (a ``\r`` before it is dropped). Bytes that are not UTF-8 are shown as U+FFFD.
+# A sparse index remembers the number of line ends before each mebibyte, so a file is counted once and not on every
+# call. Lines end at ``\n`` (a ``\r`` before it is dropped). Bytes that are not UTF-8 are shown as U+FFFD.
 
 STEP = 1 << 20
 """Bytes between two marks of the index."""

@@ -291,10 +291,10 @@ def _rename(parent: int, old: str, new: str, flags: int) -> bool:
 
 # Private copies of workspace files that have further names outside the workspace (hard links).
 #
-# Package managers (pnpm, uv, bun) link the files of a project to one store, so a program that writes such a file in place
-# changes every other project. So before a program starts, a copy with the same content, permissions and times takes the
-# file's name in the workspace. All copies are durable before the first takes its name. A copy replaces only the file that it
-# was made from, so an edit in between is not lost.
+# Package managers (pnpm, uv, bun) link the files of a project to one store, so a program that writes such a file in
+# place changes every other project. So before a program starts, a copy with the same content, permissions and times
+# takes the file's name in the workspace. All copies are durable before the first takes its name. A copy replaces only
+# the file that it was made from, so an edit in between is not lost.
 
 MOST_FILES = 20_000
 MOST_BYTES = 256 * 1024 * 1024

@@ -273,8 +273,8 @@ def beyond_the_list(before: Sequence[Entry], after: Iterable[Entry], inside: Cal
 # Files and folders that git's settings name, to execute them or to read settings and text from them.
 #
 # The settings of the repository, the user and the machine are read as git reads them, with included files, and without
-# running git. A command is split into words, and each word that can be a path counts. So the result may contain a word too many
-# but never one too few. Files are bounded, opened without waiting, and read again only after a change.
+# running git. A command is split into words, and each word that can be a path counts. So the result may contain a word
+# too many but never one too few. Files are bounded, opened without waiting, and read again only after a change.
 
 _DEEPEST_INCLUDE = 10
 _MOST_FILES = 64

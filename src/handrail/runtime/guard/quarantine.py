@@ -225,10 +225,10 @@ def _disarm(place: Path) -> None:
 
 # Originals: the state of files when a program started, to compare and restore them after its end.
 #
-# A program cannot write a file that is mounted over. But the mount ends when a process outside the sandbox gives the file's
-# name to another file (``rename``) or removes it, as git and most editors do. From then on the program writes the file that
-# it finds under that name. So each such file is compared when the program has ended. If it is still the same file, the mount
-# was there all the time.
+# A program cannot write a file that is mounted over. But the mount ends when a process outside the sandbox gives the
+# file's name to another file (``rename``) or removes it, as git and most editors do. From then on the program writes
+# the file that it finds under that name. So each such file is compared when the program has ended. If it is still the
+# same file, the mount was there all the time.
 
 MAX_KEPT_BYTES = 32 * 1024 * 1024
 """The limit of kept content for all files of one folder. Files beyond it are compared, not restored."""

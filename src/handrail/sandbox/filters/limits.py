@@ -30,11 +30,12 @@ from handrail.contract.sandbox import Limits
 
 # Control groups enforce two limits: on the processes of real root, which RLIMIT_NPROC does not count, and on memory.
 #
-# All sandboxes of one Handrail share the groups, so they protect the machine and not one sandbox from another. A group is
-# made next to the others at the top (cgroup v2), or below Handrail's own (v1), and removed when Handrail ends. The next start
-# removes groups of a killed one. Without the right to make a group, there are no limits, and the tier says so. An ordinary user has
-# that right only below groups that systemd gave them, where each start would wait for the whole machine's forks to pause
-# (:func:`entrance`). Such a Handrail is limited as a whole, by the group in which it is started (:func:`own_bound`).
+# All sandboxes of one Handrail share the groups, so they protect the machine and not one sandbox from another. A group
+# is made next to the others at the top (cgroup v2), or below Handrail's own (v1), and removed when Handrail ends. The
+# next start removes groups of a killed one. Without the right to make a group, there are no limits, and the tier says
+# so. An ordinary user has that right only below groups that systemd gave them, where each start would wait for the
+# whole machine's forks to pause (:func:`entrance`). Such a Handrail is limited as a whole, by the group in which it is
+# started (:func:`own_bound`).
 
 _PREFIX = "handrail-"
 _SHELL = "/bin/sh"

@@ -168,8 +168,9 @@ def _framing(fields: Fields) -> int | Literal["chunked"] | None:
 
 # The TLS ClientHello, which names the intended server in the clear (RFC 8446, RFC 6066).
 #
-# A tunnel is opened to one host; a ClientHello with another name would reach another site on the same address. The reader is
-# strict: it refuses a hello that it cannot read completely, and an encrypted one (ECH, whose outer name means nothing).
+# A tunnel is opened to one host; a ClientHello with another name would reach another site on the same address. The
+# reader is strict: it refuses a hello that it cannot read completely, and an encrypted one (ECH, whose outer name means
+# nothing).
 
 MAX_HELLO_BYTES = 64 * 1024
 

@@ -80,9 +80,9 @@ _HEAD = 5
 _CHANNEL, _LETTER = 3, 4
 """The descriptor numbers in a waiting shell."""
 
-# The launcher first runs once through its later steps, so that their memory is there when a caller waits.
-# One line, so that the text's own lines are counted from 1. The shell evaluates a text directly if no difference can be seen,
-# mostly in the folder where the shell already is: that is the first way. Other texts get a new bash in place of this one.
+# The launcher first runs once through its later steps, so that their memory is there when a caller waits. One line, so
+# that the text's own lines are counted from 1. The shell evaluates a text directly if no difference can be seen, mostly
+# in the folder where the shell already is: that is the first way. Other texts get a new bash in place of this one.
 _BEGIN = f"printf x >&{_CHANNEL};exec {_CHANNEL}<&- {_LETTER}<&-;"
 _EVALUATE = 'SECONDS=0;: /bin/bash;eval -- "$BASH_EXECUTION_STRING";'
 _BOOT = (

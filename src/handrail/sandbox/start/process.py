@@ -469,8 +469,8 @@ def _has_ended(descriptor: int) -> bool:
 # A pseudo-terminal as a sandbox's stdin, stdout and stderr (pty(7)): the program has one end, the holder the
 # other.
 #
-# A program cannot reach the terminal that the holder itself was started from, and the seccomp filter keeps it from typing
-# into its own (TIOCSTI). The launcher makes this one the program's controlling terminal.
+# A program cannot reach the terminal that the holder itself was started from, and the seccomp filter keeps it from
+# typing into its own (TIOCSTI). The launcher makes this one the program's controlling terminal.
 
 _LOCAL = 3
 _OUTPUT = 1

@@ -21,11 +21,12 @@ from typing import NamedTuple, TypeVar, TypeVarTuple
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Mechanism, Profile
 
-# Lookups on the machine before a sandbox starts, recorded so that a plan can be reused while their answers stay the same.
+# Lookups on the machine before a sandbox starts, recorded so that a plan can be reused while their answers stay the
+# same.
 #
-# A plan follows from the request and from the lookups on the machine. Each lookup is made through a :class:`Looks`, which
-# records it with its answer. The plan may be used again if all of them, repeated, give the same answers: then planning again
-# would give the same plan.
+# A plan follows from the request and from the lookups on the machine. Each lookup is made through a :class:`Looks`,
+# which records it with its answer. The plan may be used again if all of them, repeated, give the same answers: then
+# planning again would give the same plan.
 
 _Found = TypeVar("_Found")
 _What = TypeVarTuple("_What")

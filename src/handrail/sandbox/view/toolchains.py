@@ -263,8 +263,8 @@ def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
 
 # The locale variables that a program inherits: only character sets in which every reader finds the same backslashes.
 #
-# In GBK, Big5 and Shift-JIS the second byte of a character may be that of a backslash. A shell in such a locale reads a text
-# differently from the parser that checked it.
+# In GBK, Big5 and Shift-JIS the second byte of a character may be that of a backslash. A shell in such a locale reads a
+# text differently from the parser that checked it.
 
 PLAIN = "C.UTF-8"
 """Replaces every other locale."""
