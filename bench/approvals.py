@@ -17,14 +17,14 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from handrail.arbiter.approvals.desk import Approvals
-from handrail.arbiter.output.redaction import Redactor
-from handrail.arbiter.output.shaper import Shaper
-from handrail.arbiter.output.sidecar import SidecarRoom
+from handrail.arbiter.approvals.broker import ApprovalBroker
+from handrail.arbiter.output.redaction import SecretRedactor
+from handrail.arbiter.output.shaper import OutputShaper
+from handrail.arbiter.output.sidecar import SidecarQuota
 from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest
-from handrail.record.artifacts import Artifacts
+from handrail.record.artifacts import ArtifactStore
 from handrail.record.log import CommitLog, Record
-from handrail.store.opening import Store
+from handrail.store.workspace_store import WorkspaceStore
 from handrail.store.tables.approvals import ApprovalTable
 
 TARGET_MS = 50.0
@@ -37,22 +37,22 @@ async def main() -> int:
         folder = Path(name)
         for part in ("ws", "artifacts"):
             (folder / part).mkdir()
-        store = Store.open(folder / "ws", folder / "state")
+        store = WorkspaceStore.open(folder / "ws", folder / "state")
         log = CommitLog(store.database)
-        room = SidecarRoom(folder / "output", 1 << 30)
-        shaper = Shaper(Redactor(), Artifacts(folder / "artifacts"), lambda session: folder, room)
-        approvals = Approvals(ApprovalTable(store.database), log, shaper)
+        room = SidecarQuota(folder / "output", 1 << 30)
+        shaper = OutputShaper(SecretRedactor(), ArtifactStore(folder / "artifacts"), lambda session: folder, room)
+        approvals = ApprovalBroker(ApprovalTable(store.database), log, shaper)
         arguments = {"path": "src/main.py", "old": "x" * 1_000, "new": "y" * 1_000}
         rows = [
-            approvals.new(
+            approvals.create_request(
                 ApprovalRequest(f"s/1.{n}", "s", "edit", arguments, "hash", "definition", "no rule allows it")
             )
             for n in range(PENDING)
         ]
-        await asyncio.gather(*(approvals.ask(row, [], whole=True) for row in rows))
+        await asyncio.gather(*(approvals.submit_request(row, [], whole=True) for row in rows))
 
         async def listed() -> None:
-            assert len(approvals.pending()) > PENDING - ROUNDS - 1
+            assert len(approvals.list_pending()) > PENDING - ROUNDS - 1
 
         async def found() -> None:
             approvals.get(rows[PENDING // 2].id)

@@ -15,15 +15,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from handrail.catalog.prompt import of_spec
-from handrail.contract.doors.runtime import Runtime
+from handrail.catalog.prompt import estimate_spec_tokens
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
-from handrail.kernel.doctor.machine import costs_for
-from handrail.kernel.held import HeldKernel
-from handrail.registry.pins import Definition, StoredPins
+from handrail.kernel.doctor.machine_checks import compute_agent_costs
+from handrail.kernel.local import LocalKernel
+from handrail.registry.pins import ThirdPartyDefinition, StoredPins
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.upstreams import ForeignSource
+from handrail.testing.upstream_servers import ThirdPartySource
 
 TOKENS_TOOLS, SHARE = 1_000, 0.03
 PUBLISHED, BOUND_MS = 10_000, 300.0
@@ -77,13 +77,13 @@ async def longest_wait(until: asyncio.Event) -> float:
 
 async def tokens() -> bool:
     async with temporary_kernel(tools=[Made(n) for n in range(TOKENS_TOOLS - 30)]) as kernel:
-        costs = costs_for(kernel.generation, kernel.config, kernel.agent)
-    share = costs.in_view / costs.whole
+        costs = compute_agent_costs(kernel.generation, kernel.config, kernel.agent)
+    share = costs.active_tokens / costs.total_tokens
     print(
-        f"{len(costs.tools):,} tools: about {costs.whole:,} tokens with all in view, {costs.in_view:,} at the start of a turn"
+        f"{len(costs.tools):,} tools: about {costs.total_tokens:,} tokens with all in view, {costs.active_tokens:,} at the start of a turn"
     )
     print(
-        f"  ({costs.index:,} of them the index; {costs.whole / len(costs.tools):.0f} a tool, {of_spec(Made(3).spec)} one of these)"
+        f"  ({costs.index_tokens:,} of them the index; {costs.total_tokens / len(costs.tools):.0f} a tool, {estimate_spec_tokens(Made(3).spec)} one of these)"
     )
     met = share <= SHARE
     print(f"in view: {100 * share:.1f} % of all (bound {100 * SHARE:.0f} %): {'met' if met else 'MISSED'}")
@@ -114,14 +114,14 @@ async def publishing() -> bool:
 
 async def refreshing() -> bool:
     own = [Made(n) for n in range(PUBLISHED - SOURCES * EACH)]
-    sources = [ForeignSource(f"server{at}", [Offered(at, n) for n in range(EACH)]) for at in range(SOURCES)]
+    sources = [ThirdPartySource(f"server{at}", [Offered(at, n) for n in range(EACH)]) for at in range(SOURCES)]
     async with temporary_kernel() as kernel:
         await begun(kernel)
-        shelf = kernel.own.shelf
+        shelf = kernel.own_context.generations
         shelf.sources = replace(shelf.sources, further=lambda: sources)
         assert isinstance(shelf.sources.pins, StoredPins)
         for source in sources:
-            shelf.sources.pins.approve(source.name, [Definition.of(tool.spec) for tool in source.tools])
+            shelf.sources.pins.approve(source.name, [ThirdPartyDefinition.from_spec(tool.spec) for tool in source.tools])
         await kernel.reload(own)
 
         async def changed(number: int) -> None:
@@ -135,7 +135,7 @@ async def refreshing() -> bool:
             await asyncio.gather(*(shelf.refresh([source]) for source in sources))
 
         one, all_of_them = await watched(changed), await watched(together)
-        assert all(entry.withheld is None for entry in kernel.generation.entries.values() if entry.foreign)
+        assert all(entry.unavailable_reason is None for entry in kernel.generation.entries.values() if entry.third_party)
     met = min(one.ms) <= BOUND_MS
     print(f"one of {SOURCES} sources with {EACH} tools each has one tool less, of {PUBLISHED:,} in all: {one}")
     print(f"all of them at once: {all_of_them}")
@@ -174,7 +174,7 @@ async def watched(work: Callable[[int], Awaitable[None]]) -> Taken:
     return found
 
 
-async def begun(kernel: HeldKernel) -> None:
+async def begun(kernel: LocalKernel) -> None:
     """With a session, so that generations are on record."""
     await (await kernel.session()).call("todo", {})
 

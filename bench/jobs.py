@@ -54,7 +54,7 @@ async def main() -> None:
     @tool(id="bench.idle", side_effect="external", mode="background", locks=[])
     async def idle(number: int, runtime: Runtime) -> int:
         """Wait."""
-        runtime.output(f"job {number}\n")
+        runtime.write_output(f"job {number}\n")
         await over.wait()
         return number
 
@@ -87,7 +87,7 @@ async def main() -> None:
             for job in jobs:
                 assert (await session.jobs.wait(job.id, timeout_ms=60_000)) is not None
             print(f"all ended and on record after {time.perf_counter() - began:.2f} s")
-            if kernel.tier.confines:
+            if kernel.sandbox_tier.is_confining:
                 await stops(session)
 
 

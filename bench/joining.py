@@ -21,10 +21,10 @@ from typing import Any, cast
 
 import orjson
 
-from handrail.ipc.wire.connection import Connection
-from handrail.ipc.wire.framing import Message
-from handrail.ipc.wire.meeting import connect, listen
-from handrail.ipc.wire.operations import Op, Operations
+from handrail.ipc.wire.connection import IpcConnection
+from handrail.ipc.wire.frames import Message
+from handrail.ipc.wire.handshake import connect, listen
+from handrail.ipc.wire.operations import OperationSpec, OperationTable
 
 TARGET = 1.3
 ROUNDS, CALLS = 40, 250
@@ -75,9 +75,9 @@ async def serve(folder: Path) -> None:
         await asyncio.sleep(0)
         return body
 
-    operations = Operations({"echo": Op(echo, inline=True), "wait": Op(wait_once, inline=True), "task": Op(echo)})
+    operations = OperationTable({"echo": OperationSpec(echo, inline=True), "wait": OperationSpec(wait_once, inline=True), "task": OperationSpec(echo)})
 
-    def accept(connection: Connection, hello: Message) -> tuple[Operations, Message]:
+    def accept(connection: IpcConnection, hello: Message) -> tuple[OperationTable, Message]:
         return operations, {}
 
     await listen(folder, "ours", accept)

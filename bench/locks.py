@@ -15,15 +15,15 @@ import sys
 import time
 from collections.abc import Callable
 
-from handrail.arbiter.locks import LockTable, Want
+from handrail.arbiter.locks import LockTable, RequiredLock
 
 TARGET = 2.0
 CALLS = 20_000
 ROUNDS = 5
 SIZES = (100, 10_000)
 
-FILE: list[Want] = [(("workspace", "src", "a.py"), "X")]
-UNCONTENDED: dict[str, list[Want]] = {
+FILE: list[RequiredLock] = [(("workspace", "src", "a.py"), "X")]
+UNCONTENDED: dict[str, list[RequiredLock]] = {
     "one root (account:alice:X)": [(("account:alice",), "X")],
     "workspace:S": [(("workspace",), "S")],
     "one file, two folders above": FILE,
@@ -35,7 +35,7 @@ def best(measure: Callable[[], float], rounds: int = ROUNDS) -> float:
     return min(measure() for _ in range(rounds))
 
 
-def uncontended(wants: list[Want]) -> float:
+def uncontended(wants: list[RequiredLock]) -> float:
     """µs for one try_acquire and release."""
     table = LockTable()
     began = time.perf_counter()
@@ -52,7 +52,7 @@ async def with_tasks(waiters: int) -> float:
 
     async def call() -> None:
         request = table.enqueue(FILE)
-        table.release(await request.granted(60))
+        table.release(await request.wait_granted(60))
 
     spent = 0.0
     for _ in range(max(1, max(SIZES) // waiters)):
@@ -79,7 +79,7 @@ async def table_alone(waiters: int) -> float:
         requests = [table.enqueue(FILE) for _ in range(waiters)]
         table.release(holder)
         for request in requests:
-            table.release(await request.granted())
+            table.release(await request.wait_granted())
         spent += time.perf_counter() - began
     return spent / max(SIZES) * 1e6
 

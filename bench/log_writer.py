@@ -23,10 +23,10 @@ from pathlib import Path
 
 import orjson
 
-from handrail.record.chain import GENESIS, SALT_BYTES, Header, hash_of, new_commitment
+from handrail.record.chain import GENESIS, SALT_BYTES, RecordHeader, hash_group, new_commitment
 from handrail.record.log import CommitLog, Record
-from handrail.store.database.writer import SinkUnavailable, Writer
-from handrail.store.opening import Store
+from handrail.store.database.writer import SinkUnavailable, GroupWriter
+from handrail.store.workspace_store import WorkspaceStore
 
 Entry = tuple[int, Sequence[Record]]
 
@@ -40,15 +40,15 @@ class FileSink:
         self._previous = GENESIS
         self._sequence = 0
 
-    def promise(self, batch: Sequence[Entry]) -> bool:
+    def write_ahead(self, batch: Sequence[Entry]) -> bool:
         return False
 
-    def rouse(self) -> None:
+    def warm_up(self) -> None:
         pass
 
     def write(self, batch: Sequence[Entry]) -> None:
         lines: list[bytes] = []
-        headers: list[Header] = []
+        headers: list[RecordHeader] = []
         commitments: list[bytes] = []
         first = self._sequence + 1
         for at_ns, records in batch:
@@ -62,7 +62,7 @@ class FileSink:
                     headers.append((at_ns, kind, session, call))
                     commitments.append(commitment.digest())
         if self._chained:
-            self._previous = hash_of(first, self._previous, headers, commitments)
+            self._previous = hash_group(first, self._previous, headers, commitments)
             lines.append(self._previous.hex().encode())
         lines.append(b"")
         try:
@@ -82,11 +82,11 @@ class FileLog:
     """What the arbiter needs of a commit log, with a file behind it: the peer of whole-pipeline figures too."""
 
     def __init__(self, path: Path, *, chained: bool = False) -> None:
-        self.writer: Writer[Entry] = Writer(FileSink(path, chained=chained))
+        self.writer: GroupWriter[Entry] = GroupWriter(FileSink(path, chained=chained))
 
     @property
     def refusal(self) -> str | None:
-        return self.writer.refusal
+        return self.writer.unavailable_reason
 
     def append(self, records: Sequence[Record]) -> None:
         self.writer.append((time.time_ns(), records))
@@ -95,13 +95,13 @@ class FileLog:
         await self.writer.commit((time.time_ns(), records))
 
     def begin(self, records: Sequence[Record]) -> asyncio.Future[None]:
-        return self.writer.begin((time.time_ns(), records))
+        return self.writer.start_commit((time.time_ns(), records))
 
     def promise(self, records: Sequence[Record]) -> asyncio.Future[None]:
         return self.begin(records)  # what it writes is all in one write and one sync already
 
     async def backlog_below(self, count: int) -> None:
-        await self.writer.backlog_below(count)
+        await self.writer.wait_for_backlog(count)
 
     def close(self) -> None:
         self.writer.close()
@@ -149,7 +149,7 @@ def raw_syncs(path: Path, count: int = 200) -> float:
 
 async def measure(folder: Path, callers: int, rounds: int, calls: int) -> None:
     (folder / "workspace").mkdir()
-    store = Store.open(folder / "workspace", folder / "state")
+    store = WorkspaceStore.open(folder / "workspace", folder / "state")
     ours = CommitLog(store.database)
     plain, chained = FileLog(folder / "plain.jsonl"), FileLog(folder / "chained.jsonl", chained=True)
     writers = {"file + fdatasync": plain.commit, "file + chain": chained.commit, "commit log": ours.commit}
@@ -185,7 +185,7 @@ def cost_of_append(folder: Path, count: int) -> None:
 
     async def run() -> None:
         (folder / "workspace2").mkdir()
-        store = Store.open(folder / "workspace2", folder / "state")
+        store = WorkspaceStore.open(folder / "workspace2", folder / "state")
         log = CommitLog(store.database)
         entries = [(record(number),) for number in range(count)]
         took: list[float] = []
@@ -195,7 +195,7 @@ def cost_of_append(folder: Path, count: int) -> None:
             for entry in chunk:
                 log.append(entry)
             took.append((time.perf_counter() - began) / 100)
-            await log.backlog_below(200)
+            await log.wait_for_backlog(200)
         print(f"append: {statistics.median(took) * 1e6:.2f} µs in the caller")
         await store.aclose()
 

@@ -76,15 +76,15 @@ def configured(folder: Path, names: list[str]) -> Path:
 def opened(folder: Path, file: Path) -> Any:
     from handrail import open_kernel
 
-    return open_kernel(folder / "workspace", rules=["allow mcp:*:*"], state=folder / "state", config=file, face="bench")
+    return open_kernel(folder / "workspace", rules=["allow mcp:*:*"], state=folder / "state", config=file, frontend="bench")
 
 
 async def serve_gateway(folder: Path) -> None:
-    from handrail.frontends.mcp.stdio import serve
-    from handrail.frontends.mcp.tools import Serving
+    from handrail.frontends.mcp.stdio import serve_stdio
+    from handrail.frontends.mcp.tools import McpFrontendSettings
 
     async with opened(folder, folder / "config" / "handrail.toml") as kernel:
-        await serve(kernel, Serving(discovery="all"))
+        await serve_stdio(kernel, McpFrontendSettings(discovery="all"))
 
 
 async def serve_proxy() -> None:
@@ -97,7 +97,7 @@ async def serve_proxy() -> None:
 
 
 async def approved(folder: Path, name: str) -> None:
-    from handrail.testing.upstreams import approved as approve
+    from handrail.testing.upstream_servers import approve_tools as approve
 
     async with opened(folder, folder / "config" / "handrail.toml") as kernel:
         await approve(kernel, name)
@@ -159,17 +159,17 @@ async def calls(folder: Path) -> dict[str, list[float]]:
 async def first_lists(folder: Path) -> dict[str, list[float]]:
     from mcp import Client
 
-    from handrail.registry.pins import Definition, StoredPins
-    from handrail.upstream.configured import configured as servers_in
-    from handrail.upstream.definition import Listing, write
-    from handrail.upstream.tools import spec_of
+    from handrail.registry.pins import ThirdPartyDefinition, StoredPins
+    from handrail.upstream.server_config import load_server_definitions as servers_in
+    from handrail.upstream.definition import ServerListing, write_listing
+    from handrail.upstream.tools import build_spec
 
     names = [f"server{number}" for number in range(UPSTREAMS)]
     file = configured(folder, names)
     from handrail import config
 
     schema = {"type": "object", "properties": {"query": {"type": "string"}, "limit": {"type": "integer"}}}
-    for definition in servers_in(config.load(file)):
+    for definition in servers_in(config.load_configuration(file)):
         items = tuple(
             {
                 "name": f"tool_{number}",
@@ -178,12 +178,12 @@ async def first_lists(folder: Path) -> dict[str, list[float]]:
             }
             for number in range(TOOLS)
         )
-        kept = Listing(tools=items, capabilities={"tools": {}}, protocol="2025-11-25")
+        kept = ServerListing(tools=items, capabilities={"tools": {}}, protocol="2025-11-25")
         state = folder / "state"
         state.mkdir(mode=0o700, exist_ok=True)
-        write(state, definition.name, definition.hash, kept)
-        specs = [spec_of(item, definition, definition.requires) for item in items]
-        StoredPins(state).approve(definition.name, [Definition.of(spec) for spec in specs])
+        write_listing(state, definition.name, definition.definition_hash, kept)
+        specs = [build_spec(item, definition, definition.requires) for item in items]
+        StoredPins(state).approve(definition.name, [ThirdPartyDefinition.from_spec(spec) for spec in specs])
     taken: dict[str, list[float]] = {BARE: [], MANY: []}
     served = [*HANDRAIL, "mcp", "--discovery", "all", "--workspace", str(folder / "workspace")]
     ways = {

@@ -33,14 +33,14 @@ async def add(a: int, b: int) -> dict[str, int]:
 
 async def serve(folder: Path) -> None:
     from handrail import open_kernel, tool
-    from handrail.frontends.mcp.http import Listening, listen
-    from handrail.frontends.mcp.tools import Serving
+    from handrail.frontends.mcp.http_server import HttpFrontendSettings, serve_http
+    from handrail.frontends.mcp.tools import McpFrontendSettings
 
     ours = tool(id="add", side_effect="read", locks=[])(add)
     workspace = folder / "workspace"
     workspace.mkdir()
     async with open_kernel(workspace, tools=[ours], rules=["allow add"], state=folder / "state", config=None) as kernel:
-        await listen(kernel, Serving(), Listening.of("127.0.0.1:0"), lambda where: print(where, flush=True))
+        await serve_http(kernel, McpFrontendSettings(), HttpFrontendSettings.from_options("127.0.0.1:0"), lambda where: print(where, flush=True))
 
 
 class Caller:

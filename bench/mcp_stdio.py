@@ -65,14 +65,14 @@ def serve_high_level() -> None:
 
 async def serve_handrail(folder: Path) -> None:
     from handrail import open_kernel, tool
-    from handrail.frontends.mcp.stdio import serve
+    from handrail.frontends.mcp.stdio import serve_stdio
 
     ours = tool(id="add", side_effect="read", locks=[])(add)
     (folder / "workspace").mkdir()
     async with open_kernel(
         folder / "workspace", tools=[ours], rules=["allow add"], state=folder / "state", config=None
     ) as kernel:
-        await serve(kernel)
+        await serve_stdio(kernel)
 
 
 async def measure(folder: Path) -> dict[str, list[float]]:

@@ -19,13 +19,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from handrail.contract.doors.files import Located
-from handrail.contract.tool.requires import FsRequires, NetRequires, Requires, ShellRequires, Variables
+from handrail.contract.services.files import ResolvedPath
+from handrail.contract.tool.requires import FsRequires, NetRequires, Requires, ShellRequires, PathVariables
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.authority import Authority
-from handrail.policy.rules.rules import default_book, parse_rule
+from handrail.policy.authorizer import CallAuthorizer
+from handrail.policy.rules.definitions import default_book, parse_rule
 from handrail.policy.targets import agent_layer
-from handrail.runtime.files.roots import Roots
+from handrail.runtime.files.roots import SessionRoots
 
 CALLS = 1_500
 ROUNDS = 9
@@ -71,28 +71,28 @@ class Resolved:
     def __init__(self, workspace: str) -> None:
         self.workspace = workspace
 
-    def locate(self, path: str) -> Located:
-        return Located(f"{self.workspace}/{path}", path, True, self.workspace, inner=path)
+    def resolve_path(self, path: str) -> ResolvedPath:
+        return ResolvedPath(f"{self.workspace}/{path}", path, True, self.workspace, relative_path=path)
 
 
 def cases(workspace: str) -> dict[str, Callable[[], object]]:
-    variables = Variables(workspace=(workspace,))
-    authority = Authority(variables, agent_layer("default", Requires(), (ADD, READ, FETCH, BASH), variables))
+    variables = PathVariables(workspace=(workspace,))
+    authority = CallAuthorizer(variables, agent_layer("default", Requires(), (ADD, READ, FETCH, BASH), variables))
     book = default_book().with_rules(*(parse_rule(text, scope="project") for text in RULES))
-    roots, resolved = Roots(workspace), Resolved(workspace)
+    roots, resolved = SessionRoots(workspace), Resolved(workspace)
     number = itertools.count()
-    search = authority.may(authority.judge(READ, {"path": "."}, rules=book, roots=roots), READ, rules=book, roots=roots)
+    search = authority.make_access_check(authority.evaluate(READ, {"path": "."}, rules=book, roots=roots), READ, rules=book, roots=roots)
 
     def shell(text: str) -> Callable[[], object]:
-        return lambda: authority.judge(BASH, {"command": text.format(next(number))}, rules=book, roots=resolved)
+        return lambda: authority.evaluate(BASH, {"command": text.format(next(number))}, rules=book, roots=resolved)
 
     return {
-        "no target": lambda: authority.judge(ADD, {"a": next(number)}, rules=book, roots=resolved),
-        "path": lambda: authority.judge(READ, {"path": f"src/pkg/m{next(number)}.py"}, rules=book, roots=resolved),
+        "no target": lambda: authority.evaluate(ADD, {"a": next(number)}, rules=book, roots=resolved),
+        "path": lambda: authority.evaluate(READ, {"path": f"src/pkg/m{next(number)}.py"}, rules=book, roots=resolved),
         YARDSTICK: lambda: os.path.realpath(f"{workspace}/src/pkg/m{next(number)}.py"),
         "file found by a search": lambda: search("fs.read", f"{workspace}/src/pkg/m{next(number)}.py"),
-        "host": lambda: authority.judge(FETCH, {"url": f"m{next(number)}.example.org"}, rules=book, roots=resolved),
-        "URL": lambda: authority.judge(
+        "host": lambda: authority.evaluate(FETCH, {"url": f"m{next(number)}.example.org"}, rules=book, roots=resolved),
+        "URL": lambda: authority.evaluate(
             FETCH, {"url": f"https://m{next(number)}.example.org/a"}, rules=book, roots=resolved
         ),
         "shell: git diff --stat src": shell("git diff --stat src/m{}.py"),

@@ -45,12 +45,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from finding.bfcl import bfcl
 
 from handrail import open_kernel
-from handrail.catalog.embedders.minilm import MiniLM, missing
-from handrail.catalog.search.encoding import Encoder
-from handrail.catalog.search.index import Index, texts_of
-from handrail.catalog.search.lexical import Document, passage
-from handrail.catalog.search.words import spelled, telling
-from handrail.contract.doors.offers import PromptSpec, ResourceSpec
+from handrail.catalog.embedders.minilm import MiniLMEmbedder, why_unavailable
+from handrail.catalog.search.encoder import EncoderThread
+from handrail.catalog.search.index import ToolIndex, request_texts
+from handrail.catalog.search.lexical_index import ToolDocument, make_passage
+from handrail.catalog.search.words import join_e_words, remove_filler
+from handrail.contract.services.resources import PromptSpec, ResourceSpec
 from handrail.tools import BUILTINS
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ class Corpus:
     queries: list[dict[str, Any]]
 
     @property
-    def documents(self) -> list[Document]:
+    def documents(self) -> list[ToolDocument]:
         return [
-            Document(
+            ToolDocument(
                 each["id"], each.get("description") or "", each.get("parameters") or None, each.get("category") or ""
             )
             for each in self.tools
@@ -106,34 +106,34 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def ours_lexical(corpus: Corpus) -> Search:
-    index = Index(corpus.documents)
+    index = ToolIndex(corpus.documents)
     return lambda query: [hit.id for hit in index.search(query, 10).hits]
 
 
-def ours(corpus: Corpus, model: MiniLM) -> tuple[Index, Search]:
+def ours(corpus: Corpus, model: MiniLMEmbedder) -> tuple[ToolIndex, Search]:
     """Words, meaning and parts, as shipped; ready when every tool has its vector."""
-    index = Index(corpus.documents, encoder=Encoder(model))
+    index = ToolIndex(corpus.documents, encoder=EncoderThread(model))
     index.wait()
     return index, lambda query: [hit.id for hit in index.search(query, 10, patience_s=60).hits]
 
 
-def ours_unsplit(index: Index) -> Search:
+def ours_unsplit(index: ToolIndex) -> Search:
     """The same without looking for parts."""
     import handrail.catalog.search.index as module
 
-    kept = module.parts
+    kept = module.split_request
 
     def search(query: str) -> Sequence[str]:
-        module.parts = lambda request: [request.strip()]
+        module.split_request = lambda request: [request.strip()]
         try:
             return [hit.id for hit in index.search(query, 10, patience_s=60).hits]
         finally:
-            module.parts = kept
+            module.split_request = kept
 
     return search
 
 
-def ours_semantic(index: Index) -> Search:
+def ours_semantic(index: ToolIndex) -> Search:
     """Meaning alone, of the whole request."""
     import handrail.catalog.search.index as module
 
@@ -247,7 +247,7 @@ def main() -> None:
     parser.add_argument("--speed", action="store_true", help="measure time and memory, too")
     parser.add_argument("--shipped", action="store_true", help="measure the tools that ship, through a kernel")
     given = parser.parse_args()
-    if why := missing():
+    if why := why_unavailable():
         sys.exit(f"bench: {why}")
     if not (given.speed or given.shipped) or given.data or given.held_out:
         compare(given)
@@ -265,15 +265,15 @@ def compare(given: argparse.Namespace) -> None:
     from finding.known import Known
 
     model = Known(given.cache)
-    held: list[tuple[Corpus, Index]] = []
+    held: list[tuple[Corpus, ToolIndex]] = []
     every = list(corpora(given.data, given.limit))
     if given.held_out and len(every) < 2:
         sys.exit("bench: --held-out needs two corpora at least")
     for corpus in every:
         _tell(f"{corpus.name}: {len(corpus.tools)} tools and {len(corpus.queries)} requests are encoded")
-        model.encode([passage(each) for each in corpus.documents])
-        said = [spelled(text) for each in corpus.queries for text in texts_of([each["query"]])]
-        model.encode([*said, *map(telling, said)])
+        model.encode([make_passage(each) for each in corpus.documents])
+        said = [join_e_words(text) for each in corpus.queries for text in request_texts([each["query"]])]
+        model.encode([*said, *map(remove_filler, said)])
         model.keep()
     for corpus in every:
         index, hybrid = ours(corpus, model)
@@ -340,12 +340,12 @@ async def shipped(limit: int | None) -> list[dict[str, Any]]:
         workspace.mkdir()
         config.touch()
         offerings = [cast("Any", _Note())]
-        async with open_kernel(workspace, state=Path(folder, "state"), config=config, offerings=offerings) as kernel:
+        async with open_kernel(workspace, state=Path(folder, "state"), config=config, resources=offerings) as kernel:
             for part in ("seen", "unseen"):
                 asked = [(gold, query) for name, gold, query in wanted if name == part][:limit]
                 firsts = fives = loaded = needed = 0
                 for gold, query in asked:
-                    ids = [hit.tool_id for hit in (await kernel.find(query, limit=10, patience_s=60)).hits]
+                    ids = [hit.tool_id for hit in (await kernel.find_tools(query, limit=10, timeout_s=60)).matches]
                     session = await kernel.session()
                     given: Any = (await session.call("find_tools", {"query": query})).data
                     await session.close()

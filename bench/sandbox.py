@@ -26,17 +26,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from handrail import open_kernel
-from handrail.contract.sandbox import SHELL_ARGV, Profile, Program, Sandbox
-from handrail.contract.tool.requires import CapabilitySet, Layer, ShellRequires
+from handrail.contract.sandbox import SHELL_ARGV, SandboxProfile, ProgramSpec, Sandbox
+from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, ShellRequires
 from handrail.sandbox import tiers
-from handrail.sandbox.bubblewrap import Bubblewrap, command_options
+from handrail.sandbox.bubblewrap import BubblewrapSandbox, build_options
 from handrail.sandbox.filters import seccomp
-from handrail.sandbox.start.pool import Pooled
-from handrail.sandbox.start.process import settled
-from handrail.sandbox.start.spawn import binaries
+from handrail.sandbox.start.pool import SandboxPool
+from handrail.sandbox.start.process import wait_for_dismantling
+from handrail.sandbox.start.spawn import find_binaries
 
 ARGV = (*SHELL_ARGV, "true")
-BWRAP = next(binaries())
+BWRAP = next(find_binaries())
 PAUSE_S = 0.03
 """Between two runs: the kernel takes network namespaces down later, and holds up who makes one meanwhile."""
 
@@ -52,7 +52,7 @@ class Variant:
     name: str
     run: Callable[[], Awaitable[object]]
     at_most: float | None = None
-    between: Callable[[], Awaitable[object]] = settled
+    between: Callable[[], Awaitable[object]] = wait_for_dismantling
 
 
 def spawned(program: str, argv: Sequence[str]) -> None:
@@ -82,7 +82,7 @@ async def by_asyncio() -> None:
 
 def bare(options: list[str]) -> Callable[[], Awaitable[None]]:
     """bubblewrap with the same namespaces, mounts and filter, and bash as what it starts: no launcher, no Landlock."""
-    filtered = seccomp.program()
+    filtered = seccomp.build_filter()
 
     async def run() -> None:
         descriptor = os.memfd_create("filter", 0)
@@ -94,9 +94,9 @@ def bare(options: list[str]) -> Callable[[], Awaitable[None]]:
     return run
 
 
-def started(sandbox: Sandbox, capabilities: CapabilitySet, profile: Profile) -> Callable[[], Awaitable[None]]:
+def started(sandbox: Sandbox, capabilities: CapabilitySet, profile: SandboxProfile) -> Callable[[], Awaitable[None]]:
     async def run() -> None:
-        process = await sandbox.start(capabilities, profile, Program(ARGV, merge_stderr=True))
+        process = await sandbox.start(capabilities, profile, ProgramSpec(ARGV, merge_stderr=True))
         await process.communicate(b"", 1 << 20)
         assert await process.wait() == 0
         await process.kill()
@@ -121,8 +121,8 @@ async def measured(rounds: int, variants: list[Variant]) -> Mapping[str, list[fl
 
 
 async def main(rounds: int) -> int:
-    sandbox = tiers.choose()
-    if not isinstance(sandbox, Bubblewrap):
+    sandbox = tiers.choose_sandbox()
+    if not isinstance(sandbox, BubblewrapSandbox):
         print(json.dumps({"withheld": sandbox.tier.detail, "remedy": sandbox.tier.remedy}))
         return 5
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_FOLDER")) as folder:
@@ -131,12 +131,12 @@ async def main(rounds: int) -> int:
         for place in (workspace, scratch, top / "called"):
             place.mkdir()
         (top / "handrail.toml").write_text("")
-        layer = Layer("bench", (str(workspace),), (str(workspace),), (), (ShellRequires(cmd="*"),))
-        hosts = Layer("bench", (str(workspace),), (str(workspace),), ("example.org",), (ShellRequires(cmd="*"),))
+        layer = CapabilityLayer("bench", (str(workspace),), (str(workspace),), (), (ShellRequires(cmd="*"),))
+        hosts = CapabilityLayer("bench", (str(workspace),), (str(workspace),), ("example.org",), (ShellRequires(cmd="*"),))
         capabilities, connected = CapabilitySet((layer,)), CapabilitySet((hosts,))
-        profile = Profile(str(workspace), str(scratch))
-        pool = Pooled(sandbox)
-        without = Bubblewrap(BWRAP, sandbox.tier, landlock_abi=0)
+        profile = SandboxProfile(str(workspace), str(scratch))
+        pool = SandboxPool(sandbox)
+        without = BubblewrapSandbox(BWRAP, sandbox.tier, landlock_abi=0)
         kernel_at = open_kernel(
             top / "called", rules=["allow bash", "allow shell.run"], state=top / "state", config=top / "handrail.toml"
         )
@@ -151,9 +151,9 @@ async def main(rounds: int) -> int:
             variants = [
                 Variant(peer, unconfined),
                 Variant("the same by asyncio", by_asyncio),
-                Variant("warm, pooled", started(pool, capabilities, profile), 1.0, pool.replenished),
-                Variant("warm, pooled, with the proxy", started(pool, connected, profile), between=pool.replenished),
-                Variant("cold, namespaces and seccomp alone", bare(command_options(capabilities, profile)), 6.0),
+                Variant("warm, pooled", started(pool, capabilities, profile), 1.0, pool.wait_until_replenished),
+                Variant("warm, pooled, with the proxy", started(pool, connected, profile), between=pool.wait_until_replenished),
+                Variant("cold, namespaces and seccomp alone", bare(build_options(capabilities, profile)), 6.0),
                 Variant("cold, the same by the launcher, limits", started(without, capabilities, profile)),
                 Variant("cold, with Landlock too", started(sandbox, capabilities, profile), 14.0),
                 Variant("cold, without Landlock, with the proxy", started(without, connected, profile), 9.0),

@@ -21,16 +21,16 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from handrail.contract.sandbox import Profile, Sandbox, Tier
-from handrail.contract.tool.requires import CapabilitySet, Layer, May
-from handrail.policy.authority import hidden
-from handrail.policy.rules.rules import default_book
-from handrail.runtime.files.roots import Roots
-from handrail.runtime.guard.guard import Guarded
-from handrail.runtime.ripgrep import HiddenFiles, installed
+from handrail.contract.sandbox import SandboxProfile, Sandbox, SandboxTier
+from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, AccessCheck
+from handrail.policy.authorizer import find_hidden_paths
+from handrail.policy.rules.definitions import default_book
+from handrail.runtime.files.roots import SessionRoots
+from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
+from handrail.runtime.ripgrep import HiddenFiles, find_ripgrep
 from handrail.runtime.search import RipgrepSearch
-from handrail.sandbox.start.pool import Pooled, pooled
-from handrail.sandbox.tiers import Refusing, choose
+from handrail.sandbox.start.pool import SandboxPool, add_pool
+from handrail.sandbox.tiers import RefusingSandbox, choose_sandbox
 
 FILES, BYTES, FOLDERS = 24_000, 600_000_000, 400
 ROUNDS = 11
@@ -67,10 +67,10 @@ def plant(root: Path) -> None:
 
 
 def searching(root: Path, scratch: Path, sandbox: Sandbox) -> RipgrepSearch:
-    layer = Layer("bench", fs_read=(str(root),))
-    profile = Profile(str(root), str(scratch), denials=hidden(default_book(), str(root)))
-    may: May = lambda capability, target: None  # noqa: E731
-    return RipgrepSearch(Roots(root), sandbox, profile, CapabilitySet((layer,)), may, HiddenFiles())
+    layer = CapabilityLayer("bench", fs_read=(str(root),))
+    profile = SandboxProfile(str(root), str(scratch), denials=find_hidden_paths(default_book(), str(root)))
+    may: AccessCheck = lambda capability, target: None  # noqa: E731
+    return RipgrepSearch(SessionRoots(root), sandbox, profile, CapabilitySet((layer,)), may, HiddenFiles())
 
 
 async def ripgrep(program: str, pattern: str, root: Path) -> int:
@@ -100,14 +100,14 @@ async def main() -> int:
         scratch.mkdir()
         plant(root)
         os.sync()  # else the disk is written to while the first rounds run
-        program = installed(str(root), confined=False)
-        sandbox = choose()
-        ready = pooled(sandbox)
+        program = find_ripgrep(str(root), confined=False)
+        sandbox = choose_sandbox()
+        ready = add_pool(sandbox)
         missed = 0
-        doors = {"handrail, unconfined": searching(root, scratch, Refusing(Tier("none", "measured for comparison")))}
-        if sandbox.tier.confines:
-            doors[READY] = searching(root, scratch, Guarded(ready))
-            doors["handrail, a session's first"] = searching(root, scratch, Guarded(sandbox))
+        doors = {"handrail, unconfined": searching(root, scratch, RefusingSandbox(SandboxTier("none", "measured for comparison")))}
+        if sandbox.tier.is_confining:
+            doors[READY] = searching(root, scratch, GuardedSandbox(ready))
+            doors["handrail, a session's first"] = searching(root, scratch, GuardedSandbox(sandbox))
         size = sum(path.stat().st_size for path in root.rglob("*.py"))
         print(
             f"{FILES:,} files, {size / 1e6:.0f} MB; {program}; {ROUNDS} rounds in turns; medians, and the least of each"
@@ -124,8 +124,8 @@ async def main() -> int:
             for turn in range(ROUNDS + 1):
                 for label, run in contenders.items():
                     spent, counts[label] = await timed(run)
-                    if isinstance(ready, Pooled):
-                        await ready.replenished()
+                    if isinstance(ready, SandboxPool):
+                        await ready.wait_until_replenished()
                     await asyncio.sleep(PAUSE_S)
                     if turn:  # the first one warms
                         times[label].append(spent)
@@ -137,7 +137,7 @@ async def main() -> int:
                 print(f"{f'{name}: {label}':48} {middle:8.1f} {ratio:6.2f} {least:9.2f} {counts[label]:8,}")
                 missed += label == READY and min(ratio, least) > AT_MOST
             assert len(set(counts.values())) == 1, counts
-        if isinstance(ready, Pooled):
+        if isinstance(ready, SandboxPool):
             await ready.aclose()
     return 1 if missed else 0
 

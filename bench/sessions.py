@@ -19,13 +19,13 @@ from typing import Any
 
 import orjson
 
-from handrail.agent.conversation import Conversation, as_data
+from handrail.agent.conversation import Conversation, message_data
 from handrail.agent.model import AssistantMessage, CallPart, CallResult, Message, ResultsMessage, TextPart, UserMessage
-from handrail.arbiter.output.redaction import Redactor
-from handrail.record.artifacts import Artifacts
+from handrail.arbiter.output.redaction import SecretRedactor
+from handrail.record.artifacts import ArtifactStore
 from handrail.record.log import CommitLog
-from handrail.session.lasting import SessionHistory
-from handrail.store.opening import Store
+from handrail.session.session_store import SessionHistory
+from handrail.store.workspace_store import WorkspaceStore
 from handrail.store.tables.sessions import SessionRow
 
 TEXT = "The function reads the file line by line and counts words; an edit follows, then the tests. " * 8
@@ -69,14 +69,14 @@ def pydantic_ai_reader(count: int) -> Callable[[], Any]:
 
 async def measure(folder: Path, count: int, rounds: int) -> None:
     (folder / "workspace").mkdir()
-    store = Store.open(folder / "workspace", folder / "state")
+    store = WorkspaceStore.open(folder / "workspace", folder / "state")
     await store.sessions.open(SessionRow("ses_long", 1))
-    artifacts = Artifacts(store.folders.artifacts)
-    history = SessionHistory("ses_long", store.messages, Redactor(), CommitLog(store.database), artifacts)
+    artifacts = ArtifactStore(store.folders.artifact_folder)
+    history = SessionHistory("ses_long", store.messages, SecretRedactor(), CommitLog(store.database), artifacts)
     made = messages(count)
-    rows = [(n, as_data(m, ["ses_long/1.0", "ses_long/1.1"])) for n, m in enumerate(made)]
+    rows = [(n, message_data(m, ["ses_long/1.0", "ses_long/1.1"])) for n, m in enumerate(made)]
     for start in range(0, count, 500):
-        await history.keep(rows[start : start + 500])
+        await history.store_entries(rows[start : start + 500])
     encoded = [orjson.dumps(data) for _, data in rows]
     del made, rows
 
@@ -100,7 +100,7 @@ async def measure(folder: Path, count: int, rounds: int) -> None:
         began = time.perf_counter()
         await conversation.load()
         took["handrail"].append(time.perf_counter() - began)
-        assert conversation.open is not None or len(conversation.messages) == count
+        assert conversation.open_exchange is not None or len(conversation.messages) == count
         for name, read in readers.items():
             began = time.perf_counter()
             read()

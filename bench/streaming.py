@@ -38,14 +38,14 @@ from handrail.agent.model import (
     CallArguments,
     CallClosed,
     CallOpened,
-    Finished,
+    ReplyFinished,
     ModelRequest,
     TextDelta,
 )
-from handrail.catalog.dialects import MCP, Dialect
-from handrail.kernel.held import HeldKernel
+from handrail.catalog.dialects import MCP, SchemaDialect
+from handrail.kernel.local import LocalKernel
 from handrail.kernel.kernel import Kernel
-from handrail.kernel.opening import open_kernel
+from handrail.kernel.startup import open_kernel
 
 TARGET_LATE = 1.10
 TARGET_DELAY_MS = 1.0
@@ -88,7 +88,7 @@ class PlayedBack:
         return "recorded:reply"
 
     @property
-    def dialect(self) -> Dialect:
+    def dialect(self) -> SchemaDialect:
         return MCP
 
     async def aclose(self) -> None:
@@ -98,7 +98,7 @@ class PlayedBack:
         self.asked += 1
         if self.asked > 1:
             yield TextDelta("done")
-            yield Finished("end")
+            yield ReplyFinished("end")
             return
         self.began = time.perf_counter()
         for at_ms, event in chunks():
@@ -118,7 +118,7 @@ def chunks() -> list[tuple[float, BlockEvent]]:
             at = call.opened + (call.closed - call.opened) * piece / PIECES
             found.append((at, CallArguments(index, arguments[piece * size : (piece + 1) * size])))
         found.append((call.closed, CallClosed(index)))
-    return [*found, (STREAM_MS - 60, TextDelta("these four.")), (STREAM_MS, Finished("calls"))]
+    return [*found, (STREAM_MS - 60, TextDelta("these four.")), (STREAM_MS, ReplyFinished("calls"))]
 
 
 def earliest_ms() -> float:
@@ -157,8 +157,8 @@ async def turn_ms(kernel: Kernel, *, waits: bool) -> float:
                     calls.append(("bench__work", "".join(pieces[index])))
                 case _:
                     pass
-        await history.keep([(0, {"v": 1, "role": "assistant", "parts": [{"text": repr(calls)}]})])
-        answers = await session.turn().call_all(calls)
+        await history.store_entries([(0, {"v": 1, "role": "assistant", "parts": [{"text": repr(calls)}]})])
+        answers = await session.start_turn().call_all(calls)
         ended = time.perf_counter()
         assert all(answer.result.ok for answer in answers)
     else:
@@ -188,9 +188,9 @@ async def delays_ms(kernel: Kernel, name: str, started: list[float]) -> list[flo
                 closed.append(time.perf_counter())
                 yield CallClosed(0)
                 await asyncio.sleep(0.01)  # the reply goes on
-                yield Finished("calls")
+                yield ReplyFinished("calls")
             else:
-                yield Finished("end")
+                yield ReplyFinished("end")
 
     started.clear()
     outcome = await Agent(session, OneCall(), budget=Budget(turns=DELAYS + 1)).complete("go")
@@ -224,7 +224,7 @@ async def main() -> int:
             folder / "ws", tools=[work, look, act], rules=["allow bench.*"], state=folder / "state", config=config
         )
         async with opened as kernel:
-            assert isinstance(kernel, HeldKernel)
+            assert isinstance(kernel, LocalKernel)
             streamed: list[float] = []
             waited: list[float] = []
             for _ in range(ROUNDS):

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from handrail.contract.doors.channels import Notice, Triggers
-    from handrail.kernel.held import HeldKernel
-    from handrail.store.database.database import Work
+    from handrail.contract.services.channels import Notification, TriggerService
+    from handrail.kernel.local import LocalKernel
+    from handrail.store.database.workspace_database import TableWork
 
 SESSIONS, EACH, JOBS, IDLE_S, FIRINGS = 10, 1_000, 1_000, 5.0, 200
 SOONEST_MS, APART_MS = 1_000, 10
@@ -46,7 +46,7 @@ async def idle(what: str) -> None:
     print(f"{what}, idle for {IDLE_S:g} s: {share:.2%} of a processor, memory {memory_mb() - memory:+.1f} MB")
 
 
-async def add(kernel: HeldKernel, ids: list[str]) -> None:
+async def add(kernel: LocalKernel, ids: list[str]) -> None:
     """Ten thousand, by the doors that the tools use."""
     for _ in range(SESSIONS):
         session = await kernel.session()
@@ -56,27 +56,27 @@ async def add(kernel: HeldKernel, ids: list[str]) -> None:
             await asyncio.gather(*(one(session.lane.triggers, number) for number in range(first, first + 100)))
 
 
-async def one(triggers: Triggers, number: int) -> None:
+async def one(triggers: TriggerService, number: int) -> None:
     name = f"t{number}"
     if number % 10 == 0:
-        await triggers.watch(f"channel-{number % 100}", "look", name=name)
+        await triggers.watch_channel(f"channel-{number % 100}", "look", name=name)
     elif number % 2:
-        await triggers.schedule(f"{number % 60} {number % 24} {1 + number % 28} 1 *", "look", name=name)
+        await triggers.add_schedule(f"{number % 60} {number % 24} {1 + number % 28} 1 *", "look", name=name)
     else:
-        await triggers.timer(DAY_MS + number, "look", name=name)
+        await triggers.add_timer(DAY_MS + number, "look", name=name)
 
 
-async def accuracy(kernel: HeldKernel, session_id: str) -> None:
+async def accuracy(kernel: LocalKernel, session_id: str) -> None:
     """Timers that fire once, one after the other, beside all others."""
     session = await kernel.session(session_id)
-    triggers, board = session.lane.triggers, kernel.arrivals.notices
+    triggers, board = session.lane.triggers, kernel.arrivals.notifications
     assert triggers is not None
     for number in range(FIRINGS):
         await triggers.remove(f"t{number}")
     told: dict[str, int] = {}
     done, post = asyncio.Event(), board.post
 
-    async def posted(notice: Notice, *along: Work) -> None:
+    async def posted(notice: Notification, *along: TableWork) -> None:
         await post(notice, *along)
         told[notice.source] = time.time_ns()
         if len(told) == FIRINGS:
@@ -85,7 +85,7 @@ async def accuracy(kernel: HeldKernel, session_id: str) -> None:
     board.post = posted
     due: dict[str, int] = {}
     for number in range(FIRINGS):
-        made = await triggers.timer(SOONEST_MS + number * APART_MS, "now", name=f"f{number}", once=True)
+        made = await triggers.add_timer(SOONEST_MS + number * APART_MS, "now", name=f"f{number}", once=True)
         assert made.next_ns is not None
         due[made.name] = made.next_ns
     await done.wait()
@@ -98,7 +98,7 @@ async def accuracy(kernel: HeldKernel, session_id: str) -> None:
 
 async def main() -> None:
     from handrail import Runtime, open_kernel, tool
-    from handrail.kernel.held import HeldKernel
+    from handrail.kernel.local import LocalKernel
 
     logging.disable(logging.WARNING)
     over = asyncio.Event()
@@ -118,7 +118,7 @@ async def main() -> None:
         ids: list[str] = []
         count = SESSIONS * EACH
         async with open_kernel(workspace, **opened) as kernel:  # pyright: ignore[reportArgumentType]
-            assert isinstance(kernel, HeldKernel)
+            assert isinstance(kernel, LocalKernel)
             session = await kernel.session()
             await idle("without any")
             answers = await session.call_all([("bench.idle", {"number": number}) for number in range(JOBS)])
@@ -134,13 +134,13 @@ async def main() -> None:
             over.set()
         began = time.perf_counter()
         async with open_kernel(workspace, **opened) as kernel:  # pyright: ignore[reportArgumentType]
-            assert isinstance(kernel, HeldKernel)
+            assert isinstance(kernel, LocalKernel)
             opening = time.perf_counter() - began
             before_mb, began = memory_mb(), time.perf_counter()
             await kernel.session()
             first = time.perf_counter() - began
             print(f"restart: opened in {opening:.2f} s, the first session, which takes them up, in {first:.2f} s")
-            assert len(kernel.arrivals.triggers.table.all()) == count
+            assert len(kernel.arrivals.triggers.table.list_all()) == count
             await idle(f"after the restart, {count:,} triggers")
             await accuracy(kernel, ids[0])
 

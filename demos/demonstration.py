@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from handrail import HandrailError, StartError
-from handrail.sandbox import ProgramRefused, clean_path, find_program
+from handrail.sandbox import ProgramRefused, build_clean_path, find_program
 
 OUTPUT, ERROR, CANNOT_START, INTERRUPTED = 0, 1, 5, 130
 """Exit codes, as the ``handrail`` program has them."""
@@ -146,7 +146,7 @@ def git(workspace: Path, *arguments: str) -> str:
     done = subprocess.run(
         [git, *fixed, *arguments],
         cwd=workspace,
-        env={"PATH": clean_path(), "LC_ALL": "C", **nothing, **IDENTITY},
+        env={"PATH": build_clean_path(), "LC_ALL": "C", **nothing, **IDENTITY},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=False,

@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from handrail.contract.protected.ask import ASK, FREE
-from handrail.contract.protected.never import NEVER, Row
-from handrail.policy.rules.rules import ROWS
+from handrail.contract.protected.approval_required import APPROVAL_REQUIRED, UNPROTECTED
+from handrail.contract.protected.never_written import NEVER_WRITTEN, ProtectedNames
+from handrail.policy.rules.definitions import SECRET_NAME_ROWS
 
 TABLE = Path(__file__).parent.parent / "docs" / "protected-names.md"
 
@@ -22,12 +22,12 @@ Written by `make docs` from the tables in the code; `make lint` fails when it is
 writes](protected.md) says what the answers mean. Names are compared without letter case and at any depth. `a/b` is an
 entry `b` of a folder `a`, and `*` stands for any characters of one name. A name covers everything beneath it.
 """
-_PARTS: tuple[tuple[str, str, tuple[Row, ...]], ...] = (
-    ("Never", "No tool and no program writes these, whatever rules say or a person answers.", NEVER),
+_PARTS: tuple[tuple[str, str, tuple[ProtectedNames, ...]], ...] = (
+    ("Never", "No tool and no program writes these, whatever rules say or a person answers.", NEVER_WRITTEN),
     (
         "Ask always",
         "A tool writes these only where a person says so, or a rule that names the path.",
-        ASK,
+        APPROVAL_REQUIRED,
     ),
 )
 _TITLES: Mapping[str, str] = {
@@ -55,7 +55,7 @@ def render() -> str:
     lines += [
         "| what | names | why |",
         "|---|---|---|",
-        *(_line(row.program, row.names, row.source) for row in FREE),
+        *(_line(row.program, row.names, row.source) for row in UNPROTECTED),
         "",
     ]
     lines += [
@@ -67,7 +67,7 @@ def render() -> str:
     lines += [
         "| program | names | source |",
         "|---|---|---|",
-        *(_line(row.program, row.names, row.source) for row in ROWS),
+        *(_line(row.program, row.names, row.source) for row in SECRET_NAME_ROWS),
     ]
     return "\n".join(lines) + "\n"
 

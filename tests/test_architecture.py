@@ -77,15 +77,15 @@ def test_a_simple_call_loads_only_what_every_call_needs(tmp_path: Path) -> None:
     call = "assert run(['call', 'glob', '{\"pattern\": \"*\"}', '--json',"
     loaded = loaded_by(
         f"from handrail.frontends.cli.app import run\n{call} *{place}]) == 0\n"
-        "import handrail.ipc.codec.interfaces as interfaces\nassert interfaces.method_of.cache_info().currsize == 0\n"
-        "assert 'handrail.upstream.owner' not in sys.modules\n"
-        f"import handrail.upstream.servers\nhandrail.upstream.servers.FIRST_LOOK_S = 3600\n{call} '--config', {str(file)!r}, *{place}]) == 0\n"
-        "assert 'handrail.upstream.owner' in sys.modules, 'the server is there'\n"
+        "import handrail.ipc.codec.rpc as interfaces\nassert interfaces.method_of.cache_info().currsize == 0\n"
+        "assert 'handrail.upstream.connection_manager' not in sys.modules\n"
+        f"import handrail.upstream.servers\nhandrail.upstream.servers.FIRST_CONNECT_WAIT_S = 3600\n{call} '--config', {str(file)!r}, *{place}]) == 0\n"
+        "assert 'handrail.upstream.connection_manager' in sys.modules, 'the server is there'\n"
         "before = set(sys.modules)\nimport handrail.frontends.mcp.stdio\n"
         "assert not {'mcp', 'mcp_types'} & sys.modules.keys(), 'an MCP client is answered without'\n"
         "for name in set(sys.modules) - before: del sys.modules[name]"
     )
-    assert "handrail.kernel.held" in loaded
+    assert "handrail.kernel.local" in loaded
     assert not [name for name in COSTLY if name in loaded and name not in ("click", "jsonschema_rs", "sqlite3")]
     features = (
         "agent.loop",
@@ -174,22 +174,22 @@ def test_every_module_has_its_place_in_the_wheel_and_the_type_marker_is_there() 
 _OWN = "find_program"
 STARTING = {
     "arbiter/arguments.py": _OWN,
-    "config/secrets.py": _OWN,
-    "kernel/doctor/machine.py": "a bubblewrap or ripgrep that was found before",
+    "config/secret_references.py": _OWN,
+    "kernel/doctor/machine_checks.py": "a bubblewrap or ripgrep that was found before",
     "demos/demonstration.py": _OWN,
     "demos/doors/opened.py": "this interpreter, with a safe search path",
     "frontends/cli/commands/mcp.py": _OWN,
-    "policy/watchdogs/watchdog.py": _OWN,
-    "upstream/install.py": _OWN,
+    "policy/watchdogs/api.py": _OWN,
+    "upstream/package_installer.py": _OWN,
     "runtime/search.py": "a ripgrep that was found before",
     "sandbox/bubblewrap.py": "a bubblewrap by its absolute path, outside of every workspace",
-    "sandbox/view/identity.py": "perl by its absolute path",
+    "sandbox/view/sandbox_user.py": "perl by its absolute path",
     "sandbox/start/launcher_python.py": "what a call asks for, in its sandbox",
-    "sandbox/network/network.py": _OWN,
+    "sandbox/network/sandbox_network.py": _OWN,
     "sandbox/selfcheck.py": "the system's shell by its absolute path",
     "sandbox/start/spawn.py": "what it is given",
     "sandbox/view/toolchains.py": _OWN,
-    "sandbox/operated.py": "the system's shell by its absolute path, for a tool that its operator has named",
+    "sandbox/configured_sandbox.py": "the system's shell by its absolute path, for a tool that its operator has named",
 }
 """The modules that start programs, and where each has its program from; nothing else starts any."""
 _STARTS = re.compile(

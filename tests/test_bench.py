@@ -25,8 +25,8 @@ from typing import Any
 import pytest
 from tests.prefork import command as prefork
 
-from handrail.catalog.embedders.minilm import missing
-from handrail.session.arrivals import triggers
+from handrail.catalog.embedders.minilm import why_unavailable
+from handrail.session.inbound import triggers
 
 BENCH = Path(__file__).parent.parent / "bench"
 SCRIPTS = sorted(
@@ -95,7 +95,7 @@ class Least:
     :param constants: of its module, in place of its own; a function is given the module
     :param arguments: on its command line; ``{folder}`` is one of the test's
     :param says: what it prints of Handrail's own figures
-    :param handrail: its constant of what starts the program; ``python``: of what starts Python with this script
+    :param handrail: its constant of what starts the program; ``find_python_launcher``: of what starts Python with this script
     """
 
     says: str
@@ -216,7 +216,7 @@ def test_it_carries_out_its_least_round(
 ) -> None:
     least = {**LEAST, **MANY_PROCESSES}[script]
     if "{folder}" in "".join(least.arguments):
-        if why := missing():
+        if why := why_unavailable():
             pytest.skip(why)
         corpora(tmp_path)
     module = loaded(script)

@@ -72,7 +72,7 @@ def test_the_types_are_usable_as_they_are_shown(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.skipif(not tiers.probe().confines, reason="programs cannot be confined on this machine")
+@pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="programs cannot be confined on this machine")
 @pytest.mark.parametrize("name", PAGES)
 def test_commands_run_one_after_the_other_among_the_files_of_their_page(name: str, tmp_path: Path) -> None:
     text = page(name)
@@ -113,12 +113,12 @@ def arguments(name: str, about: str) -> Mapping[str, Any]:
 
 
 @pytest.mark.proves("P-13")
-@pytest.mark.skipif(not tiers.probe().confines, reason="bash is withheld on this machine")
+@pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="bash is withheld on this machine")
 async def test_every_line_of_the_tables_of_rules_is_decided_as_it_says() -> None:
     rows = ROW.findall(page("docs/rules.md"))
     assert len(rows) == len(re.findall(r"^\| .*`.*\|$", page("docs/rules.md"), re.MULTILINE)) > 30
     async with temporary_kernel(tools=[transfer]) as kernel:
         for rules, call, decision in rows:
             name, about = CODE.findall(call)
-            explained = await kernel.explain(name, arguments(name, about), rules=CODE.findall(rules), headless=False)
+            explained = await kernel.explain_call(name, arguments(name, about), rules=CODE.findall(rules), headless=False)
             assert explained.action == decision, f"{rules} {call}: {explained}"

@@ -38,8 +38,8 @@ def beyond(text: str) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("import handrail\nfrom handrail import tool\nfrom handrail.testing import PlayedModel", []),
-        ("import handrail.kernel.held", ["handrail.kernel.held"]),
+        ("import handrail\nfrom handrail import tool\nfrom handrail.testing import PlaybackModel", []),
+        ("import handrail.kernel.local", ["handrail.kernel.local"]),
         ("from handrail import kernel", ["handrail: kernel"]),
         ("def f():\n    from handrail.contract.call import Answer", ["handrail.contract.call: Answer"]),
         ("from handrail.sandbox import tiers", ["handrail.sandbox: tiers"]),

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from handrail.contract.generation import Entry, Generation
-from handrail.contract.sandbox import Tier
+from handrail.contract.generation import ToolEntry, Generation
+from handrail.contract.sandbox import SandboxTier
 from handrail.contract.tool.spec import ToolSpec, properties_of
-from handrail.registry.loading import load_generation
-from handrail.registry.sources.code import BuiltinSource
+from handrail.registry.generation_loader import load_generation
+from handrail.registry.sources.code_sources import BuiltinSource
 
 TABLE = Path(__file__).parent.parent / "docs" / "tool-reference.md"
 
@@ -104,7 +104,7 @@ tool](tools.md#tools-of-a-models-provider): they are no tools that ship, since n
 
 def shipped() -> Generation:
     """All of them, where everything can be confined."""
-    return load_generation([BuiltinSource()], tier=Tier("sandbox", ""))
+    return load_generation([BuiltinSource()], tier=SandboxTier("sandbox", ""))
 
 
 def rows() -> dict[str, list[str]]:
@@ -131,7 +131,7 @@ def where(spec: ToolSpec) -> str:
     return ", ".join(places)
 
 
-def _row(entry: Entry, aliases: Iterable[str]) -> list[str]:
+def _row(entry: ToolEntry, aliases: Iterable[str]) -> list[str]:
     spec = entry.spec
     named = "".join(f"<br>also `{alias}`" for alias in aliases)
     keys = RESULTS.get(entry.id, "")

@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from finding.known import Known
 from retrieval import Corpus, corpora
 
-from handrail.catalog.search.lexical import passage
-from handrail.catalog.search.vectors import REQUESTS, TOOLS, Served, Turn, center_of, directions
-from handrail.catalog.search.words import parts
+from handrail.catalog.search.lexical_index import make_passage
+from handrail.catalog.search.vectors import BACKGROUND_REQUESTS, BACKGROUND_TOOLS, ServedRequests, QueryAdapter, center_of, center_rows
+from handrail.catalog.search.words import split_request
 
 SHARPNESS = 14.0
 """What a cosine is multiplied by before it is made a likelihood."""
@@ -46,16 +46,16 @@ SERVED = 500
 
 def pairs(corpus: Corpus, model: Known) -> tuple[Any, Any, Any]:
     """Directions of requests (or of the part nearest to a tool, where there are several), of tools, and which is whose."""
-    asked, usual = model.encode(REQUESTS).mean(axis=0), model.encode(TOOLS)
-    rows = model.encode([passage(each) for each in corpus.documents])
-    tools = directions(rows, center_of(rows, usual))
+    asked, usual = model.encode(BACKGROUND_REQUESTS).mean(axis=0), model.encode(BACKGROUND_TOOLS)
+    rows = model.encode([make_passage(each) for each in corpus.documents])
+    tools = center_rows(rows, center_of(rows, usual))
     at = {each["id"]: number for number, each in enumerate(corpus.tools)}
     requests: list[Any] = []
     gold: list[int] = []
     for each in corpus.queries:
         wanted = [at[name] for name in each["gold"]]
-        texts = [each["query"]] if len(wanted) == 1 else parts(each["query"])
-        seen = directions(model.encode(texts), asked)
+        texts = [each["query"]] if len(wanted) == 1 else split_request(each["query"])
+        seen = center_rows(model.encode(texts), asked)
         near = seen @ tools[wanted].T
         for column, number in enumerate(wanted):
             requests.append(seen[int(near[:, column].argmax())])
@@ -91,27 +91,27 @@ def fitted(several: list[tuple[Any, Any, Any]], width: int) -> Any:
     return matrix
 
 
-def without(left_out: Corpus, every: Sequence[Corpus], model: Known) -> Turn:
+def without(left_out: Corpus, every: Sequence[Corpus], model: Known) -> QueryAdapter:
     """The turn made of all corpora but one."""
     return made([pairs(each, model) for each in every if each.name != left_out.name], model)
 
 
-def made(several: list[tuple[Any, Any, Any]], model: Known) -> Turn:
-    """The adapter fitted on ``several``, with some of their requests and with the everyday ones."""
-    turn = Turn(kept(fitted(several, several[0][0].shape[1])).astype(numpy.float32))
+def made(several: list[tuple[Any, Any, Any]], model: Known) -> QueryAdapter:
+    """The adapter fitted on ``as_tuple``, with some of their requests and with the everyday ones."""
+    turn = QueryAdapter(kept(fitted(several, several[0][0].shape[1])).astype(numpy.float32))
     requests: list[Any] = []
     tools: list[Any] = []
     for asked, held, gold in several:
         some = chosen(gold)
         needed, whose = numpy.unique(gold[some], return_inverse=True)
-        requests.append((turn.adapted(asked[some]), whose + sum(map(len, tools))))
+        requests.append((turn.adapt_linearly(asked[some]), whose + sum(map(len, tools))))
         tools.append(held[needed])
-    known = Served(
+    known = ServedRequests(
         numpy.concatenate([rows for rows, _ in requests]),
         numpy.concatenate(tools),
         numpy.concatenate([whose for _, whose in requests]),
     )
-    return Turn(turn.rows, [known, everyday(turn, model)])
+    return QueryAdapter(turn.rows, [known, everyday(turn, model)])
 
 
 def chosen(gold: Any) -> Any:
@@ -126,7 +126,7 @@ def chosen(gold: Any) -> Any:
     return numpy.array(out)
 
 
-def everyday(turn: Turn, model: Known) -> Served:
+def everyday(turn: QueryAdapter, model: Known) -> ServedRequests:
     """The requests of ``everyday.txt``."""
     tools: list[str] = []
     requests: list[str] = []
@@ -138,8 +138,8 @@ def everyday(turn: Turn, model: Known) -> Served:
         elif not line.startswith("#"):
             tools.append(line)
     rows = model.encode(tools)
-    asked = directions(model.encode(requests), model.encode(REQUESTS).mean(axis=0))
-    return Served(turn.adapted(asked), directions(rows, center_of(rows, model.encode(TOOLS))), numpy.array(whose))
+    asked = center_rows(model.encode(requests), model.encode(BACKGROUND_REQUESTS).mean(axis=0))
+    return ServedRequests(turn.adapt_linearly(asked), center_rows(rows, center_of(rows, model.encode(BACKGROUND_TOOLS))), numpy.array(whose))
 
 
 def kept(matrix: Any) -> Any:
@@ -163,7 +163,7 @@ def main() -> None:
     given = parser.parse_args()
     model = Known(given.cache)
     held = [pairs(each, model) for each in corpora(given.data, given.limit) if each.name != given.without]
-    made(held, model).keep(given.out)
+    made(held, model).save(given.out)
     model.keep()
 
 

@@ -29,10 +29,10 @@ from finding.evidence import Judged, judged
 from finding.known import Known
 from retrieval import Corpus, corpora
 
-from handrail.catalog.search.index import FEWEST, LEAST, LEAST_BY_WORDS, MOST, Evidence, confidences, fitting, tail
+from handrail.catalog.search.index import FEWEST, LEAST, LEAST_BY_WORDS, MOST, HitEvidence, compute_confidences, estimate_fit, find_tail
 
-Fit = Callable[[Sequence[Evidence], int], float]
-"""As :func:`~handrail.catalog.search.index.fitting`."""
+Fit = Callable[[Sequence[HitEvidence], int], float]
+"""As :func:`~handrail.catalog.search.index.estimate_fit`."""
 
 FLOORS = (0.04, 0.06, 0.08, 0.1, 0.12, 0.15, 0.18)
 
@@ -40,24 +40,24 @@ FLOORS = (0.04, 0.06, 0.08, 0.1, 0.12, 0.15, 0.18)
 def of_request(each: Judged) -> list[float]:
     """What ``fitting`` goes by."""
     best = each.hits[0]
-    nears = [hit.near for hit in each.hits if hit.near is not None]
+    nears = [hit.similarity for hit in each.hits if hit.similarity is not None]
     named = float(any(hit.named for hit in each.hits))
     if not nears:
-        return [1.0, math.sqrt(max(0.0, best.shared)), best.standing, _extent(each), named]
-    nearest = max(each.hits, key=lambda hit: hit.near or -1.0)
-    return [1.0, max(nears), best.standing, nearest.elsewhere, _extent(each), named]
+        return [1.0, math.sqrt(max(0.0, best.word_share)), best.relevance, _extent(each), named]
+    nearest = max(each.hits, key=lambda hit: hit.similarity or -1.0)
+    return [1.0, max(nears), best.relevance, nearest.out_of_domain, _extent(each), named]
 
 
 def of_hit(each: Judged, at: int) -> list[float]:
-    """What ``confidences`` goes by."""
+    """What ``compute_confidences`` goes by."""
     hit = each.hits[at]
-    told = [] if hit.near is None else [hit.near]
-    return [1.0, *told, math.sqrt(max(0.0, hit.shared)), _ahead(each, at), _extent(each), float(hit.named)]
+    told = [] if hit.similarity is None else [hit.similarity]
+    return [1.0, *told, math.sqrt(max(0.0, hit.word_share)), _ahead(each, at), _extent(each), float(hit.named)]
 
 
 def _ahead(each: Judged, at: int) -> float:
-    others = [hit.standing for number, hit in enumerate(each.hits) if number != at]
-    return each.hits[at].standing - (sum(others) / len(others) if others else 0.0)
+    others = [hit.relevance for number, hit in enumerate(each.hits) if number != at]
+    return each.hits[at].relevance - (sum(others) / len(others) if others else 0.0)
 
 
 def _extent(each: Judged) -> float:
@@ -119,7 +119,7 @@ def left_out(corpus: Corpus, every: Sequence[Corpus], model: Known) -> Fit:
     held = [judged(each, others, model, without(each, others, model), by_words=False) for each in others]
     told = fit_requests([[each for each in some if each.hits] for some in held])
 
-    def said(hits: Sequence[Evidence], tools: int) -> float:
+    def said(hits: Sequence[HitEvidence], tools: int) -> float:
         if not hits:
             return 0.0
         one = Judged(hits[:5], [], 0, 0, True, tools)
@@ -177,7 +177,7 @@ def main() -> None:
 
 
 def shipped_fit(each: Judged) -> float:
-    return fitting(each.hits, each.tools)
+    return estimate_fit(each.hits, each.tools)
 
 
 def told_and_lost(floor: float, fit: Callable[[Judged], float]) -> Callable[[Sequence[Judged]], str]:
@@ -205,9 +205,9 @@ def apart(alone: Any) -> Callable[[Sequence[Judged]], str]:
 def brought(some: Sequence[Judged]) -> str:
     count = kept = found = asked = 0
     for each in some:
-        if not each.needs or shipped_fit(each) < (LEAST_BY_WORDS if each.hits[0].near is None else LEAST):
+        if not each.needs or shipped_fit(each) < (LEAST_BY_WORDS if each.hits[0].similarity is None else LEAST):
             continue
-        last = tail(each.hits, confidences(each.hits, each.tools))
+        last = find_tail(each.hits, compute_confidences(each.hits, each.tools))
         asked += 1
         count += len(last) - sum(last)
         found += sum(each.serves)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from finding.google import google
 
 import handrail.catalog.search.index as searching
-from handrail.catalog.search.encoding import Encoder
-from handrail.catalog.search.index import Evidence, Index
-from handrail.catalog.search.lexical import Document, passage
+from handrail.catalog.search.encoder import EncoderThread
+from handrail.catalog.search.index import HitEvidence, ToolIndex
+from handrail.catalog.search.lexical_index import ToolDocument, make_passage
 
 if TYPE_CHECKING:
     from finding.known import Known
@@ -44,7 +44,7 @@ class Judged:
     :param own: the request is one of the corpus that the catalogue is drawn from
     """
 
-    hits: Sequence[Evidence]
+    hits: Sequence[HitEvidence]
     serves: Sequence[bool]
     needs: int
     size: int
@@ -55,14 +55,14 @@ class Judged:
 def judged(corpus: Corpus, every: Sequence[Corpus], model: Known, turn: Any, *, by_words: bool) -> Iterator[Judged]:
     """:param turn: the adapter to search with"""
     choose = random.Random(5)
-    rows = {each.name: model.encode([passage(one) for one in each.documents]) for each in every}
+    rows = {each.name: model.encode([make_passage(one) for one in each.documents]) for each in every}
     places = {each.name: {one["id"]: at for at, one in enumerate(each.tools)} for each in every}
     others = [each for each in every if each.name != corpus.name]
     documents, ids = corpus.documents, {each.id for each in corpus.documents}
-    methods = (Document(each["name"], each["description"], each["parameters"]) for each in google())
+    methods = (ToolDocument(each["name"], each["description"], each["parameters"]) for each in google())
     foreign = list(islice((each for each in methods if each.id not in ids), max(SIZES)))
-    strange = model.encode([passage(each) for each in foreign])
-    encoder = None if by_words else Encoder(model.with_turn(turn))
+    strange = model.encode([make_passage(each) for each in foreign])
+    encoder = None if by_words else EncoderThread(model.with_turn(turn))
     for size, (count, asked) in SIZES.items():
         own = len(documents) >= FEWEST * size and size < max(SIZES)
         room = size if own else len(documents) if size == max(SIZES) else int(OWN * size)
@@ -88,7 +88,7 @@ def judged(corpus: Corpus, every: Sequence[Corpus], model: Known, turn: Any, *, 
             held.update(dict.fromkeys(choose.sample(left, len(left))))
             catalogue = [documents[at] for at in list(held)[:room]]
             catalogue += choose.sample(foreign, size - len(catalogue))
-            index = Index(catalogue, encoder=encoder)
+            index = ToolIndex(catalogue, encoder=encoder)
             index.wait()
             for query in served:
                 yield _put(index, query["query"], query["gold"], size, own=True)
@@ -99,21 +99,21 @@ def judged(corpus: Corpus, every: Sequence[Corpus], model: Known, turn: Any, *, 
 
 
 def _put(
-    index: Index, query: str, gold: Sequence[str], size: int, *, own: bool, barred: Collection[str] = ()
+    index: ToolIndex, query: str, gold: Sequence[str], size: int, *, own: bool, barred: Collection[str] = ()
 ) -> Judged:
-    seen: list[Sequence[Evidence]] = []
-    kept = searching.fitting
+    seen: list[Sequence[HitEvidence]] = []
+    kept = searching.estimate_fit
 
-    def fitting(hits: Sequence[Evidence], tools: int) -> float:
+    def fitting(hits: Sequence[HitEvidence], tools: int) -> float:
         seen.append(hits)
         return kept(hits, tools)
 
-    searching.fitting = fitting
+    searching.estimate_fit = fitting
     try:
         among = (lambda name: name not in barred) if barred else None
         found = index.search(query, 5, among=among, patience_s=60)
     finally:
-        searching.fitting = kept
+        searching.estimate_fit = kept
     hits = [hit.id for hit in found.hits]
     evidence = seen[0][: len(hits)] if seen else []
     return Judged(evidence, [one in gold for one in hits], len(gold), size, own, len(index))

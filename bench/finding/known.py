@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy
 
-from handrail.catalog.embedders.minilm import DIMENSION, MiniLM
-from handrail.catalog.search.vectors import Turn
+from handrail.catalog.embedders.minilm import DIMENSION, MiniLMEmbedder
+from handrail.catalog.search.vectors import QueryAdapter
 
 
-class Known(MiniLM):
+class Known(MiniLMEmbedder):
     """:param file: where vectors are kept between two runs"""
 
     def __init__(self, file: Path | None = None) -> None:
@@ -38,7 +38,7 @@ class Known(MiniLM):
             return numpy.zeros((0, DIMENSION), numpy.float32)
         return numpy.stack([self._held[key] for key in keys]).astype(numpy.float32)
 
-    def with_turn(self, turn: Turn) -> Known:
+    def with_turn(self, turn: QueryAdapter) -> Known:
         """The same with another ``turn``; what either encodes both remember."""
         other = Known()
         other._held, other._turn = self._held, turn

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import handrail.catalog.search.index as searching
-from handrail.catalog.search.index import fitting
-from handrail.catalog.search.lexical import passage
+from handrail.catalog.search.index import estimate_fit
+from handrail.catalog.search.lexical_index import make_passage
 
 if TYPE_CHECKING:
     from finding.calibrate import Fit
     from retrieval import Corpus
 
-    from handrail.catalog.embedders.minilm import MiniLM
-    from handrail.catalog.search.index import Found, Index
+    from handrail.catalog.embedders.minilm import MiniLMEmbedder
+    from handrail.catalog.search.index import IndexResult, ToolIndex
 
 ASKED = 1_200
 """Requests of each corpus that are put to its own tools, and to those of the others together."""
@@ -27,16 +27,16 @@ LOSSES = (0.01, 0.02, 0.03, 0.05, 0.10)
 
 
 def nothing_fits(
-    held: Sequence[tuple[Corpus, Index]], model: MiniLM, fits: Mapping[str, Fit] | None = None
+    held: Sequence[tuple[Corpus, ToolIndex]], model: MiniLMEmbedder, fits: Mapping[str, Fit] | None = None
 ) -> Iterator[dict[str, Any]]:
     """One line a corpus: what is detected at each loss of recall@5, the area under the curve, and at the floor that ships.
 
     :param fits: for each corpus what judges whether anything fits; what ships where it is not given
     """
-    vectors = {corpus.name: model.encode([passage(each) for each in corpus.documents]) for corpus, _ in held}
+    vectors = {corpus.name: model.encode([make_passage(each) for each in corpus.documents]) for corpus, _ in held}
     for corpus, index in held:
         choose = random.Random(11)
-        searching.fitting = fits[corpus.name] if fits else fitting
+        searching.estimate_fit = fits[corpus.name] if fits else estimate_fit
         own = choose.sample(corpus.queries, min(ASKED, len(corpus.queries)))
         asked = [(found, _recall(found, each["gold"])) for each, found in _asked(index, own)]
         served = [(_fit(found), recall) for found, recall in asked]
@@ -62,20 +62,20 @@ def nothing_fits(
         row["auc"] = round(better / len(served) / len(unserved), 3)
         row["told as shipped"] = round(100 * sum(told) / len(told), 1)
         row["lost as shipped"] = round(100 * sum(recall for found, recall in asked if found.nothing_fits) / total, 1)
-        searching.fitting = fitting
+        searching.estimate_fit = estimate_fit
         yield row
 
 
-def _asked(index: Index, queries: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Found]]:
+def _asked(index: ToolIndex, queries: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], IndexResult]]:
     for each in queries:
         yield each, index.search(each["query"], 5, patience_s=60)
 
 
-def _fit(found: Found) -> float:
-    return found.fitting
+def _fit(found: IndexResult) -> float:
+    return found.fit_probability
 
 
-def _recall(found: Found, gold: Sequence[str]) -> float:
+def _recall(found: IndexResult, gold: Sequence[str]) -> float:
     return len({hit.id for hit in found.hits} & set(gold)) / len(gold)
 
 

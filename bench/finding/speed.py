@@ -80,7 +80,7 @@ QUALITIES = [
 
 
 def documents(count: int) -> list[Any]:
-    from handrail.catalog.search.lexical import Document
+    from handrail.catalog.search.lexical_index import ToolDocument
 
     out: list[Any] = []
     choose = random.Random(5)
@@ -96,7 +96,7 @@ def documents(count: int) -> list[Any]:
         text = f"{action.capitalize()} the {quality} {thing} of a {other} by its {choose.choice(THINGS)} and region."
         schema = {"type": "object", "properties": properties}
         name = f"{action}_{quality}_{thing}_{number}"
-        out.append(Document(name, text, schema, version=hashlib.sha256(name.encode()).hexdigest()))
+        out.append(ToolDocument(name, text, schema, version=hashlib.sha256(name.encode()).hexdigest()))
     return out
 
 
@@ -134,48 +134,48 @@ def memory_mb() -> float:
 
 def main() -> None:
     what, count, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
-    from handrail.catalog.search.lexical import passage
+    from handrail.catalog.search.lexical_index import make_passage
 
     made = documents(count)
     if what == "make":
-        from handrail.catalog.embedders.minilm import MiniLM
-        from handrail.catalog.search.cache import Cache, key_of
-        from handrail.catalog.search.encoding import BACKGROUND
-        from handrail.catalog.search.index import Index
+        from handrail.catalog.embedders.minilm import MiniLMEmbedder
+        from handrail.catalog.search.cache import SearchCache, text_key
+        from handrail.catalog.search.encoder import BACKGROUND_TEXTS
+        from handrail.catalog.search.index import ToolIndex
 
-        Index(made, cache=Cache(folder))
-        background = [text for several in BACKGROUND.values() for text in several]
-        known = dict(zip(map(key_of, background), MiniLM().encode(background), strict=True))
-        texts = [passage(each) for each in made]
+        ToolIndex(made, cache=SearchCache(folder))
+        background = [text for several in BACKGROUND_TEXTS.values() for text in several]
+        known = dict(zip(map(text_key, background), MiniLMEmbedder().encode(background), strict=True))
+        texts = [make_passage(each) for each in made]
         for begin in range(0, count, 1000):
             some = texts[begin : begin + 1000]
-            known.update(zip(map(key_of, some), Made().encode(some), strict=True))
-        Cache(folder).keep_vectors(MiniLM().fingerprint, known)
+            known.update(zip(map(text_key, some), Made().encode(some), strict=True))
+        SearchCache(folder).store_vectors(MiniLMEmbedder().fingerprint, known)
         return
     before = memory_mb()
     start = time.perf_counter()
-    from handrail.catalog.search.cache import Cache
-    from handrail.catalog.search.index import Index
+    from handrail.catalog.search.cache import SearchCache
+    from handrail.catalog.search.index import ToolIndex
 
     if what == "cold":
-        from handrail.catalog.embedders.minilm import MiniLM
-        from handrail.catalog.search.encoding import Encoder
+        from handrail.catalog.embedders.minilm import MiniLMEmbedder
+        from handrail.catalog.search.encoder import EncoderThread
 
-        index = Index(made, encoder=Encoder(MiniLM(), Cache(folder)), cache=Cache(folder))
+        index = ToolIndex(made, encoder=EncoderThread(MiniLMEmbedder(), SearchCache(folder)), cache=SearchCache(folder))
         found = index.search(REQUESTS[0])
         words = time.perf_counter() - start
         index.wait()
         found = index.search(REQUESTS[0])
         meaning = time.perf_counter() - start
-        assert found.means == "lexical and meaning", found.note
+        assert found.search_method == "lexical and meaning", found.note
         _say(count, "first search, by words, words kept", words * 1000, "ms")
         _say(count, "first search with meaning, vectors kept", meaning * 1000, "ms")
         _say(count, "memory beyond the tools, model loaded", memory_mb() - before, "MB")
         return
-    from handrail.catalog.search.encoding import Encoder
+    from handrail.catalog.search.encoder import EncoderThread
 
-    index = Index(made, encoder=Encoder(Made()), cache=Cache(folder))
-    lexical = Index(made, cache=Cache(folder))
+    index = ToolIndex(made, encoder=EncoderThread(Made()), cache=SearchCache(folder))
+    lexical = ToolIndex(made, cache=SearchCache(folder))
     index.wait()
     for each in REQUESTS:
         index.search(each)

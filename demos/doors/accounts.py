@@ -10,7 +10,7 @@ from demos.doors.journal import Attempt, Journal
 from demos.doors.opened import Heard
 from demos.doors.place import NAMES, ONE, TERMINAL, Place
 from demos.tour.effects import Effect, survivors
-from handrail import LogReader, Verification
+from handrail import LogReader, LogVerification
 
 _STOPPED = ("interrupted", "cancelled", "timeout")
 """How a call ends in the middle: what it did until then is done."""
@@ -81,7 +81,7 @@ def effects(
     made: Sequence[Account],
     heard: Mapping[str, Heard],
     reader: LogReader,
-    verification: Verification,
+    verification: LogVerification,
 ) -> list[Effect]:
     """Everything that must be so at the end."""
     return [
@@ -166,7 +166,7 @@ def _one_outcome(reader: LogReader) -> Effect:
     return Effect("every call has one outcome on record", not open_ and not twice, f"none {open_}, several {twice}")
 
 
-def _one_log(place: Place, verification: Verification) -> Effect:
+def _one_log(place: Place, verification: LogVerification) -> Effect:
     logs = list((place.state / "ws").glob("*/handrail.db"))
     so = verification.ok and len(logs) == 1
     return Effect("there is one log, and it is intact", so, f"{len(logs)} logs; {verification}")

@@ -28,8 +28,8 @@ from demos.doors.place import EDIT, EDITOR, HOLD_RULES, NAMES, ONE, TERMINAL, TW
 from demos.tour.effects import Effect, missing
 from demos.tour.guide import program
 from demos.tour.watching import View
-from handrail import HandrailError, LogReader, StartError, Verification, verify
-from handrail.sandbox import probe
+from handrail import HandrailError, LogReader, StartError, LogVerification, verify_log
+from handrail.sandbox import probe_tier
 
 LAST = 2
 """Edits that the editor leaves for after the kill."""
@@ -42,8 +42,8 @@ async def shown(_interruption: Interruption, *, edits: int, keep: bool) -> int:
     :raises StartError: where it cannot begin
     :raises Stuck: where it does not go on
     """
-    tier = probe()
-    if not tier.confines:
+    tier = probe_tier()
+    if not tier.is_confining:
         raise StartError(f"this machine cannot confine programs: {tier.detail}. Remedy: {tier.remedy}")
     view = View()
     with own_folder("handrail-doors-", keep=keep) as folder:
@@ -58,8 +58,8 @@ async def shown(_interruption: Interruption, *, edits: int, keep: bool) -> int:
         finally:
             await crew.end()
         journal.catch_up()
-        with LogReader.at(journal.folders.database) as reader:
-            verification = verify(reader)
+        with LogReader.open_database(journal.folders.database_file) as reader:
+            verification = verify_log(reader)
             made = accounts.of(there, journal)
             found = accounts.effects(there, journal, made, heard, reader, verification)
         _conclude(view, journal, made, found, verification)
@@ -222,7 +222,7 @@ def _welcome(view: View, there: Place) -> None:
 
 
 def _conclude(
-    view: View, journal: Journal, made: Sequence[Account], found: Sequence[Effect], verification: Verification
+    view: View, journal: Journal, made: Sequence[Account], found: Sequence[Effect], verification: LogVerification
 ) -> None:
     view.heading("What became of the edits")
     view.table(
@@ -271,7 +271,7 @@ def _conclude(
         view.text(f"All {len(found)} effects are there.", style="bold green")
 
 
-def _kept(view: View, there: Place, verification: Verification) -> None:
+def _kept(view: View, there: Place, verification: LogVerification) -> None:
     where = f"--workspace {there.workspace} --state {there.state}"
     view.heading("Where to go next")
     view.text("The repository, its state and its log are kept:")

@@ -14,7 +14,7 @@ from demos.demonstration import Stuck
 from demos.doors.opened import PATIENCE_S, Crew, door_of
 from demos.doors.place import BOX, NAMES, TERMINAL, Place
 from demos.tour.watching import View
-from handrail import Folders, LoggedRecord, LogReader, StartError, holder_of, locate
+from handrail import StateFolders, LoggedRecord, LogReader, StartError, find_lease_holder, locate_folders
 
 LOOK_S = 0.01
 _WIDTH = max(map(len, NAMES.values()))
@@ -77,8 +77,8 @@ class Journal:
             following.cancel()
 
     @property
-    def folders(self) -> Folders:
-        return locate(self.place.workspace, self.place.state)
+    def folders(self) -> StateFolders:
+        return locate_folders(self.place.workspace, self.place.state)
 
     @property
     def now_s(self) -> float:
@@ -118,10 +118,10 @@ class Journal:
     def catch_up(self) -> None:
         """Read what is new."""
         self._look_at_holder()
-        database = self.folders.database
+        database = self.folders.database_file
         if database.exists():
             try:
-                with LogReader.at(database) as reader:
+                with LogReader.open_database(database) as reader:
                     self._read_on(reader)
             except StartError:
                 if self._read:
@@ -137,7 +137,7 @@ class Journal:
             await asyncio.sleep(LOOK_S)
 
     def _look_at_holder(self) -> None:
-        holder, known = holder_of(self.folders), self.holder
+        holder, known = find_lease_holder(self.folders), self.holder
         if known is not None and (holder is None or holder.token != known.token):
             known.until_s = self.now_s
         if holder is None or holder.token is None or holder.pid is None:

@@ -18,7 +18,7 @@ from typing import Any, TextIO, cast
 from demos.demonstration import Stuck
 from demos.doors.place import BOARD, BOX, EDIT, EDITOR, Place, ticking
 from handrail import StartError
-from handrail.sandbox import program_environment
+from handrail.sandbox import build_program_environment
 
 PATIENCE_S = 60.0
 """When a door that says nothing is taken for stuck."""
@@ -89,7 +89,7 @@ class Crew:
 
 def surroundings(place: Place) -> dict[str, str]:
     """An environment in which somebody can be asked, whatever this machine is, and nothing else is set."""
-    kept = program_environment(("SSL_CERT_FILE", "PYTHONDONTWRITEBYTECODE", "NO_COLOR"))
+    kept = build_program_environment(("SSL_CERT_FILE", "PYTHONDONTWRITEBYTECODE", "NO_COLOR"))
     return {**kept, "HANDRAIL_HEADLESS": "0", "HOME": str(place.folder), "TERM": "dumb", "COLUMNS": "200"}
 
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, cast
 from demos.pair.parts import FIRST, FIXER, REPORTS, REVIEWER, SECOND, WATCH, WORK
 from demos.tour.effects import Effect, survivors
 from demos.tour.project import PRICING_BUG, PRICING_FIX, RECEIPT_BUG, RECEIPT_FIX, Project
-from handrail import LogReader, Verification
+from handrail import LogReader, LogVerification
 
 if TYPE_CHECKING:
     from demos.pair.guide import Worker
 
 
 def effects(
-    place: Project, reviewer: Worker, fixer: Worker, reader: LogReader, verification: Verification
+    place: Project, reviewer: Worker, fixer: Worker, reader: LogReader, verification: LogVerification
 ) -> list[Effect]:
     """With the kernel closed."""
     return [

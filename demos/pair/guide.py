@@ -23,20 +23,20 @@ from handrail import (
     CallProposed,
     Kernel,
     LogReader,
-    LoopEvent,
-    Notice,
-    NoticesHeard,
+    AgentEvent,
+    Notification,
+    NotificationsDelivered,
     RunFinished,
     Session,
     StartError,
     TextDelta,
     TurnStarted,
-    Verification,
+    LogVerification,
     open_kernel,
-    verify,
+    verify_log,
 )
-from handrail.sandbox import probe
-from handrail.testing import ScriptModel
+from handrail.sandbox import probe_tier
+from handrail.testing import ScriptedModel
 
 
 @dataclass(slots=True)
@@ -45,10 +45,10 @@ class Worker:
 
     name: str
     session: Session
-    model: ScriptModel
+    model: ScriptedModel
     agent: Agent
     facts: Facts = field(default_factory=Facts)
-    heard: list[Notice] = field(default_factory=list[Notice])
+    heard: list[Notification] = field(default_factory=list[Notification])
     waits: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while it waits for something to be told, and once it does nothing any more."""
 
@@ -63,10 +63,10 @@ class Stage:
 
     async def worker(self, name: str) -> Worker:
         session = await self._kernel.session(agent=name)
-        model = ScriptModel(parts.scripts()[name], source=name)
+        model = ScriptedModel(parts.scripts()[name], source=name)
         return Worker(name, session, model, Agent(session, model, workspace=session.workdir))
 
-    async def follow(self, worker: Worker, events: AsyncGenerator[LoopEvent, None]) -> None:
+    async def follow(self, worker: Worker, events: AsyncGenerator[AgentEvent, None]) -> None:
         """Show what happens, as it does. Returns when a run of it has failed, too."""
         said, labels = "", dict[int, str]()
         turns = parts.scripts()[worker.name].turns
@@ -76,7 +76,7 @@ class Stage:
                 match event:
                     case TurnStarted():
                         worker.waits.clear()
-                        played = turns[min(len(turns) - worker.model.unplayed, len(turns) - 1)]
+                        played = turns[min(len(turns) - worker.model.remaining_turns, len(turns) - 1)]
                         said = ""
                         labels = {n: call.label or "" for n, call in enumerate(played.calls)}
                     case TextDelta(text):
@@ -92,7 +92,7 @@ class Stage:
                         facts.calls[fact.label] = fact
                         self._turn_to(worker)
                         self._view.fact(fact, answer.tool_id or call.name, in_a_line(call))
-                    case NoticesHeard(notices):
+                    case NotificationsDelivered(notices):
                         worker.heard += notices
                         for notice in notices:
                             self._turn_to(worker)
@@ -131,13 +131,13 @@ async def shown(interruption: Interruption, *, keep: bool) -> int:
 
     :raises HandrailError: where it cannot begin
     """
-    tier = probe()
-    if not tier.confines:
+    tier = probe_tier()
+    if not tier.is_confining:
         raise StartError(f"this machine cannot confine programs: {tier.detail}. Remedy: {tier.remedy}")
     view = View()
     with own_folder("handrail-agents-", keep=keep) as folder:
         place = parts.make(folder)
-        async with open_kernel(place.workspace, state=place.state, config=place.config, face="cli") as kernel:
+        async with open_kernel(place.workspace, state=place.state, config=place.config, frontend="cli") as kernel:
             _welcome(view, place)
             stage = Stage(view, kernel)
             reviewer, fixer = await stage.worker(REVIEWER), await stage.worker(FIXER)
@@ -145,8 +145,8 @@ async def shown(interruption: Interruption, *, keep: bool) -> int:
             database = Path(kernel.state_folder) / "handrail.db"
         if interruption.happened:
             return ERROR
-        with LogReader.at(database) as reader:
-            verification = verify(reader)
+        with LogReader.open_database(database) as reader:
+            verification = verify_log(reader)
             found = accounts.effects(place, reviewer, fixer, reader, verification)
         _conclude(view, place, found, verification)
         if keep:
@@ -167,7 +167,7 @@ async def _play(stage: Stage, reviewer: Worker, fixer: Worker, interruption: Int
 
     interruption.stop = stop
     living = asyncio.create_task(
-        stage.follow(fixer, fixer.agent.live("Have yourself woken when there is work for you."))
+        stage.follow(fixer, fixer.agent.serve("Have yourself woken when there is work for you."))
     )
     living.add_done_callback(lambda _: reviewer.agent.stop("shutdown"))  # nobody would answer it any more
     try:
@@ -182,7 +182,7 @@ async def _play(stage: Stage, reviewer: Worker, fixer: Worker, interruption: Int
         await asyncio.wait({living})
         interruption.stop = None
         for worker in (reviewer, fixer):
-            worker.facts.unplayed = worker.model.unplayed
+            worker.facts.unplayed = worker.model.remaining_turns
             await worker.session.suspend()
 
 
@@ -199,7 +199,7 @@ def _welcome(view: View, place: Project) -> None:
     view.text(f"{FIXER:<12}may edit shop/** and run its tests. {MEND}")
 
 
-def _conclude(view: View, place: Project, found: list[effects.Effect], verification: Verification) -> None:
+def _conclude(view: View, place: Project, found: list[effects.Effect], verification: LogVerification) -> None:
     view.heading("What has changed in the repository")
     view.diff(place.diff(committed=True))
     view.heading("The log")

@@ -9,7 +9,7 @@ from typing import Any
 from demos.demonstration import put
 from demos.tour import project
 from demos.tour.project import PRICING_BUG, PRICING_FIX, RECEIPT_BUG, RECEIPT_FIX, Project
-from handrail.testing import Script
+from handrail.testing import ModelScript
 
 REVIEWER, FIXER = "reviewer", "fixer"
 WORK, REPORTS = "shared/work", "shared/reports"
@@ -69,9 +69,9 @@ def make(folder: Path) -> Project:
     return place
 
 
-def scripts() -> dict[str, Script]:
+def scripts() -> dict[str, ModelScript]:
     """By agent."""
-    return {name: Script.model_validate({"version": 1, "turns": turns}) for name, turns in _TURNS.items()}
+    return {name: ModelScript.model_validate({"version": 1, "turns": turns}) for name, turns in _TURNS.items()}
 
 
 def _call(label: str, tool: str, **arguments: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from demos.tour.project import (
     orders,
 )
 from demos.tour.scenes import NOWHERE
-from handrail import LoggedRecord, LogReader, Verification
+from handrail import LoggedRecord, LogReader, LogVerification
 
 PARALLEL = "the edits ran at the same time"
 
@@ -55,7 +55,7 @@ def while_open(project: Project, facts: Facts, listener: Listener, *, confined: 
     return effects
 
 
-def afterwards(facts: Facts, reader: LogReader, verification: Verification) -> list[Effect]:
+def afterwards(facts: Facts, reader: LogReader, verification: LogVerification) -> list[Effect]:
     """What holds once the kernel is closed and all is written."""
     outcome = facts.outcome
     ended = outcome is not None and outcome.ok and facts.unplayed == 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from handrail import Answer, LoggedRecord, Result, RunOutcome
+from handrail import CallAnswer, LoggedRecord, Result, RunOutcome
 
 Decision = Literal["allowed", "approved", "denied", "withheld"]
 
@@ -20,7 +20,7 @@ class Fact:
     """
 
     label: str
-    answer: Answer
+    answer: CallAnswer
     records: Sequence[LoggedRecord]
 
     @property

@@ -25,17 +25,17 @@ from handrail import (
     Kernel,
     LogReader,
     ProposedCall,
-    Question,
+    UserQuestion,
     RunFinished,
     Session,
     StartError,
     TextDelta,
     TurnStarted,
-    Verification,
+    LogVerification,
     open_kernel,
-    verify,
+    verify_log,
 )
-from handrail.testing import ScriptModel
+from handrail.testing import ScriptedModel
 
 
 class ScriptedPerson:
@@ -46,7 +46,7 @@ class ScriptedPerson:
             return ApprovalAnswer("once")
         return ApprovalAnswer("reject", "no: nothing in this task needs that")
 
-    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]]:
+    async def answer(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]]:
         return [[""] for _ in questions]
 
 
@@ -59,11 +59,11 @@ async def guided(interruption: Interruption, *, keep: bool) -> int:
     with own_folder("handrail-tour-", keep=keep) as folder:
         place = project.make(folder)
         facts = Facts()
-        async with open_kernel(place.workspace, state=place.state, config=place.config, face="cli") as kernel:
-            confined = kernel.tier.confines
+        async with open_kernel(place.workspace, state=place.state, config=place.config, frontend="cli") as kernel:
+            confined = kernel.sandbox_tier.is_confining
             _welcome(view, kernel, place)
             async with _listening(confined) as listener:
-                session = await kernel.session(attendant=ScriptedPerson())
+                session = await kernel.session(approval_handler=ScriptedPerson())
                 played = scenes(place, listener.port, confined=confined)
                 await _play(view, kernel, session, played, facts, interruption)
                 if interruption.happened:
@@ -72,13 +72,13 @@ async def guided(interruption: Interruption, *, keep: bool) -> int:
                 found = effects.while_open(place, facts, listener, confined=confined)
                 diff = place.diff(committed=confined)
                 await session.close()
-            withheld = [entry for entry in kernel.generation.entries.values() if entry.withheld is not None]
-            tier = kernel.tier
+            withheld = [entry for entry in kernel.generation.entries.values() if entry.unavailable_reason is not None]
+            tier = kernel.sandbox_tier
             database = Path(kernel.state_folder) / "handrail.db"
         if confined:
             found.append(effects.nothing_left(place))
-        with LogReader.at(database) as reader:
-            verification = verify(reader)
+        with LogReader.open_database(database) as reader:
+            verification = verify_log(reader)
             found += effects.afterwards(facts, reader, verification)
         _conclude(view, facts, diff, found, verification, confined=confined)
         if not confined:
@@ -97,7 +97,7 @@ async def _play(
     view: View, kernel: Kernel, session: Session, played: Sequence[Scene], facts: Facts, interruption: Interruption
 ) -> None:
     """Run the agent and show what happens, from its events and from the log."""
-    model = ScriptModel(script(played), source="the tour")
+    model = ScriptedModel(script(played), source="the tour")
     agent = Agent(session, model, workspace=session.workdir)
     interruption.stop = agent.cancel
     unwatch = session.watch(view.watch)
@@ -133,7 +133,7 @@ async def _play(
         view.still()
         unwatch()
         interruption.stop = None
-        facts.unplayed = model.unplayed
+        facts.unplayed = model.remaining_turns
 
 
 def in_a_line(call: ProposedCall) -> str:
@@ -156,7 +156,7 @@ def _read_sidecar(facts: Facts) -> None:
 
 
 def _welcome(view: View, kernel: Kernel, place: Project) -> None:
-    tier = kernel.tier
+    tier = kernel.sandbox_tier
     view.title(
         "Handrail: the tour",
         "The model's replies are scripted, and so is the person who approves. Everything else is real: the loop, "
@@ -174,7 +174,7 @@ def _welcome(view: View, kernel: Kernel, place: Project) -> None:
 
 
 def _conclude(
-    view: View, facts: Facts, diff: str, found: Sequence[Effect], verification: Verification, *, confined: bool
+    view: View, facts: Facts, diff: str, found: Sequence[Effect], verification: LogVerification, *, confined: bool
 ) -> None:
     view.heading("What changed", "git diff, from the commit the model began with")
     view.diff(diff)

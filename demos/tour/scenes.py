@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from demos.tour.project import PRICING_BUG, PRICING_FIX, RECEIPT_BUG, RECEIPT_FIX, Project
-from handrail.testing import Expectation, Script, ScriptedCall, ScriptedTurn
+from handrail.testing import RequestExpectation, ModelScript, ScriptedCall, ScriptedTurn
 
 NOWHERE = "192.0.2.1:443"
 """An address that is kept for documentation: nobody has it."""
@@ -29,15 +29,15 @@ class Scene:
     about: str
     says: str
     calls: tuple[ScriptedCall, ...] = ()
-    expect: Expectation = field(default_factory=Expectation)
+    expect: RequestExpectation = field(default_factory=RequestExpectation)
 
 
 def _call(label: str, tool: str, **arguments: Any) -> ScriptedCall:
     return ScriptedCall(name=tool, arguments=arguments, label=label)
 
 
-def _expect(of: str, at: str, **check: Any) -> Expectation:
-    return Expectation.model_validate({"result": [{"of": of, "at": at, **check}]})
+def _expect(of: str, at: str, **check: Any) -> RequestExpectation:
+    return RequestExpectation.model_validate({"result": [{"of": of, "at": at, **check}]})
 
 
 def scenes(project: Project, port: int, *, confined: bool) -> list[Scene]:
@@ -53,13 +53,13 @@ def scenes(project: Project, port: int, *, confined: bool) -> list[Scene]:
     for scene in played:
         calls = tuple(call for call in scene.calls if call.name not in _CONFINED)
         if calls or not scene.calls:
-            kept.append(replace(scene, calls=calls, expect=Expectation()))
+            kept.append(replace(scene, calls=calls, expect=RequestExpectation()))
     return kept
 
 
-def script(played: Sequence[Scene]) -> Script:
+def script(played: Sequence[Scene]) -> ModelScript:
     """The scenes as the scripted model plays them."""
-    return Script(turns=tuple(ScriptedTurn(text=one.says, calls=one.calls, expect=one.expect) for one in played))
+    return ModelScript(turns=tuple(ScriptedTurn(text=one.says, calls=one.calls, expect=one.expect) for one in played))
 
 
 def _all(project: Project, port: int, *, confined: bool) -> list[Scene]:

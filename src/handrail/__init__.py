@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from handrail.agent.budget import Budget
     from handrail.agent.events import (
         AgentIdle,
-        BudgetSpent,
+        BudgetExhausted,
         CallAnswered,
         CallProposed,
-        Compacted,
-        LoopEvent,
-        NativeUsed,
-        NativeWithheld,
-        NoticesHeard,
-        ReplyCut,
+        ConversationCompacted,
+        AgentEvent,
+        ProviderToolUsed,
+        ProviderToolUnavailable,
+        NotificationsDelivered,
+        ReplyInterrupted,
         RunFinished,
         RunOutcome,
         TurnStarted,
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
     from handrail.agent.loop import Agent
     from handrail.agent.model import TextDelta
     from handrail.agent.providers import open_model
-    from handrail.agent.pump import Delayed
-    from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalRequest, Attendant, Away
-    from handrail.contract.call import Answer, Blob, Event, ProposedCall, Result
-    from handrail.contract.doors.agents import Delegation
-    from handrail.contract.doors.channels import Notice
-    from handrail.contract.doors.peer import Peer
-    from handrail.contract.doors.runtime import ClientContext, Option, Question, Runtime
+    from handrail.agent.stream_task import RetryDelayed
+    from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalRequest, ApprovalHandler, DeferApprovals
+    from handrail.contract.call import CallAnswer, Blob, Event, ProposedCall, Result
+    from handrail.contract.services.delegation import SubagentTask
+    from handrail.contract.services.channels import Notification
+    from handrail.contract.services.client import ClientHandler
+    from handrail.contract.services.runtime import UserContext, QuestionOption, UserQuestion, Runtime
     from handrail.contract.errors import (
         ErrorKind,
-        Fault,
+        Diagnostic,
         HandrailError,
         LoadError,
         LogUnavailable,
@@ -57,68 +57,68 @@ if TYPE_CHECKING:
         UsageError,
     )
     from handrail.contract.session import Session, Turn
-    from handrail.contract.text.neutral import neutralised, restored
+    from handrail.contract.text.neutralisation import neutralise_text, restore_text
     from handrail.contract.tool.decorator import tool
     from handrail.contract.tool.requires import Requires
     from handrail.contract.tool.spec import ConfigKey, LockSpec, ToolSpec
     from handrail.contract.tool.tool import Tool
-    from handrail.contract.tool.triggers import Fired, TriggerTool, Waiting, trigger_spec
+    from handrail.contract.tool.triggers import TriggerEvent, TriggerTool, TriggerContext, make_trigger_spec
     from handrail.kernel.doctor import check_kernel
     from handrail.kernel.kernel import Kernel
-    from handrail.kernel.opening import open_kernel
-    from handrail.record.reading import LoggedRecord, LogReader
-    from handrail.record.verification import Verification, verify
+    from handrail.kernel.startup import open_kernel
+    from handrail.record.log_reader import LoggedRecord, LogReader
+    from handrail.record.verification import LogVerification, verify_log
     from handrail.session.context import SessionOptions
-    from handrail.store.folders import Folders, locate
-    from handrail.store.lease import Holder, holder_of
+    from handrail.store.folders import StateFolders, locate_folders
+    from handrail.store.lease import LeaseHolder, find_lease_holder
 
 _HOME = {
     "Agent": "agent.loop",
     "AgentIdle": "agent.events",
-    "Answer": "contract.call",
+    "CallAnswer": "contract.call",
     "Approval": "contract.approvals",
     "ApprovalAnswer": "contract.approvals",
     "ApprovalRequest": "contract.approvals",
-    "Attendant": "contract.approvals",
-    "Away": "contract.approvals",
+    "ApprovalHandler": "contract.approvals",
+    "DeferApprovals": "contract.approvals",
     "Blob": "contract.call",
     "Budget": "agent.budget",
-    "BudgetSpent": "agent.events",
+    "BudgetExhausted": "agent.events",
     "CallAnswered": "agent.events",
     "CallProposed": "agent.events",
-    "ClientContext": "contract.doors.runtime",
-    "Compacted": "agent.events",
+    "UserContext": "contract.services.runtime",
+    "ConversationCompacted": "agent.events",
     "ConfigKey": "contract.tool.spec",
-    "Delayed": "agent.pump",
-    "Delegation": "contract.doors.agents",
+    "RetryDelayed": "agent.stream_task",
+    "SubagentTask": "contract.services.delegation",
     "ErrorKind": "contract.errors",
     "Event": "contract.call",
-    "Fault": "contract.errors",
-    "Fired": "contract.tool.triggers",
-    "Folders": "store.folders",
+    "Diagnostic": "contract.errors",
+    "TriggerEvent": "contract.tool.triggers",
+    "StateFolders": "store.folders",
     "HandrailError": "contract.errors",
-    "Holder": "store.lease",
+    "LeaseHolder": "store.lease",
     "Kernel": "kernel.kernel",
     "LoadError": "contract.errors",
     "LockSpec": "contract.tool.spec",
-    "LogReader": "record.reading",
+    "LogReader": "record.log_reader",
     "LogUnavailable": "contract.errors",
-    "LoggedRecord": "record.reading",
-    "LoopEvent": "agent.events",
-    "NativeUsed": "agent.events",
-    "NativeWithheld": "agent.events",
-    "Notice": "contract.doors.channels",
-    "NoticesHeard": "agent.events",
-    "Option": "contract.doors.runtime",
-    "Peer": "contract.doors.peer",
+    "LoggedRecord": "record.log_reader",
+    "AgentEvent": "agent.events",
+    "ProviderToolUsed": "agent.events",
+    "ProviderToolUnavailable": "agent.events",
+    "Notification": "contract.services.channels",
+    "NotificationsDelivered": "agent.events",
+    "QuestionOption": "contract.services.runtime",
+    "ClientHandler": "contract.services.client",
     "ProposedCall": "contract.call",
-    "Question": "contract.doors.runtime",
-    "ReplyCut": "agent.events",
+    "UserQuestion": "contract.services.runtime",
+    "ReplyInterrupted": "agent.events",
     "Requires": "contract.tool.requires",
     "Result": "contract.call",
     "RunFinished": "agent.events",
     "RunOutcome": "agent.events",
-    "Runtime": "contract.doors.runtime",
+    "Runtime": "contract.services.runtime",
     "Session": "contract.session",
     "SessionOptions": "session.context",
     "StartError": "contract.errors",
@@ -130,62 +130,62 @@ _HOME = {
     "Turn": "contract.session",
     "TurnStarted": "agent.events",
     "UsageError": "contract.errors",
-    "Verification": "record.verification",
-    "Waiting": "contract.tool.triggers",
+    "LogVerification": "record.verification",
+    "TriggerContext": "contract.tool.triggers",
     "check_kernel": "kernel.doctor",
-    "holder_of": "store.lease",
-    "locate": "store.folders",
-    "neutralised": "contract.text.neutral",
-    "open_kernel": "kernel.opening",
+    "find_lease_holder": "store.lease",
+    "locate_folders": "store.folders",
+    "neutralise_text": "contract.text.neutralisation",
+    "open_kernel": "kernel.startup",
     "open_model": "agent.providers",
-    "restored": "contract.text.neutral",
+    "restore_text": "contract.text.neutralisation",
     "tool": "contract.tool.decorator",
-    "trigger_spec": "contract.tool.triggers",
-    "verify": "record.verification",
+    "make_trigger_spec": "contract.tool.triggers",
+    "verify_log": "record.verification",
 }
 
 __all__ = [
     "Agent",
     "AgentIdle",
-    "Answer",
+    "CallAnswer",
     "Approval",
     "ApprovalAnswer",
     "ApprovalRequest",
-    "Attendant",
-    "Away",
+    "ApprovalHandler",
+    "DeferApprovals",
     "Blob",
     "Budget",
-    "BudgetSpent",
+    "BudgetExhausted",
     "CallAnswered",
     "CallProposed",
-    "ClientContext",
-    "Compacted",
+    "UserContext",
+    "ConversationCompacted",
     "ConfigKey",
-    "Delayed",
-    "Delegation",
+    "RetryDelayed",
+    "SubagentTask",
     "ErrorKind",
     "Event",
-    "Fault",
-    "Fired",
-    "Folders",
+    "Diagnostic",
+    "TriggerEvent",
+    "StateFolders",
     "HandrailError",
-    "Holder",
+    "LeaseHolder",
     "Kernel",
     "LoadError",
     "LockSpec",
     "LogReader",
     "LogUnavailable",
     "LoggedRecord",
-    "LoopEvent",
-    "NativeUsed",
-    "NativeWithheld",
-    "Notice",
-    "NoticesHeard",
-    "Option",
-    "Peer",
+    "AgentEvent",
+    "ProviderToolUsed",
+    "ProviderToolUnavailable",
+    "Notification",
+    "NotificationsDelivered",
+    "QuestionOption",
+    "ClientHandler",
     "ProposedCall",
-    "Question",
-    "ReplyCut",
+    "UserQuestion",
+    "ReplyInterrupted",
     "Requires",
     "Result",
     "RunFinished",
@@ -202,18 +202,18 @@ __all__ = [
     "Turn",
     "TurnStarted",
     "UsageError",
-    "Verification",
-    "Waiting",
+    "LogVerification",
+    "TriggerContext",
     "check_kernel",
-    "holder_of",
-    "locate",
-    "neutralised",
+    "find_lease_holder",
+    "locate_folders",
+    "neutralise_text",
     "open_kernel",
     "open_model",
-    "restored",
+    "restore_text",
     "tool",
-    "trigger_spec",
-    "verify",
+    "make_trigger_spec",
+    "verify_log",
 ]
 
 

@@ -15,14 +15,14 @@ from handrail.agent.events import RunOutcome
 from handrail.agent.loop import Agent
 from handrail.agent.model import Model
 from handrail.agent.providers import SERVICES, open_model
-from handrail.agent.pump import RetryPolicy
-from handrail.testing.servers import (
+from handrail.agent.stream_task import RetryPolicy
+from handrail.testing.model_servers import (
     AnthropicServer,
     GeminiServer,
     OpenAIServer,
     ProviderServer,
-    Refusal,
-    Reply,
+    ErrorReply,
+    ScriptedReply,
     ResponsesServer,
 )
 
@@ -59,8 +59,8 @@ class Bench:
 
     def accepted(self) -> None:
         """Every request was one that the provider takes, and every reply was played."""
-        assert [request.refused for request in self.server.requests if request.refused] == []
-        assert self.server.unplayed == 0
+        assert [request.faults for request in self.server.requests if request.faults] == []
+        assert self.server.remaining_replies == 0
 
     def results(self, request: int) -> list[tuple[str, str]]:
         """``(call id, text)`` of the results at the end of a request."""
@@ -83,7 +83,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(kind: Kind, *replies: Reply | Refusal) -> AsyncGenerator[Bench, None]:
+async def bench(kind: Kind, *replies: ScriptedReply | ErrorReply) -> AsyncGenerator[Bench, None]:
     async with SERVERS[kind](*replies) as server:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(SERVICES[kind][0], server.key)

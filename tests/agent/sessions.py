@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from handrail.contract.call import Answer, ProposedCall, Result
-from handrail.contract.doors.agents import AgentType, Delegates, Delegation
-from handrail.contract.doors.channels import Notices
-from handrail.contract.doors.memory import History, Skill
+from handrail.contract.call import CallAnswer, ProposedCall, Result
+from handrail.contract.services.delegation import SubagentType, SubagentRunner, SubagentTask
+from handrail.contract.services.channels import NotificationQueue
+from handrail.contract.services.memory import ConversationHistory, SkillInfo
 from handrail.contract.errors import ToolError
-from handrail.contract.session import Child
-from handrail.contract.text.json import ArgumentText, parse_arguments
-from handrail.contract.tool.native import NativeOffer
+from handrail.contract.session import ChildSession
+from handrail.contract.text.json_text import InvalidJsonText, parse_arguments
+from handrail.contract.tool.provider_tools import ProviderToolOffer
 from handrail.contract.tool.spec import ToolSpec
 
 ECHO = ToolSpec(
@@ -55,13 +55,13 @@ class RecordingTurn(_Rest):
         return self._session.index
 
     @property
-    def native(self) -> Sequence[NativeOffer]:
+    def native(self) -> Sequence[ProviderToolOffer]:
         return self._session.native
 
     def look_ahead(self, call: ProposedCall) -> None:
         self._session.looked_at.append(call)
 
-    def submit(self, call: ProposedCall) -> asyncio.Task[Answer]:
+    def submit(self, call: ProposedCall) -> asyncio.Task[CallAnswer]:
         self._mine.append(call)
         if len(self._mine) == 1:
             self._session.proposed.append(self._mine)
@@ -75,16 +75,16 @@ class RecordingSession(_Rest):
     def __init__(
         self,
         answer: Callable[[ProposedCall, dict[str, Any]], Result] | None = None,
-        history: History | None = None,
+        history: ConversationHistory | None = None,
     ) -> None:
         self.history = history
-        self.notices: Notices | None = None
+        self.notices: NotificationQueue | None = None
         self.headless = False
         self.recorded: dict[str, Result] = {}
         """What :meth:`recall_all` finds; anything else is interrupted."""
         self.specs: list[ToolSpec] = [ECHO, SEND]
         self.index = ""
-        self.native: list[NativeOffer] = []
+        self.native: list[ProviderToolOffer] = []
         self.looked_at: list[ProposedCall] = []
         self.begun: list[str] = []
         self.proposed: list[list[ProposedCall]] = []
@@ -105,19 +105,19 @@ class RecordingSession(_Rest):
 
     @property
     def ran(self) -> list[ProposedCall]:
-        return [call for call in self.calls if call.fault is None]
+        return [call for call in self.calls if call.problem is None]
 
     def hold(self) -> None:
         self.release.clear()
 
-    agents: Sequence[AgentType] = ()
-    skills: Sequence[Skill] = ()
-    delegates: Delegates | None = None
+    agents: Sequence[SubagentType] = ()
+    skills: Sequence[SkillInfo] = ()
+    delegates: SubagentRunner | None = None
 
-    def delegate_to(self, delegates: Delegates | None) -> None:
+    def delegate_to(self, delegates: SubagentRunner | None) -> None:
         self.delegates = delegates
 
-    async def child(self, call_id: str, delegation: Delegation) -> Child:
+    async def child(self, call_id: str, delegation: SubagentTask) -> ChildSession:
         raise ToolError("there are no sub-agents here", kind="unavailable")
 
     async def begin(self, text: str, *, headless: bool = False) -> None:
@@ -138,21 +138,21 @@ class RecordingSession(_Rest):
         self.cancelled.append(reason)
         self.release.set()
 
-    async def recall_all(self, call_ids: Sequence[str]) -> list[Answer]:
+    async def recall_all(self, call_ids: Sequence[str]) -> list[CallAnswer]:
         found = {
             known_as: self.recorded.get(known_as) or Result.error("interrupted", "nobody knows")
             for known_as in call_ids
         }
-        return [Answer(known_as, "echo", found[known_as], found[known_as]) for known_as in call_ids]
+        return [CallAnswer(known_as, "echo", found[known_as], found[known_as]) for known_as in call_ids]
 
-    async def answer(self, call: ProposedCall, call_id: str) -> Answer:
+    async def answer(self, call: ProposedCall, call_id: str) -> CallAnswer:
         self.started.set()
         await self.release.wait()
         return self._one(call, call_id)
 
-    def _one(self, call: ProposedCall, call_id: str) -> Answer:
-        if call.fault is not None:
-            result = Result.error(call.fault_kind, call.fault)
+    def _one(self, call: ProposedCall, call_id: str) -> CallAnswer:
+        if call.problem is not None:
+            result = Result.error(call.problem_kind, call.problem)
         elif self.cancelled:
             result = Result.error("cancelled", f"stopped ({self.cancelled[0]})")
         else:
@@ -163,7 +163,7 @@ class RecordingSession(_Rest):
                     else dict(call.arguments)
                 )
                 result = self._answer(call, arguments)
-            except ArgumentText as error:
+            except InvalidJsonText as error:
                 result = Result.error("invalid_input", str(error))
         result = result.with_metadata(duration_ms=1.5)
-        return Answer(call_id, call.name, result, result)
+        return CallAnswer(call_id, call.name, result, result)

@@ -10,32 +10,32 @@ import pytest
 from tests.agent.sessions import RecordingSession
 
 from handrail.agent.budget import Budget
-from handrail.agent.events import LoopEvent, RunFinished, TurnStarted
+from handrail.agent.events import AgentEvent, RunFinished, TurnStarted
 from handrail.agent.loop import Agent
-from handrail.agent.model import Finished, StreamCut, TextDelta, Usage
-from handrail.testing.histories import PlayedModel, text_reply
+from handrail.agent.model import ReplyFinished, StreamCut, TextDelta, TokenUsage
+from handrail.testing.request_checks import PlaybackModel, text_reply
 
 
 @pytest.mark.proves("A-08")
 @pytest.mark.parametrize(
     "first",
     [
-        [Usage(90, 10), TextDelta("I look it up"), Finished("paused")],
-        [Usage(90, 10), TextDelta("I look"), StreamCut("gone")],
+        [TokenUsage(90, 10), TextDelta("I look it up"), ReplyFinished("paused")],
+        [TokenUsage(90, 10), TextDelta("I look"), StreamCut("gone")],
     ],
     ids=["paused", "cut"],
 )
 async def test_the_model_is_not_asked_again_once_the_tokens_are_used_up(first: list[Any]) -> None:
-    model = PlayedModel(first, text_reply("found"))
+    model = PlaybackModel(first, text_reply("found"))
     outcome = await Agent(RecordingSession(), model, budget=Budget(tokens=100)).complete("go")
     assert (outcome.status, outcome.budget, len(model.requests)) == ("budget", "tokens", 1)
 
 
 @pytest.mark.proves("A-10")
 async def test_a_run_that_is_stopped_as_its_turn_starts_asks_the_model_nothing() -> None:
-    model = PlayedModel(text_reply("too late"))
+    model = PlaybackModel(text_reply("too late"))
     agent = Agent(RecordingSession(), model)
-    events: list[LoopEvent] = []
+    events: list[AgentEvent] = []
     async with aclosing(agent.run("go")) as running:
         async for event in running:
             events.append(event)
@@ -48,7 +48,7 @@ async def test_a_run_that_is_stopped_as_its_turn_starts_asks_the_model_nothing()
 @pytest.mark.proves("A-10")
 async def test_a_run_ends_at_whichever_moment_it_is_stopped() -> None:
     for moment in range(40):
-        agent = Agent(RecordingSession(), PlayedModel(text_reply("said")))
+        agent = Agent(RecordingSession(), PlaybackModel(text_reply("said")))
         run = asyncio.ensure_future(agent.complete("go"))
         for _ in range(moment):
             await asyncio.sleep(0)

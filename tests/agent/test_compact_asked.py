@@ -11,12 +11,12 @@ from tests.kernel.guests import joined_kernel
 from handrail import Session, UsageError, tool
 from handrail.agent.budget import Budget
 from handrail.agent.compaction import INTRO
-from handrail.agent.events import CallAnswered, Compacted
+from handrail.agent.events import CallAnswered, ConversationCompacted
 from handrail.agent.loop import Agent
-from handrail.agent.model import Finished, TextDelta, UserMessage
+from handrail.agent.model import ReplyFinished, TextDelta, UserMessage
 from handrail.contract.call import Result
 from handrail.kernel.kernel import Kernel
-from handrail.testing.histories import PlayedModel, call_reply, text_reply
+from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("A-08")
@@ -32,9 +32,9 @@ RULES = ["allow big.look"]
 LOOKS = [call_reply(("big__look", {"n": n}), text=f"step {n}") for n in range(4)]
 
 
-async def worked(session: Session, *more: Any, **budget: Any) -> tuple[Agent, PlayedModel]:
+async def worked(session: Session, *more: Any, **budget: Any) -> tuple[Agent, PlaybackModel]:
     """An agent whose session has eight messages of four calls, and what the user asked and was told."""
-    model = PlayedModel(*LOOKS, text_reply("Looked."), *more)
+    model = PlaybackModel(*LOOKS, text_reply("Looked."), *more)
     agent = Agent(session, model, budget=Budget(**budget))
     assert (await agent.complete("Look four times.")).ok
     return agent, model
@@ -51,18 +51,18 @@ async def test_the_library_compacts_between_two_runs_says_how_much_and_records_i
         agent, model = await worked(session, text_reply("Yes."))
         assert len(agent.messages) == 10
         made = await agent.compact()
-        assert (made.messages, made.kept, made.asked, made.summary) == (9, 1, True, False)
+        assert (made.removed_messages, made.kept_messages, made.was_requested, made.is_summarised) == (9, 1, True, False)
         assert made.tokens_after < made.tokens_before and "9 older messages are left out and 1 are kept" in str(made)
         (recorded,) = await compactions(kernel, session)
         assert (recorded["messages"], recorded["kept"], recorded["asked"]) == (9, 1, True)
         nothing = await agent.compact()
-        assert (nothing.messages, nothing.kept) == (0, 2) and "Nothing to compact" in str(nothing)
+        assert (nothing.removed_messages, nothing.kept_messages) == (0, 2) and "Nothing to compact" in str(nothing)
         assert len(await compactions(kernel, session)) == 1
         assert (await agent.complete("Did you look?")).ok
         first = model.requests[-1].messages[0]
         assert isinstance(first, UserMessage) and first.text.startswith(INTRO)
         assert "- the user said: Look four times." in first.text and '- you called big__look {"n": 3}: ok' in first.text
-        again = Agent(session, PlayedModel(text_reply(".")))
+        again = Agent(session, PlaybackModel(text_reply(".")))
         await again.complete("On.")
         assert again.messages[: len(agent.messages)] == agent.messages, "and so for the next agent of the session"
 
@@ -71,17 +71,17 @@ async def test_the_model_asks_by_its_tool_and_its_next_request_has_room(tmp_path
     async with temporary_kernel(tmp_path, tools=[look], rules=RULES) as kernel:
         session = await kernel.session()
         asks = call_reply(("memory__compact", {}), ("big__look", {"n": 9}))
-        model = PlayedModel(*LOOKS, asks, text_reply("Done."))
-        told: list[Compacted] = []
+        model = PlaybackModel(*LOOKS, asks, text_reply("Done."))
+        told: list[ConversationCompacted] = []
         answers: list[Result] = []
         async for event in Agent(session, model).run("Look four times."):
-            if isinstance(event, Compacted):
+            if isinstance(event, ConversationCompacted):
                 told.append(event)
             elif isinstance(event, CallAnswered) and event.answer.tool_id == "memory.compact":
                 answers.append(event.answer.model)
         (answer,), (made,) = answers, told
-        assert answer.data["removed_messages"] == made.messages == 7
-        assert answer.data["kept_messages"] == 2 and made.kept == 4, "with the reply that asked, and its answers"
+        assert answer.data["removed_messages"] == made.removed_messages == 7
+        assert answer.data["kept_messages"] == 2 and made.kept_messages == 4, "with the reply that asked, and its answers"
         assert "Before your next reply" in answer.data["note"]
         before, after = model.requests[-2].messages, model.requests[-1].messages
         assert len(before) == 9 and len(after) == 5
@@ -93,18 +93,18 @@ async def test_the_model_asks_by_its_tool_and_its_next_request_has_room(tmp_path
 async def test_where_there_is_nothing_to_leave_out_the_tool_says_so(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
-        model = PlayedModel(call_reply(("memory__compact", {})), text_reply("."))
+        model = PlaybackModel(call_reply(("memory__compact", {})), text_reply("."))
         events = [event async for event in Agent(session, model).run("Compact.")]
         (answer,) = [event.answer.model for event in events if isinstance(event, CallAnswered)]
         assert answer.data["removed_messages"] == 0 and answer.data["note"].startswith("Nothing to compact")
-        assert not [event for event in events if isinstance(event, Compacted)]
+        assert not [event for event in events if isinstance(event, ConversationCompacted)]
         assert await compactions(kernel, session) == []
 
 
 async def test_without_a_model_there_is_no_conversation_to_compact(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
-        assert "memory.compact" not in [spec.id for spec in session.view]
+        assert "memory.compact" not in [spec.id for spec in session.active_tools]
         answer = await session.call("memory.compact", {})
         assert answer.error_kind == "unavailable" and "no conversation to compact" in str(answer.error_text)
 
@@ -121,17 +121,17 @@ async def test_a_program_that_calls_the_tool_between_two_runs_has_it_done_at_onc
 async def test_a_summary_is_asked_for_where_the_budget_says_so(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[look], rules=RULES) as kernel:
         session = await kernel.session()
-        said = [TextDelta("looked at four parts"), Finished("end")]
+        said = [TextDelta("looked at four parts"), ReplyFinished("end")]
         agent, model = await worked(session, said, compaction="summary", context=None)
         made = await agent.compact()
-        assert made.summary and "looked at four parts" in str(agent.messages[0])
+        assert made.is_summarised and "looked at four parts" in str(agent.messages[0])
         assert model.requests[-1].tools == ()
 
 
 async def test_it_is_refused_while_a_run_is_under_way(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[look], rules=RULES) as kernel:
         session = await kernel.session()
-        agent = Agent(session, PlayedModel(*LOOKS, text_reply(".")))
+        agent = Agent(session, PlaybackModel(*LOOKS, text_reply(".")))
         events = agent.run("Look.")
         await anext(events)
         with pytest.raises(UsageError, match=r"memory\.compact"):
@@ -144,8 +144,8 @@ async def test_an_agent_in_a_process_that_joined_compacts_likewise(tmp_path: Pat
     holding = temporary_kernel(tmp_path)
     async with holding, joined_kernel(tmp_path, tools=[look], rules=RULES) as kernel:
         session = await kernel.session()
-        model = PlayedModel(*LOOKS, call_reply(("memory__compact", {})), text_reply("Done."))
+        model = PlaybackModel(*LOOKS, call_reply(("memory__compact", {})), text_reply("Done."))
         agent = Agent(session, model)
         assert (await agent.complete("Look four times.")).ok
         assert str(model.requests[-1].messages[0]).count(INTRO) == 1 and len(model.requests[-1].messages) == 5
-        assert (await agent.compact()).messages > 0
+        assert (await agent.compact()).removed_messages > 0

@@ -7,9 +7,9 @@ from tests.agent.sessions import RecordingSession
 
 from handrail.agent.loop import Agent
 from handrail.catalog.dialects import ANTHROPIC
-from handrail.catalog.fitting import fit
+from handrail.catalog.schema_adapter import adapt_schema
 from handrail.contract.tool.spec import ToolSpec
-from handrail.testing.histories import PlayedModel, call_reply, text_reply
+from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 
 
 @pytest.mark.proves("D-11")
@@ -23,8 +23,8 @@ async def test_arguments_that_travelled_under_other_names_are_proposed_under_the
         locks=(),
     )
     session.specs = [spec]
-    (sent,) = fit(spec.parameters, ANTHROPIC).renamed
-    model = PlayedModel(call_reply(("odata", {sent: "x eq 1"})), text_reply("Done."), dialect=ANTHROPIC)
+    (sent,) = adapt_schema(spec.parameters, ANTHROPIC).renamed
+    model = PlaybackModel(call_reply(("odata", {sent: "x eq 1"})), text_reply("Done."), dialect=ANTHROPIC)
     assert (await Agent(session, model).complete("ask")).ok
     assert sent != "$filter"
     assert session.ran[0].arguments == {"$filter": "x eq 1"}

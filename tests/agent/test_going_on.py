@@ -14,9 +14,9 @@ from handrail.agent.events import CallAnswered, RunFinished
 from handrail.agent.loop import Agent
 from handrail.agent.model import ResultsMessage, UserMessage
 from handrail.contract.call import ProposedCall, Result
-from handrail.contract.doors.memory import Entry
+from handrail.contract.services.memory import HistoryEntry
 from handrail.contract.errors import LogUnavailable
-from handrail.testing.histories import PlayedModel, call_reply, text_reply
+from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 
 
 class KeptHere:
@@ -26,10 +26,10 @@ class KeptHere:
         self.rows: dict[int, Mapping[str, Any]] = {}
         self.full = False
 
-    async def read(self) -> Sequence[Entry]:
+    async def read(self) -> Sequence[HistoryEntry]:
         return sorted(self.rows.items())
 
-    def keep(self, entries: Sequence[Entry]) -> Awaitable[None]:
+    def store_entries(self, entries: Sequence[HistoryEntry]) -> Awaitable[None]:
         kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self.full:
             kept.set_exception(LogUnavailable("the disk is full"))
@@ -38,16 +38,16 @@ class KeptHere:
             kept.set_result(None)
         return kept
 
-    async def attached(self, data: bytes, media_type: str) -> str:
+    async def store_attachment(self, data: bytes, media_type: str) -> str:
         raise LogUnavailable("nobody here shows anything beside text")
 
-    async def attachment(self, ref: str) -> bytes:
+    async def load_attachment(self, ref: str) -> bytes:
         raise LogUnavailable("nobody here shows anything beside text")
 
-    async def compacted(self, told: Mapping[str, Any]) -> None:
+    async def record_compaction(self, told: Mapping[str, Any]) -> None:
         pass
 
-    async def provided(self, about: Mapping[str, Any], content: Any) -> Sequence[str]:
+    async def record_provider_tool(self, about: Mapping[str, Any], content: Any) -> Sequence[str]:
         raise LogUnavailable("no model here has tools of its own")
 
     @property
@@ -70,17 +70,17 @@ async def test_a_call_that_waits_for_a_person_ends_the_run_and_its_answer_begins
     history = KeptHere()
     session = RecordingSession(parks, history)
     calls = call_reply(("echo", {"n": 1}), ("mail.send", {}), ("echo", {"n": 2}))
-    first = await Agent(session, PlayedModel(calls)).complete("send it")
-    assert (first.status, first.parked) == ("parked", ("apr_1",))
+    first = await Agent(session, PlaybackModel(calls)).complete("send it")
+    assert (first.status, first.pending_approvals) == ("parked", ("apr_1",))
     assert history.roles == ["user", "assistant", "results"]
 
     session.recorded["s1/1.1"] = Result.error("unavailable", "waits still", parked="apr_1")
-    again = Agent(session, PlayedModel())
+    again = Agent(session, PlaybackModel())
     assert (await again.complete(None)).status == "parked"
     assert again.messages == (UserMessage("send it"),)
 
     session.recorded["s1/1.1"] = Result.output("sent")
-    agent = Agent(session, PlayedModel(text_reply("it is sent")))
+    agent = Agent(session, PlaybackModel(text_reply("it is sent")))
     answered: list[CallAnswered] = []
     async with aclosing(agent.run(None)) as events:
         async for event in events:
@@ -101,7 +101,7 @@ async def test_a_call_that_waits_for_a_person_ends_the_run_and_its_answer_begins
 
 async def test_the_same_agent_goes_on_after_a_person_decided() -> None:
     session = RecordingSession(parks)
-    agent = Agent(session, PlayedModel(call_reply(("mail.send", {})), text_reply("so be it")))
+    agent = Agent(session, PlaybackModel(call_reply(("mail.send", {})), text_reply("so be it")))
     assert (await agent.complete("send it")).status == "parked"
     session.recorded["s1/1.0"] = Result.error("denied", "the user rejected this call")
     assert (await agent.complete("then not")).ok
@@ -118,7 +118,7 @@ async def test_a_reply_is_kept_before_its_calls_are_proposed() -> None:
         roles_then.append(history.roles)
         return Result.output(1)
 
-    agent = Agent(RecordingSession(look, history), PlayedModel(call_reply(("echo", {})), text_reply("end")))
+    agent = Agent(RecordingSession(look, history), PlaybackModel(call_reply(("echo", {})), text_reply("end")))
     assert (await agent.complete("task")).ok
     assert roles_then == [["user", "assistant"]]
     assert history.roles == ["user", "assistant", "results", "assistant"]
@@ -129,7 +129,7 @@ async def test_where_a_reply_cannot_be_kept_the_run_ends_and_says_why() -> None:
     history = KeptHere()
     session = RecordingSession(history=history)
 
-    class FillsUp(PlayedModel):
+    class FillsUp(PlaybackModel):
         def stream(self, request: Any) -> Any:
             history.full = True
             return super().stream(request)
@@ -139,7 +139,7 @@ async def test_where_a_reply_cannot_be_kept_the_run_ends_and_says_why() -> None:
     assert outcome.status == "failed" and "the disk is full" in outcome.detail
     history.full = False
     assert history.roles == ["user"]
-    goes_on = Agent(session, PlayedModel(text_reply("end")))
+    goes_on = Agent(session, PlaybackModel(text_reply("end")))
     assert (await goes_on.complete("again")).ok
     assert history.roles == ["user", "user", "assistant"]
 
@@ -147,7 +147,7 @@ async def test_where_a_reply_cannot_be_kept_the_run_ends_and_says_why() -> None:
 async def test_a_task_that_cannot_be_kept_is_not_begun() -> None:
     history = KeptHere()
     history.full = True
-    model = PlayedModel(text_reply("end"))
+    model = PlaybackModel(text_reply("end"))
     with pytest.raises(LogUnavailable, match="full"):
         await Agent(RecordingSession(history=history), model).complete("task")
     assert model.requests == []
@@ -157,14 +157,14 @@ async def test_a_run_cancelled_in_the_middle_of_its_calls_leaves_their_answers_f
     history = KeptHere()
     session = RecordingSession(history=history)
     session.hold()
-    run = asyncio.create_task(Agent(session, PlayedModel(call_reply(("echo", {"n": 1})))).complete("task"))
+    run = asyncio.create_task(Agent(session, PlaybackModel(call_reply(("echo", {"n": 1})))).complete("task"))
     await session.started.wait()
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
     assert history.roles[:2] == ["user", "assistant"]
     session.recorded["s1/1.0"] = Result.error("cancelled", "stopped by the user")
-    agent = Agent(session, PlayedModel(text_reply("end")))
+    agent = Agent(session, PlaybackModel(text_reply("end")))
     assert (await agent.complete("again")).ok
     ((text, failed),) = results_of(agent)
     assert "stopped" in text and failed
@@ -174,9 +174,9 @@ async def test_a_stop_once_open_calls_are_answered_ends_the_run_and_keeps_their_
     history = KeptHere()
     session = RecordingSession(parks, history)
     calls = call_reply(("mail.send", {}), ("mail.send", {}))
-    await Agent(session, PlayedModel(calls)).complete("send both")
+    await Agent(session, PlaybackModel(calls)).complete("send both")
     session.recorded = {"s1/1.0": Result.output(1), "s1/1.1": Result.output(2)}
-    agent = Agent(session, PlayedModel(text_reply("end")))
+    agent = Agent(session, PlaybackModel(text_reply("end")))
     statuses: list[str] = []
     async with aclosing(agent.run(None)) as events:
         async for event in events:
@@ -185,6 +185,6 @@ async def test_a_stop_once_open_calls_are_answered_ends_the_run_and_keeps_their_
             elif isinstance(event, RunFinished):
                 statuses.append(event.outcome.status)
     assert statuses == ["cancelled"] and len(results_of(agent)) == 2
-    again = Agent(session, PlayedModel(text_reply("end")))
+    again = Agent(session, PlaybackModel(text_reply("end")))
     assert (await again.complete(None)).ok
     assert [text for text, _ in results_of(again)] == ['{"type":"output","data":1}', '{"type":"output","data":2}']

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.agent.conversation import LOST, VERSION, as_data, restored
+from handrail.agent.conversation import LOST, VERSION, message_data, restore_conversation
 from handrail.agent.model import (
     AssistantMessage,
     CallPart,
     CallResult,
-    Kept,
+    ProviderBlock,
     Message,
     ModelRequest,
     ResultsMessage,
@@ -22,9 +22,9 @@ from handrail.agent.model import (
 )
 from handrail.agent.providers import anthropic as anthropic_provider
 from handrail.agent.providers import openai as openai_provider
-from handrail.contract.doors.memory import Entry
+from handrail.contract.services.memory import HistoryEntry
 from handrail.store.encoding import decode, encode
-from handrail.testing.histories import faults_in_anthropic_request, faults_in_openai_request
+from handrail.testing.request_checks import anthropic_request_faults, openai_request_faults
 
 _TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 _SAID = _TEXTS.filter(lambda text: bool(text.strip()))
@@ -37,7 +37,7 @@ _OBJECTS = st.dictionaries(_TEXTS, _JSON, max_size=3)
 _NAMES = st.text("abcXYZ09_-", min_size=1, max_size=64)
 _PARTS = st.one_of(
     st.builds(TextPart, _SAID),
-    st.builds(Kept, st.sampled_from(["anthropic", "openai"]), st.just({"type": "thinking", "signature": "s"})),
+    st.builds(ProviderBlock, st.sampled_from(["anthropic", "openai"]), st.just({"type": "thinking", "signature": "s"})),
     st.tuples(_NAMES, _OBJECTS),
 )
 
@@ -50,7 +50,7 @@ def conversations(draw: st.DrawFn) -> list[Message]:
     for _ in range(draw(st.integers(0, 4))):
         messages.append(UserMessage(draw(_TEXTS)))
         for _ in range(draw(st.integers(0, 3))):
-            parts: list[TextPart | CallPart | Kept] = []
+            parts: list[TextPart | CallPart | ProviderBlock] = []
             results: list[CallResult] = []
             for part in draw(st.lists(_PARTS, max_size=4)):
                 if isinstance(part, tuple):
@@ -59,18 +59,18 @@ def conversations(draw: st.DrawFn) -> list[Message]:
                     results.append(CallResult(f"call_{count}", draw(_TEXTS), draw(st.booleans())))
                 else:
                     parts.append(part)
-            if any(not isinstance(part, Kept) for part in parts):
+            if any(not isinstance(part, ProviderBlock) for part in parts):
                 messages.append(AssistantMessage(tuple(parts)))
                 messages += [ResultsMessage(tuple(results))] if results else []
     return messages
 
 
-def rows_of(messages: list[Message]) -> list[Entry]:
+def rows_of(messages: list[Message]) -> list[HistoryEntry]:
     """The messages as they come back out of the database."""
-    rows: list[Entry] = []
+    rows: list[HistoryEntry] = []
     for position, message in enumerate(messages):
         calls = message.calls if isinstance(message, AssistantMessage) else ()
-        data = as_data(message, [f"s/{position}.{n}" for n in range(len(calls))])
+        data = message_data(message, [f"s/{position}.{n}" for n in range(len(calls))])
         rows.append((position, decode(encode(data))))
     return rows
 
@@ -83,16 +83,16 @@ def faults_in(messages: list[Message]) -> list[str]:
         "max_tokens": 1,
         "messages": anthropic_provider._messages(request.messages),  # pyright: ignore[reportPrivateUsage]
     }
-    return faults_in_openai_request(openai) + faults_in_anthropic_request(anthropic)
+    return openai_request_faults(openai) + anthropic_request_faults(anthropic)
 
 
 @pytest.mark.proves("A-10")
 @given(conversations())
 def test_any_list_of_messages_comes_back_as_it_was(messages: list[Message]) -> None:
-    found = restored(rows_of(messages))
+    found = restore_conversation(rows_of(messages))
     assert found.messages == messages
     assert found.open is None
-    assert found.next == len(messages)
+    assert found.next_position == len(messages)
 
 
 @pytest.mark.proves("A-10")
@@ -102,11 +102,11 @@ def test_any_part_of_the_rows_gives_a_history_that_a_provider_takes(
 ) -> None:
     rows = rows_of(messages)
     kept = [row for row in rows if data.draw(st.booleans(), label=f"row {row[0]} is there")]
-    found = restored(kept)
+    found = restore_conversation(kept)
     history = list(found.messages)
     if found.open is not None:
-        assert found.open.missing
-        history += (found.open.message, found.open.answered())
+        assert found.open.missing_calls
+        history += (found.open.message, found.open.to_results())
     assert faults_in(history) == []
     assert isinstance(history[0], UserMessage) if history else True
     users = [message for message in messages if isinstance(message, UserMessage)]
@@ -118,10 +118,10 @@ def test_a_history_that_is_cut_off_keeps_every_exchange_before_the_cut(
     messages: list[Message], data: st.DataObject
 ) -> None:
     end = data.draw(st.integers(0, len(messages)))
-    found = restored(rows_of(messages)[:end])
+    found = restore_conversation(rows_of(messages)[:end])
     if end and isinstance(messages[end - 1], AssistantMessage) and messages[end - 1].calls:  # type: ignore[union-attr]
         assert found.open is not None and found.open.message == messages[end - 1]
-        assert [call_id for _, _, call_id in found.open.missing] == [
+        assert [call_id for _, _, call_id in found.open.missing_calls] == [
             f"s/{end - 1}.{n}" for n in range(len(found.open.call_ids))
         ]
         assert found.messages == messages[: end - 1]
@@ -202,22 +202,22 @@ _ROWS = st.one_of(
 def test_rows_that_were_never_written_by_handrail_still_give_a_history_that_a_provider_takes(
     rows: list[dict[str, Any]],
 ) -> None:
-    found = restored(enumerate(rows))
+    found = restore_conversation(enumerate(rows))
     history = list(found.messages)
     if found.open is not None:
-        history += (found.open.message, found.open.answered())
+        history += (found.open.message, found.open.to_results())
     assert faults_in(history) == []
 
 
 def test_answers_kept_before_the_rest_was_known_are_not_asked_for_again() -> None:
     reply = AssistantMessage((CallPart("a", "read", {}), CallPart("b", "write", {})))
-    partial = as_data(ResultsMessage((CallResult("b", "done", False),)), partial=True)
-    rows: list[Entry] = [(0, as_data(UserMessage("task"))), (1, as_data(reply, ["s/1.0", "s/1.1"])), (2, partial)]
-    found = restored(rows)
+    partial = message_data(ResultsMessage((CallResult("b", "done", False),)), partial=True)
+    rows: list[HistoryEntry] = [(0, message_data(UserMessage("task"))), (1, message_data(reply, ["s/1.0", "s/1.1"])), (2, partial)]
+    found = restore_conversation(rows)
     assert found.open is not None
-    assert [(position, call_id) for position, _, call_id in found.open.missing] == [(0, "s/1.0")]
-    whole = as_data(ResultsMessage((CallResult("a", "seen", False), CallResult("b", "done", False))))
-    again = restored([*rows, (3, whole)])
+    assert [(position, call_id) for position, _, call_id in found.open.missing_calls] == [(0, "s/1.0")]
+    whole = message_data(ResultsMessage((CallResult("a", "seen", False), CallResult("b", "done", False))))
+    again = restore_conversation([*rows, (3, whole)])
     assert again.open is None and again.messages[-1] == ResultsMessage(
         (CallResult("a", "seen", False), CallResult("b", "done", False))
     )
@@ -225,16 +225,16 @@ def test_answers_kept_before_the_rest_was_known_are_not_asked_for_again() -> Non
 
 def test_a_call_in_the_middle_whose_answer_was_lost_is_told_to_be_lost() -> None:
     reply = AssistantMessage((CallPart("a", "write", {}),))
-    rows: list[Entry] = [
-        (0, as_data(UserMessage("task"))),
-        (1, as_data(reply, ["s/1.0"])),
-        (5, as_data(UserMessage("?"))),
+    rows: list[HistoryEntry] = [
+        (0, message_data(UserMessage("task"))),
+        (1, message_data(reply, ["s/1.0"])),
+        (5, message_data(UserMessage("?"))),
     ]
-    found = restored(rows)
+    found = restore_conversation(rows)
     assert found.messages[2] == ResultsMessage((CallResult("a", LOST, True),))
-    assert found.next == 6
+    assert found.next_position == 6
 
 
 def test_a_row_of_a_later_version_is_left_out() -> None:
-    rows: list[Entry] = [(0, as_data(UserMessage("task"))), (1, {**as_data(UserMessage("later")), "v": VERSION + 1})]
-    assert restored(rows).messages == [UserMessage("task")]
+    rows: list[HistoryEntry] = [(0, message_data(UserMessage("task"))), (1, {**message_data(UserMessage("later")), "v": VERSION + 1})]
+    assert restore_conversation(rows).messages == [UserMessage("task")]

@@ -25,21 +25,21 @@ from handrail.agent.model import (
     CallClosed,
     CallOpened,
     CallPart,
-    Finished,
+    ReplyFinished,
     ResultsMessage,
     StreamCut,
     TextDelta,
     TextPart,
 )
-from handrail.agent.stream import MAX_AHEAD_UNITS, MAX_LOOKS, Reply, call_part
-from handrail.arbiter.locks import Resources
+from handrail.agent.stream import MAX_AHEAD_UNITS, MAX_PREVALIDATIONS, ModelReply, make_call_part
+from handrail.arbiter.locks import LockResolver
 from handrail.contract.call import ProposedCall
-from handrail.contract.text import json as json_reader
-from handrail.kernel.held import HeldKernel
-from handrail.session.session import HeldSession
+from handrail.contract.text import json_text as json_reader
+from handrail.kernel.local import LocalKernel
+from handrail.session.local_session import LocalSession
 from handrail.store.database import writer as writing
 from handrail.store.database.journal import Journal
-from handrail.testing.histories import Pause, PlayedModel, Step, text_reply
+from handrail.testing.request_checks import ReplyPause, PlaybackModel, Step, text_reply
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("X-09")
@@ -49,7 +49,7 @@ def opened(name: str, *pieces: str) -> list[Step]:
     return [CallOpened(0, None, name), *(CallArguments(0, piece) for piece in pieces)]
 
 
-CLOSED: list[Step] = [CallClosed(0), Finished("calls")]
+CLOSED: list[Step] = [CallClosed(0), ReplyFinished("calls")]
 
 
 @tool(id="test.note", side_effect="write", locks=["file:{path}:X"])
@@ -61,13 +61,13 @@ async def note(path: str, n: int) -> str:
 @asynccontextmanager
 async def held_open(
     folder: Path, *steps: Step, rules: tuple[str, ...] = ("allow test.note",), closes: bool = True
-) -> AsyncGenerator[tuple[HeldKernel, HeldSession, asyncio.Task[Any]]]:
+) -> AsyncGenerator[tuple[LocalKernel, LocalSession, asyncio.Task[Any]]]:
     """A run whose only call is whole, while its block is open; it closes behind the test's part."""
-    pause = Pause()
+    pause = ReplyPause()
     async with temporary_kernel(folder, tools=[note], rules=rules) as kernel:
         session = await kernel.session()
         last = CLOSED if closes else [StreamCut("gone")]
-        model = PlayedModel([*steps, pause, *last], text_reply("done"))
+        model = PlaybackModel([*steps, pause, *last], text_reply("done"))
         run = asyncio.create_task(Agent(session, model).complete("go"))
         await pause.reached.wait()
         yield kernel, session, run
@@ -75,7 +75,7 @@ async def held_open(
         await run
 
 
-def records(kernel: HeldKernel) -> list[tuple[str, Mapping[str, Any]]]:
+def records(kernel: LocalKernel) -> list[tuple[str, Mapping[str, Any]]]:
     return [(record.kind, record.body or {}) for record in kernel.log.reader.records() if record.call_id]
 
 
@@ -87,14 +87,14 @@ async def left_of(folder: Path) -> list[tuple[str, Mapping[str, Any]]]:
 async def test_it_is_looked_at_once_as_soon_as_its_arguments_are_whole() -> None:
     session = RecordingSession()
     pieces = ('{"n":', '{"m":1}', "}")
-    model = PlayedModel([*opened("echo", *pieces), *CLOSED], text_reply("ok"))
+    model = PlaybackModel([*opened("echo", *pieces), *CLOSED], text_reply("ok"))
     assert (await Agent(session, model).complete("go")).ok
     assert session.looked_at == session.calls == [ProposedCall("echo", '{"n":{"m":1}}')]
 
 
 async def test_behind_a_very_long_text_nothing_is_looked_at() -> None:
     session = RecordingSession()
-    model = PlayedModel([TextDelta("x" * MAX_AHEAD_UNITS), *opened("echo", '{"n":1}'), *CLOSED], text_reply("ok"))
+    model = PlaybackModel([TextDelta("x" * MAX_AHEAD_UNITS), *opened("echo", '{"n":1}'), *CLOSED], text_reply("ok"))
     assert (await Agent(session, model).complete("go")).ok
     assert session.looked_at == [] and len(session.calls) == 1
 
@@ -106,25 +106,25 @@ async def test_behind_a_very_long_text_nothing_is_looked_at() -> None:
         ('{"n":1}}',),
         ("[]",),
         ("}" * 70_000,),
-        ('{"n":[{}', *([",{}"] * MAX_LOOKS), "]}"),
+        ('{"n":[{}', *([",{}"] * MAX_PREVALIDATIONS), "]}"),
     ],
 )
 async def test_what_is_no_whole_object_or_too_much_to_read_again_and_again_is_not_looked_at(pieces: tuple[str]) -> None:
     session = RecordingSession()
-    model = PlayedModel([*opened("echo", *pieces), *CLOSED], text_reply("ok"))
+    model = PlaybackModel([*opened("echo", *pieces), *CLOSED], text_reply("ok"))
     assert (await Agent(session, model).complete("go")).ok
     assert session.looked_at == [] and len(session.calls) == 1
 
 
 async def test_the_work_is_done_by_then_and_nobody_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
-    wants = Resources.wants
+    wants = LockResolver.resolve
 
-    def counted(self: Resources, *args: Any, **more: Any) -> Any:
+    def counted(self: LockResolver, *args: Any, **more: Any) -> Any:
         asked.append(args)
         return wants(self, *args, **more)
 
-    monkeypatch.setattr(Resources, "wants", counted)
+    monkeypatch.setattr(LockResolver, "wants", counted)
     told: list[str] = []
     async with held_open(tmp_path, *opened("test__note", '{"path":"a","n":1.0}')) as (kernel, session, _):
         session.watch(lambda event: told.append(event.kind))
@@ -156,7 +156,7 @@ async def warm() -> None:
 async def test_the_disk_is_roused_for_a_call_that_has_to_be_noted_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, arguments: str, rules: list[str], rouses: bool
 ) -> None:
-    heard, rouse = threading.Event(), Journal.rouse
+    heard, rouse = threading.Event(), Journal.warm_up
 
     def roused(self: Journal) -> None:
         rouse(self)
@@ -164,13 +164,13 @@ async def test_the_disk_is_roused_for_a_call_that_has_to_be_noted_first(
 
     monkeypatch.setattr(Journal, "rouse", roused)
     monkeypatch.setattr(writing, "MOMENT_S", 300.0)  # whatever else this machine does
-    before, pause = Pause(), Pause()
+    before, pause = ReplyPause(), ReplyPause()
     async with temporary_kernel(tmp_path, tools=[note, see, warm], rules=rules) as kernel:
         session = await kernel.session()
         for _ in range(3):
             assert (await session.call("test.warm", {})).ok
             await kernel.log.flush()
-        model = PlayedModel([before, *opened(name, arguments), pause, *CLOSED], text_reply("done"))
+        model = PlaybackModel([before, *opened(name, arguments), pause, *CLOSED], text_reply("done"))
         run = asyncio.create_task(Agent(session, model).complete("go"))
         await before.reached.wait()
         await kernel.log.flush()  # the turn's own beginning is written too
@@ -234,8 +234,8 @@ async def test_a_link_that_is_turned_before_the_block_is_closed_leads_nowhere(tm
     assert not list(outside.iterdir()) and not list(inside.iterdir())
 
 
-def reply_of(arguments: str) -> Reply:
-    return Reply((TextPart("I see"), 0), (ProposedCall("echo", arguments, "theirs"),), None, None)
+def reply_of(arguments: str) -> ModelReply:
+    return ModelReply((TextPart("I see"), 0), (ProposedCall("echo", arguments, "theirs"),), None, None)
 
 
 def test_a_reply_that_was_worked_out_ahead_is_said_as_if_it_was_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,17 +243,17 @@ def test_a_reply_that_was_worked_out_ahead_is_said_as_if_it_was_not(monkeypatch:
 
     def counted(call: ProposedCall, wire_id: str) -> CallPart:
         made.append(call)
-        return call_part(call, wire_id)
+        return make_call_part(call, wire_id)
 
     monkeypatch.setattr(conversation, "call_part", counted)
     said: list[Any] = []
     for ahead in (True, False):
         talk = Conversation()
         if ahead:
-            talk.draft(reply_of('{"n":1}'), ["s1/1.0"])
+            talk.draft_reply(reply_of('{"n":1}'), ["s1/1.0"])
         before = len(made)
-        talk.propose(reply_of('{"n":1}'), ["s1/1.0"])
-        said.append(talk.open)
+        talk.add_reply(reply_of('{"n":1}'), ["s1/1.0"])
+        said.append(talk.open_exchange)
         assert len(made) - before == (0 if ahead else 1)
     assert said[0] == said[1] and said[0].message.calls[0].wire_id == "theirs"
 
@@ -261,10 +261,10 @@ def test_a_reply_that_was_worked_out_ahead_is_said_as_if_it_was_not(monkeypatch:
 @pytest.mark.parametrize(("arguments", "ids"), [('{"n":1} ', ["s1/1.0"]), ('{"n":1}', ["s1/2.0"])])
 def test_a_reply_that_came_otherwise_is_said_as_it_came(arguments: str, ids: list[str]) -> None:
     talk = Conversation()
-    talk.draft(reply_of('{"n":1}'), ["s1/1.0"])
-    talk.propose(reply_of(arguments), ids)
-    assert talk.open is not None and talk.open.call_ids == (ids[0],)
-    assert talk.open.message.calls[0].wire_id == "theirs", "nobody has that id"
+    talk.draft_reply(reply_of('{"n":1}'), ["s1/1.0"])
+    talk.add_reply(reply_of(arguments), ids)
+    assert talk.open_exchange is not None and talk.open_exchange.call_ids == (ids[0],)
+    assert talk.open_exchange.message.calls[0].wire_id == "theirs", "nobody has that id"
 
 
 @contextmanager
@@ -293,7 +293,7 @@ async def test_the_arguments_of_a_streamed_call_are_parsed_once_for_all_who_read
         arguments = ('{"path":"a",', f'"n":{n}}}')
         numbered += [CallOpened(n, None, "test__note"), *(CallArguments(n, piece) for piece in arguments)]
     async with temporary_kernel(tmp_path, tools=[note], rules=("allow test.note",)) as kernel:
-        model = PlayedModel([*numbered, *(CallClosed(n) for n in range(count)), Finished("calls")], text_reply("done"))
+        model = PlaybackModel([*numbered, *(CallClosed(n) for n in range(count)), ReplyFinished("calls")], text_reply("done"))
         agent = Agent(await kernel.session(), model)
         with parsers_at_work() as found:
             outcome = await agent.complete("go")
@@ -310,7 +310,7 @@ async def keep(items: list[str]) -> list[str]:
 
 async def test_what_a_tool_does_to_its_arguments_the_history_does_not_show(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[keep], rules=("allow test.keep",)) as kernel:
-        model = PlayedModel([*opened("test__keep", '{"items":["a"]}'), *CLOSED], text_reply("done"))
+        model = PlaybackModel([*opened("test__keep", '{"items":["a"]}'), *CLOSED], text_reply("done"))
         agent = Agent(await kernel.session(), model)
         await agent.complete("go")
     (call,) = [call for message in agent.messages if isinstance(message, AssistantMessage) for call in message.calls]

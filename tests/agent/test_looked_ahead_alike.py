@@ -15,8 +15,8 @@ from handrail import tool
 from handrail.agent import stream
 from handrail.agent.events import CallAnswered, CallProposed
 from handrail.agent.loop import Agent
-from handrail.agent.model import CallArguments, CallClosed, CallOpened, Finished, Kept, StreamCut, TextDelta, Usage
-from handrail.testing.histories import PlayedModel, Step, text_reply
+from handrail.agent.model import CallArguments, CallClosed, CallOpened, ReplyFinished, ProviderBlock, StreamCut, TextDelta, TokenUsage
+from handrail.testing.request_checks import PlaybackModel, Step, text_reply
 from handrail.testing.kernels import temporary_kernel
 
 RULES = ("allow test.put", "allow test.look", "deny fs.write secret")
@@ -39,8 +39,8 @@ ARGUMENTS = st.sampled_from(
 )
 NAMES = st.sampled_from(["test__put", "test__look", "test.put", "nothing", ""])
 IDS = st.sampled_from([None, "theirs", "call_1", "hr0000001", "not usable!"])
-BESIDE = st.sampled_from([TextDelta("so"), TextDelta("\ud83d"), Usage(3, 4), Kept("played", {"type": "thinking"})])
-ENDS = st.sampled_from([Finished("calls"), Finished("end"), Finished("length"), Finished("refused"), StreamCut("gone")])
+BESIDE = st.sampled_from([TextDelta("so"), TextDelta("\ud83d"), TokenUsage(3, 4), ProviderBlock("played", {"type": "thinking"})])
+ENDS = st.sampled_from([ReplyFinished("calls"), ReplyFinished("end"), ReplyFinished("length"), ReplyFinished("refused"), StreamCut("gone")])
 
 
 @tool(
@@ -96,7 +96,7 @@ async def became(reply: list[Step]) -> tuple[Any, ...]:
     with TemporaryDirectory() as folder:
         async with temporary_kernel(Path(folder), tools=[put, look], rules=RULES) as kernel:
             session = await kernel.session(headless=True)
-            model = PlayedModel(reply, text_reply("done"), text_reply("done"))
+            model = PlaybackModel(reply, text_reply("done"), text_reply("done"))
             async for event in Agent(session, model, system="").run("go"):
                 match event:
                     case CallProposed(position, call):

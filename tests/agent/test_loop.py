@@ -12,11 +12,11 @@ from tests.agent.sessions import RecordingSession
 
 from handrail.agent.budget import Budget
 from handrail.agent.events import (
-    BudgetSpent,
+    BudgetExhausted,
     CallAnswered,
     CallProposed,
-    LoopEvent,
-    ReplyCut,
+    AgentEvent,
+    ReplyInterrupted,
     RunFinished,
     TurnStarted,
 )
@@ -25,23 +25,23 @@ from handrail.agent.model import (
     AssistantMessage,
     CallArguments,
     CallOpened,
-    Finished,
+    ReplyFinished,
     ProviderBusy,
     ProviderDenied,
     ResultsMessage,
     StreamCut,
     TextDelta,
-    Usage,
+    TokenUsage,
     UserMessage,
 )
-from handrail.agent.pump import Delayed, RetryPolicy
+from handrail.agent.stream_task import RetryDelayed, RetryPolicy
 from handrail.contract.agent import AgentBudgets
 from handrail.contract.call import ProposedCall, Result
 from handrail.contract.errors import UsageError
-from handrail.testing.histories import Pause, PlayedModel, call_reply, text_reply
+from handrail.testing.request_checks import ReplyPause, PlaybackModel, call_reply, text_reply
 
 
-async def events_of(agent: Agent, task: str = "go") -> list[LoopEvent]:
+async def events_of(agent: Agent, task: str = "go") -> list[AgentEvent]:
     async with aclosing(agent.run(task)) as events:
         return [event async for event in events]
 
@@ -56,7 +56,7 @@ def sleeper(naps: list[float]) -> Callable[[float], Awaitable[None]]:
 @pytest.mark.proves("A-01")
 async def test_a_reply_with_calls_is_answered_and_the_model_is_asked_again_until_it_ends_with_text() -> None:
     session = RecordingSession()
-    model = PlayedModel(call_reply(("echo", {"n": 1}), ("echo", {"n": 2}), text="Looking."), text_reply("Two."))
+    model = PlaybackModel(call_reply(("echo", {"n": 1}), ("echo", {"n": 2}), text="Looking."), text_reply("Two."))
     events = await events_of(Agent(session, model))
     assert [type(event) for event in events] == [
         TurnStarted,
@@ -88,13 +88,13 @@ async def test_a_reply_with_calls_is_answered_and_the_model_is_asked_again_until
 async def test_text_that_looks_like_a_call_is_only_text() -> None:
     session = RecordingSession()
     said = '<tool_call>{"name": "echo", "arguments": {"n": 1}}</tool_call> [/bash]@@command=ls [bash/]'
-    outcome = await Agent(session, PlayedModel(text_reply(said))).complete("go")
+    outcome = await Agent(session, PlaybackModel(text_reply(said))).complete("go")
     assert outcome.ok and outcome.text == said
     assert session.calls == []
 
 
 async def test_a_model_is_shown_the_llm_view_of_each_tool_and_nothing_else() -> None:
-    model = PlayedModel(text_reply("ok"))
+    model = PlaybackModel(text_reply("ok"))
     await Agent(RecordingSession(), model, workspace="/w").complete("go")
     request = model.requests[0]
     assert [set(view) for view in request.tools] == [{"name", "description", "parameters"}] * 2
@@ -105,7 +105,7 @@ async def test_a_model_is_shown_the_llm_view_of_each_tool_and_nothing_else() -> 
 @pytest.mark.proves("D-12")
 async def test_the_system_text_stays_the_same_bytes_when_the_tools_change() -> None:
     session = RecordingSession()
-    model = PlayedModel(text_reply("a"), text_reply("b"))
+    model = PlaybackModel(text_reply("a"), text_reply("b"))
     agent = Agent(session, model)
     await agent.complete("one")
     session.specs = session.specs[:1]
@@ -115,7 +115,7 @@ async def test_the_system_text_stays_the_same_bytes_when_the_tools_change() -> N
 
 
 async def test_the_conversation_goes_on_from_run_to_run() -> None:
-    model = PlayedModel(text_reply("a"), text_reply("b"))
+    model = PlaybackModel(text_reply("a"), text_reply("b"))
     agent = Agent(RecordingSession(), model)
     await agent.complete("one")
     await agent.complete("two")
@@ -128,7 +128,7 @@ async def test_ids_repeated_in_and_between_turns_stay_apart_in_the_history() -> 
         return [CallOpened(e.index, "call_0", e.name) if isinstance(e, CallOpened) else e for e in same]
 
     session = RecordingSession()
-    model = PlayedModel(reply(), reply(), text_reply("ok"))
+    model = PlaybackModel(reply(), reply(), text_reply("ok"))
     await Agent(session, model).complete("go")
     ids = [c.wire_id for m in model.requests[2].messages if isinstance(m, AssistantMessage) for c in m.calls]
     assert len(set(ids)) == 4
@@ -138,9 +138,9 @@ async def test_ids_repeated_in_and_between_turns_stay_apart_in_the_history() -> 
 async def test_a_reply_cut_in_a_call_runs_the_whole_calls_and_answers_the_open_one() -> None:
     session = RecordingSession()
     cut = [*call_reply(("echo", {"n": 1}))[:-1], CallOpened(1, "b", "mail.send"), CallArguments(1, "{}")]
-    model = PlayedModel([*cut, StreamCut("gone")], text_reply("ok"))
+    model = PlaybackModel([*cut, StreamCut("gone")], text_reply("ok"))
     events = await events_of(Agent(session, model))
-    assert ReplyCut("gone", again=False) in events
+    assert ReplyInterrupted("gone", will_retry=False) in events
     assert [call.name for call in session.ran] == ["echo"]
     results = model.requests[1].messages[-1]
     assert isinstance(results, ResultsMessage)
@@ -150,23 +150,23 @@ async def test_a_reply_cut_in_a_call_runs_the_whole_calls_and_answers_the_open_o
 
 
 async def test_a_text_that_breaks_off_is_asked_for_again_and_leaves_no_trace_in_the_history() -> None:
-    model = PlayedModel([TextDelta("Hal"), StreamCut("gone")], text_reply("Hello"))
+    model = PlaybackModel([TextDelta("Hal"), StreamCut("gone")], text_reply("Hello"))
     events = await events_of(Agent(RecordingSession(), model))
-    assert ReplyCut("gone", again=True) in events
+    assert ReplyInterrupted("gone", will_retry=True) in events
     assert model.requests[0].messages == model.requests[1].messages
     assert isinstance(events[-1], RunFinished) and events[-1].outcome.text == "Hello"
 
 
 async def test_a_stream_that_just_ends_counts_as_cut() -> None:
-    model = PlayedModel([TextDelta("Hal")], text_reply("Hello"))
+    model = PlaybackModel([TextDelta("Hal")], text_reply("Hello"))
     events = await events_of(Agent(RecordingSession(), model))
-    assert [event.again for event in events if isinstance(event, ReplyCut)] == [True]
+    assert [event.will_retry for event in events if isinstance(event, ReplyInterrupted)] == [True]
 
 
 async def test_replies_that_keep_breaking_off_end_the_run() -> None:
     session = RecordingSession()
     cut = [*call_reply(("echo", {}))[:-1], StreamCut("gone")]
-    model = PlayedModel(*[list(cut) for _ in range(MAX_CUTS + 1)])
+    model = PlaybackModel(*[list(cut) for _ in range(MAX_CUTS + 1)])
     outcome = await Agent(session, model).complete("go")
     assert outcome.status == "failed" and outcome.detail == "gone"
     assert len(session.ran) == MAX_CUTS
@@ -175,18 +175,18 @@ async def test_replies_that_keep_breaking_off_end_the_run() -> None:
 @pytest.mark.proves("A-02")
 async def test_a_busy_provider_is_asked_again_with_growing_waits_and_its_own_wish_is_followed() -> None:
     naps: list[float] = []
-    model = PlayedModel(
+    model = PlaybackModel(
         [ProviderBusy("slow down", retry_after_s=7)], [ProviderBusy("x")], [ProviderBusy("x")], text_reply("ok")
     )
     events = await events_of(Agent(RecordingSession(), model, retry=RetryPolicy(sleep=sleeper(naps))))
-    assert [event.delay_s for event in events if isinstance(event, Delayed)] == naps
+    assert [event.delay_s for event in events if isinstance(event, RetryDelayed)] == naps
     assert naps[0] == 7
     assert 2 <= naps[1] <= 2.5 and 4 <= naps[2] <= 5
     assert isinstance(events[-1], RunFinished) and events[-1].outcome.ok
 
 
 async def test_a_provider_that_stays_busy_ends_the_run_after_a_bounded_number_of_requests() -> None:
-    model = PlayedModel(*[[ProviderBusy("overloaded")] for _ in range(9)])
+    model = PlaybackModel(*[[ProviderBusy("overloaded")] for _ in range(9)])
     outcome = await Agent(RecordingSession(), model, retry=RetryPolicy(attempts=3, sleep=sleeper([]))).complete("go")
     assert outcome.status == "failed"
     assert "overloaded (asked 3 times)" in outcome.detail
@@ -195,7 +195,7 @@ async def test_a_provider_that_stays_busy_ends_the_run_after_a_bounded_number_of
 
 async def test_a_provider_that_fails_after_a_call_has_closed_is_not_asked_for_that_reply_again() -> None:
     session = RecordingSession()
-    model = PlayedModel([*call_reply(("echo", {}))[:-1], ProviderBusy("overloaded")], text_reply("ok"))
+    model = PlaybackModel([*call_reply(("echo", {}))[:-1], ProviderBusy("overloaded")], text_reply("ok"))
     outcome = await Agent(session, model, retry=RetryPolicy(sleep=sleeper([]))).complete("go")
     assert outcome.ok
     assert len(session.ran) == 1
@@ -203,7 +203,7 @@ async def test_a_provider_that_fails_after_a_call_has_closed_is_not_asked_for_th
 
 
 async def test_a_refused_key_ends_the_run_at_once_with_the_operators_text() -> None:
-    model = PlayedModel([ProviderDenied("check OPENAI_API_KEY")])
+    model = PlaybackModel([ProviderDenied("check OPENAI_API_KEY")])
     outcome = await Agent(RecordingSession(), model).complete("go")
     assert (outcome.status, outcome.detail) == ("failed", "check OPENAI_API_KEY")
     assert len(model.requests) == 1
@@ -211,7 +211,7 @@ async def test_a_refused_key_ends_the_run_at_once_with_the_operators_text() -> N
 
 async def test_a_defect_in_an_adapter_ends_the_run_with_its_name_and_the_calls_are_answered() -> None:
     session = RecordingSession()
-    model = PlayedModel([*call_reply(("echo", {}))[:-1], ZeroDivisionError("oops")])
+    model = PlaybackModel([*call_reply(("echo", {}))[:-1], ZeroDivisionError("oops")])
     agent = Agent(session, model)
     outcome = await agent.complete("go")
     assert outcome.status == "failed" and "ZeroDivisionError: oops" in outcome.detail
@@ -219,14 +219,14 @@ async def test_a_defect_in_an_adapter_ends_the_run_with_its_name_and_the_calls_a
 
 
 async def test_what_fails_after_the_closing_sign_takes_nothing_from_the_reply() -> None:
-    model = PlayedModel([*text_reply("ok"), StreamCut("late")])
+    model = PlaybackModel([*text_reply("ok"), StreamCut("late")])
     outcome = await Agent(RecordingSession(), model).complete("go")
     assert outcome.ok and outcome.text == "ok"
 
 
 @pytest.mark.parametrize(("reason", "status"), [("length", "length"), ("refused", "refused"), ("other", "answered")])
 async def test_a_text_that_did_not_end_by_itself_is_not_called_an_answer(reason: Any, status: str) -> None:
-    outcome = await Agent(RecordingSession(), PlayedModel([TextDelta("x"), Finished(reason)])).complete("go")
+    outcome = await Agent(RecordingSession(), PlaybackModel([TextDelta("x"), ReplyFinished(reason)])).complete("go")
     assert outcome.status == status
 
 
@@ -236,9 +236,9 @@ async def test_a_text_that_did_not_end_by_itself_is_not_called_an_answer(reason:
 @pytest.mark.proves("A-08")
 async def test_the_turn_budget_ends_the_run_after_the_last_turns_calls() -> None:
     session = RecordingSession()
-    model = PlayedModel(*[call_reply(("echo", {})) for _ in range(9)])
+    model = PlaybackModel(*[call_reply(("echo", {})) for _ in range(9)])
     events = await events_of(Agent(session, model, budget=Budget(turns=3)))
-    assert isinstance(events[-1], RunFinished) and isinstance(events[-2], BudgetSpent)
+    assert isinstance(events[-1], RunFinished) and isinstance(events[-2], BudgetExhausted)
     assert (events[-1].outcome.status, events[-1].outcome.budget) == ("budget", "turns")
     assert events[-2].text == "All 3 turns of the budget are used."
     assert len(session.ran) == 3 == len(model.requests)
@@ -247,19 +247,19 @@ async def test_the_turn_budget_ends_the_run_after_the_last_turns_calls() -> None
 @pytest.mark.proves("A-08")
 async def test_calls_beyond_the_call_budget_are_answered_without_running() -> None:
     session = RecordingSession()
-    model = PlayedModel(call_reply(("echo", {})), call_reply(("echo", {"n": 2}), ("echo", {"n": 3})))
+    model = PlaybackModel(call_reply(("echo", {})), call_reply(("echo", {"n": 2}), ("echo", {"n": 3})))
     agent = Agent(session, model, budget=Budget(calls=2))
     outcome = await agent.complete("go")
     assert (outcome.status, outcome.budget) == ("budget", "calls")
     assert len(session.ran) == 2 and len(session.calls) == 3
-    assert session.calls[-1].fault_kind == "limit"
+    assert session.calls[-1].problem_kind == "limit"
     last = agent.messages[-1]
     assert isinstance(last, ResultsMessage)
     assert '"error_kind":"limit"' in last.results[1].text
 
 
 async def test_a_model_that_keeps_to_the_call_budget_may_still_answer() -> None:
-    model = PlayedModel(call_reply(("echo", {})), text_reply("ok"))
+    model = PlaybackModel(call_reply(("echo", {})), text_reply("ok"))
     outcome = await Agent(RecordingSession(), model, budget=Budget(calls=1)).complete("go")
     assert outcome.ok
 
@@ -267,7 +267,7 @@ async def test_a_model_that_keeps_to_the_call_budget_may_still_answer() -> None:
 @pytest.mark.proves("A-08")
 async def test_nothing_starts_once_the_tokens_are_used_up() -> None:
     session = RecordingSession()
-    model = PlayedModel([Usage(90, 10), *call_reply(("mail.send", {}))])
+    model = PlaybackModel([TokenUsage(90, 10), *call_reply(("mail.send", {}))])
     outcome = await Agent(session, model, budget=Budget(tokens=100)).complete("go")
     assert (outcome.status, outcome.budget) == ("budget", "tokens")
     assert "100 of 100 tokens" in outcome.detail
@@ -276,17 +276,17 @@ async def test_nothing_starts_once_the_tokens_are_used_up() -> None:
 
 
 async def test_tokens_are_estimated_where_the_provider_does_not_count_them() -> None:
-    outcome = await Agent(RecordingSession(), PlayedModel(text_reply("x" * 400)), system="s" * 40).complete("g" * 40)
+    outcome = await Agent(RecordingSession(), PlaybackModel(text_reply("x" * 400)), system="s" * 40).complete("g" * 40)
     assert (outcome.input_tokens, outcome.output_tokens, outcome.tokens_estimated) == (20, 100, True)
 
 
 @pytest.mark.proves("A-08")
 async def test_the_time_budget_ends_a_reply_that_does_not_come() -> None:
-    session, pause = RecordingSession(), Pause()
-    model = PlayedModel([*call_reply(("mail.send", {}))[:-1], pause])
+    session, pause = RecordingSession(), ReplyPause()
+    model = PlaybackModel([*call_reply(("mail.send", {}))[:-1], pause])
     agent = Agent(session, model, budget=Budget(seconds=0.5))
     events = await events_of(agent)
-    assert isinstance(events[-1], RunFinished) and isinstance(events[-2], BudgetSpent)
+    assert isinstance(events[-1], RunFinished) and isinstance(events[-2], BudgetExhausted)
     assert events[-1].outcome.budget == "seconds"
     assert model.open_streams == 0
     assert len(session.ran) == 1, "its block was closed"
@@ -297,7 +297,7 @@ async def test_the_time_budget_ends_a_reply_that_does_not_come() -> None:
 async def test_the_time_budget_stops_calls_in_flight_and_they_are_answered() -> None:
     session = RecordingSession()
     session.hold()
-    agent = Agent(session, PlayedModel(call_reply(("echo", {}))), budget=Budget(seconds=0.5))
+    agent = Agent(session, PlaybackModel(call_reply(("echo", {}))), budget=Budget(seconds=0.5))
     outcome = await agent.complete("go")
     assert (outcome.status, outcome.budget) == ("budget", "seconds")
     assert session.cancelled == ["budget"]
@@ -314,8 +314,8 @@ def test_a_budget_without_room_is_refused(bad: dict[str, Any]) -> None:
 
 
 async def test_a_stop_while_the_model_speaks_closes_the_stream_and_answers_what_was_proposed() -> None:
-    session, pause = RecordingSession(), Pause()
-    model = PlayedModel([*call_reply(("echo", {}))[:-1], CallOpened(1, "b", "mail.send"), pause])
+    session, pause = RecordingSession(), ReplyPause()
+    model = PlaybackModel([*call_reply(("echo", {}))[:-1], CallOpened(1, "b", "mail.send"), pause])
     agent = Agent(session, model)
     run = asyncio.create_task(agent.complete("go"))
     await pause.reached.wait()
@@ -324,7 +324,7 @@ async def test_a_stop_while_the_model_speaks_closes_the_stream_and_answers_what_
     assert (outcome.status, outcome.detail) == ("cancelled", "The user stopped the run.")
     assert model.open_streams == 0
     assert [call.name for call in session.ran] == ["echo"], "the other's block was never closed"
-    assert [call.fault_kind for call in session.calls if call.fault] == ["invalid_input"]
+    assert [call.problem_kind for call in session.calls if call.problem] == ["invalid_input"]
     results = agent.messages[-1]
     assert isinstance(results, ResultsMessage) and "The user stopped the run." in results.results[1].text
 
@@ -332,7 +332,7 @@ async def test_a_stop_while_the_model_speaks_closes_the_stream_and_answers_what_
 async def test_a_stop_while_calls_run_stops_them_and_keeps_their_answers() -> None:
     session = RecordingSession()
     session.hold()
-    agent = Agent(session, PlayedModel(call_reply(("echo", {}))))
+    agent = Agent(session, PlaybackModel(call_reply(("echo", {}))))
     run = asyncio.create_task(agent.complete("go"))
     await session.started.wait()
     agent.cancel("shutdown")
@@ -344,10 +344,10 @@ async def test_a_stop_while_calls_run_stops_them_and_keeps_their_answers() -> No
 
 
 async def test_a_stop_between_turns_asks_the_model_nothing_more() -> None:
-    model = PlayedModel(call_reply(("echo", {})), text_reply("never"))
+    model = PlaybackModel(call_reply(("echo", {})), text_reply("never"))
     agent = Agent(RecordingSession(), model)
     async with aclosing(agent.run("go")) as events:
-        seen: list[LoopEvent] = []
+        seen: list[AgentEvent] = []
         async for event in events:
             seen.append(event)
             if isinstance(event, CallAnswered):
@@ -359,7 +359,7 @@ async def test_a_stop_between_turns_asks_the_model_nothing_more() -> None:
 async def test_cancelling_the_task_while_calls_run_stops_them_records_them_and_keeps_the_history_whole() -> None:
     session = RecordingSession()
     session.hold()
-    model = PlayedModel(call_reply(("echo", {})), text_reply("ok"))
+    model = PlaybackModel(call_reply(("echo", {})), text_reply("ok"))
     agent = Agent(session, model)
     run = asyncio.create_task(agent.complete("go"))
     await session.started.wait()
@@ -374,7 +374,7 @@ async def test_cancelling_the_task_while_calls_run_stops_them_records_them_and_k
 
 async def test_a_watcher_that_leaves_in_the_middle_of_a_reply_leaves_no_stream_open() -> None:
     session = RecordingSession()
-    model = PlayedModel([TextDelta("a"), Pause()], text_reply("ok"))
+    model = PlaybackModel([TextDelta("a"), ReplyPause()], text_reply("ok"))
     agent = Agent(session, model)
     async with aclosing(agent.run("go")) as events:
         async for event in events:
@@ -385,9 +385,9 @@ async def test_a_watcher_that_leaves_in_the_middle_of_a_reply_leaves_no_stream_o
 
 
 async def test_a_watcher_that_leaves_when_a_call_has_started_has_it_stopped_and_answered() -> None:
-    session, pause = RecordingSession(), Pause()
+    session, pause = RecordingSession(), ReplyPause()
     session.hold()
-    agent = Agent(session, PlayedModel([*call_reply(("mail.send", {}))[:-1], CallOpened(1, "b", "echo"), pause]))
+    agent = Agent(session, PlaybackModel([*call_reply(("mail.send", {}))[:-1], CallOpened(1, "b", "echo"), pause]))
     async with aclosing(agent.run("go")) as events:
         async for event in events:
             if isinstance(event, CallProposed):
@@ -399,8 +399,8 @@ async def test_a_watcher_that_leaves_when_a_call_has_started_has_it_stopped_and_
 
 
 async def test_one_agent_runs_one_task_at_a_time() -> None:
-    pause = Pause()
-    agent = Agent(RecordingSession(), PlayedModel([pause, *text_reply("ok")]))
+    pause = ReplyPause()
+    agent = Agent(RecordingSession(), PlaybackModel([pause, *text_reply("ok")]))
     first = asyncio.create_task(agent.complete("one"))
     await pause.reached.wait()
     with pytest.raises(UsageError, match="is running a task"):
@@ -410,7 +410,7 @@ async def test_one_agent_runs_one_task_at_a_time() -> None:
 
 
 async def test_a_stop_without_a_run_does_nothing() -> None:
-    agent = Agent(RecordingSession(), PlayedModel(text_reply("ok")))
+    agent = Agent(RecordingSession(), PlaybackModel(text_reply("ok")))
     agent.cancel()
     assert (await agent.complete("go")).ok
 
@@ -419,7 +419,7 @@ async def test_a_tools_failure_is_read_by_the_model_and_the_run_goes_on() -> Non
     def fail(call: ProposedCall, arguments: dict[str, Any]) -> Result:
         return Result.error("denied", "no rule allows it")
 
-    model = PlayedModel(call_reply(("mail.send", {})), text_reply("I may not."))
+    model = PlaybackModel(call_reply(("mail.send", {})), text_reply("I may not."))
     outcome = await Agent(RecordingSession(fail), model).complete("go")
     assert outcome.ok
     results = model.requests[1].messages[-1]
@@ -427,13 +427,13 @@ async def test_a_tools_failure_is_read_by_the_model_and_the_run_goes_on() -> Non
 
 
 async def test_an_agents_prompt_is_the_last_section_of_its_system_text() -> None:
-    model = PlayedModel(text_reply("done"))
+    model = PlaybackModel(text_reply("done"))
     await Agent(RecordingSession(), model, workspace="/w", instructions="Speak Dutch.").complete("go")
     assert model.requests[0].system.endswith("# Instructions\n\nSpeak Dutch.\n")
 
 
 def test_a_budget_is_what_was_said_for_the_run_else_the_agents_else_the_default() -> None:
     budgets = AgentBudgets(turns=7, seconds=2.5)
-    assert Budget.of(budgets, turns=3, calls=9) == Budget(turns=3, tokens=None, seconds=2.5, calls=9)
-    assert Budget.of(budgets) == Budget(turns=7, seconds=2.5)
-    assert Budget.of(AgentBudgets()) == Budget()
+    assert Budget.resolve(budgets, turns=3, calls=9) == Budget(turns=3, tokens=None, seconds=2.5, calls=9)
+    assert Budget.resolve(budgets) == Budget(turns=7, seconds=2.5)
+    assert Budget.resolve(AgentBudgets()) == Budget()

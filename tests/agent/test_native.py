@@ -14,22 +14,22 @@ from tests.agent.sessions import RecordingSession
 from tests.kernel.guests import joined_kernel
 
 from handrail import tool
-from handrail.agent.events import CallAnswered, LoopEvent, NativeUsed, NativeWithheld, RunFinished
+from handrail.agent.events import CallAnswered, AgentEvent, ProviderToolUsed, ProviderToolUnavailable, RunFinished
 from handrail.agent.loop import Agent
 from handrail.agent.providers.anthropic import AnthropicModel
 from handrail.agent.providers.openai import OpenAIModel
-from handrail.catalog.dialects import DIALECTS, in_own_form
+from handrail.catalog.dialects import DIALECTS, provider_tool_form
 from handrail.contract.agent import parse_agent
 from handrail.contract.errors import LoadError
-from handrail.contract.tool.native import NATIVE, NativeOffer, native_spec
+from handrail.contract.tool.provider_tools import PROVIDER_TOOLS, ProviderToolOffer, make_provider_tool_spec
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
-from handrail.kernel.held import HeldKernel
+from handrail.kernel.local import LocalKernel
 from handrail.kernel.kernel import Kernel
-from handrail.record.artifacts import Artifacts
-from handrail.testing.histories import Cited, Provided
+from handrail.record.artifacts import ArtifactStore
+from handrail.testing.request_checks import SearchCitations, ServerToolUse
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.servers import AnthropicServer, Call, Cut, OpenAIServer, ProviderServer, Reply
+from handrail.testing.model_servers import AnthropicServer, ReplyCall, ConnectionCut, OpenAIServer, ProviderServer, ScriptedReply
 
 SEARCH = """
 [native.web_search.anthropic]
@@ -58,12 +58,12 @@ def appoint(folder: Path, native: str) -> Path:
 
 
 @asynccontextmanager
-async def kernel_with(folder: Path, native: str, **options: Any) -> AsyncGenerator[HeldKernel]:
+async def kernel_with(folder: Path, native: str, **options: Any) -> AsyncGenerator[LocalKernel]:
     async with temporary_kernel(appoint(folder, native), **options) as kernel:
         yield kernel
 
 
-async def run(agent: Agent, task: str | None = "go") -> list[LoopEvent]:
+async def run(agent: Agent, task: str | None = "go") -> list[AgentEvent]:
     async with aclosing(agent.run(task)) as events:
         return [event async for event in events]
 
@@ -73,20 +73,20 @@ def of_anthropic(server: ProviderServer) -> AnthropicModel:
 
 
 def accepted(server: ProviderServer) -> None:
-    assert [request.refused for request in server.requests if request.refused] == []
-    assert server.unplayed == 0
+    assert [request.faults for request in server.requests if request.faults] == []
+    assert server.remaining_replies == 0
 
 
-def kept(kernel: Kernel, event: NativeUsed) -> list[tuple[str, bytes]]:
-    artifacts = Artifacts(Path(kernel.state_folder) / "artifacts")
+def kept(kernel: Kernel, event: ProviderToolUsed) -> list[tuple[str, bytes]]:
+    artifacts = ArtifactStore(Path(kernel.state_folder) / "artifacts")
     return [(found.media_type, found.data) for found in map(artifacts.get, event.artifacts)]
 
 
-def used(events: list[LoopEvent]) -> list[NativeUsed]:
-    return [event for event in events if isinstance(event, NativeUsed)]
+def used(events: list[AgentEvent]) -> list[ProviderToolUsed]:
+    return [event for event in events if isinstance(event, ProviderToolUsed)]
 
 
-def answered(events: list[LoopEvent]) -> bool:
+def answered(events: list[AgentEvent]) -> bool:
     return isinstance(last := events[-1], RunFinished) and last.outcome.ok
 
 
@@ -95,13 +95,13 @@ async def test_a_search_of_the_provider_is_offered_in_its_form_and_what_it_gives
     tmp_path: Path,
 ) -> None:
     replies = (
-        Reply("Let me look. ", Provided("web_search", {"query": "handrails"}, FOUND), "Found."),
-        Reply("Still so."),
+        ScriptedReply("Let me look. ", ServerToolUse("web_search", {"query": "handrails"}, FOUND), "Found."),
+        ScriptedReply("Still so."),
     )
     async with kernel_with(tmp_path, SEARCH) as kernel, AnthropicServer(*replies) as server:
         entry = kernel.generation.entries["native.web_search"]
         assert entry.source == "native" and set(entry.spec.provider_support) == {"anthropic"}
-        assert entry.status == "connected" and entry.confined_by == "the model's provider"
+        assert entry.status == "connected" and entry.sandbox == "the model's provider"
         model = of_anthropic(server)
         session = await kernel.session()
         agent = Agent(session, model)
@@ -140,7 +140,7 @@ async def test_a_search_of_the_provider_is_offered_in_its_form_and_what_it_gives
 
 @pytest.mark.proves("R-10")
 async def test_it_is_never_run_here(tmp_path: Path) -> None:
-    replies = Reply(Call("native__web_search", {"query": "x"}), Call("native.web_search")), Reply("I see.")
+    replies = ScriptedReply(ReplyCall("native__web_search", {"query": "x"}), ReplyCall("native.web_search")), ScriptedReply("I see.")
     async with kernel_with(tmp_path, SEARCH, rules=["allow *"]) as kernel, AnthropicServer(*replies) as server:
         model = of_anthropic(server)
         session = await kernel.session()
@@ -148,19 +148,19 @@ async def test_it_is_never_run_here(tmp_path: Path) -> None:
         results = [event.answer.result for event in events if isinstance(event, CallAnswered)]
         assert [result.error_kind for result in results] == ["unavailable"] * 2
         assert all("The provider of the model runs this tool" in str(result.error_text) for result in results)
-        assert "native.web_search" not in {spec.id for spec in session.view}
+        assert "native.web_search" not in {spec.id for spec in session.active_tools}
         accepted(server)
         await model.aclose()
-        found = await kernel.find("search the web and give what was found")
-        assert "native.web_search" not in {hit.tool_id for hit in found.hits}
+        found = await kernel.find_tools("search the web and give what was found")
+        assert "native.web_search" not in {hit.tool_id for hit in found.matches}
 
 
 @pytest.mark.proves("R-10")
 async def test_a_reply_that_pauses_is_gone_on_with_and_its_halves_are_one_message(tmp_path: Path) -> None:
     replies = (
-        Reply("One moment. ", Provided("web_search", {"query": "x"}), finish="pause_turn"),
-        Reply(Provided("web_search", content=FOUND, used=False), "Here it is."),
-        Reply("Yes."),
+        ScriptedReply("One moment. ", ServerToolUse("web_search", {"query": "x"}), finish="pause_turn"),
+        ScriptedReply(ServerToolUse("web_search", content=FOUND, is_used=False), "Here it is."),
+        ScriptedReply("Yes."),
     )
     async with kernel_with(tmp_path, SEARCH) as kernel, AnthropicServer(*replies) as server:
         model = of_anthropic(server)
@@ -177,7 +177,7 @@ async def test_a_reply_that_pauses_is_gone_on_with_and_its_halves_are_one_messag
 async def test_a_reply_of_nothing_but_a_use_is_kept_and_a_kernel_that_opens_the_session_again_knows_it(
     tmp_path: Path,
 ) -> None:
-    replies = Reply(Provided("web_search", {"query": "x"}, FOUND)), Reply("Yes.")
+    replies = ScriptedReply(ServerToolUse("web_search", {"query": "x"}, FOUND)), ScriptedReply("Yes.")
     async with AnthropicServer(*replies) as server:
         model = of_anthropic(server)
         async with kernel_with(tmp_path, SEARCH) as kernel:
@@ -197,8 +197,8 @@ async def test_a_reply_of_nothing_but_a_use_is_kept_and_a_kernel_that_opens_the_
     assert [block["type"] for block in said] == ["server_tool_use", "web_search_tool_result"]
 
 
-async def kernel_rows(kernel: HeldKernel, session_id: str) -> list[tuple[int, Mapping[str, Any]]]:
-    return list(await kernel.sessions.lasting.history(session_id).read())
+async def kernel_rows(kernel: LocalKernel, session_id: str) -> list[tuple[int, Mapping[str, Any]]]:
+    return list(await kernel.sessions.session_store.open_history(session_id).read())
 
 
 @pytest.mark.proves("R-10")
@@ -206,9 +206,9 @@ async def test_a_use_without_a_result_leaves_a_history_that_is_taken() -> None:
     """A reply that breaks off in the middle of a use, with a call that was whole before."""
     session = RecordingSession()
     replies = (
-        Reply(Call("echo", {"n": 1}), Provided("web_search", {"query": "x"}), Cut()),
-        Reply(Provided("web_search", content=FOUND, used=False), "ok"),
-        Reply("done"),
+        ScriptedReply(ReplyCall("echo", {"n": 1}), ServerToolUse("web_search", {"query": "x"}), ConnectionCut()),
+        ScriptedReply(ServerToolUse("web_search", content=FOUND, is_used=False), "ok"),
+        ScriptedReply("done"),
     )
     async with AnthropicServer(*replies) as server:
         model = of_anthropic(server)
@@ -232,9 +232,9 @@ async def test_an_image_is_kept_as_a_file_of_its_own_and_no_secret_is_kept_with_
         ],
     }
     error = {"type": "code_execution_tool_result_error", "error_code": "unavailable"}
-    replies = Reply(
-        Provided("code_execution", {"code": "print()"}, code),
-        Provided("code_execution", {"code": "x"}, error, id="srvtoolu_2"),
+    replies = ScriptedReply(
+        ServerToolUse("code_execution", {"code": "print()"}, code),
+        ServerToolUse("code_execution", {"code": "x"}, error, id="srvtoolu_2"),
         "Done.",
     )
     async with (
@@ -257,8 +257,8 @@ async def test_chat_completions_have_a_search_for_search_models_and_say_why_noth
     tmp_path: Path,
 ) -> None:
     native = '[native.web_search.openai-chat]\nsearch_context_size = "low"\n[native.image_generation]\n'
-    replies = [Reply("It is so", Cited(["https://example.org/a"]), Cited(["https://example.org/b"]), ".")]
-    async with kernel_with(tmp_path, native) as kernel, OpenAIServer(*replies, Reply("hm")) as server:
+    replies = [ScriptedReply("It is so", SearchCitations(["https://example.org/a"]), SearchCitations(["https://example.org/b"]), ".")]
+    async with kernel_with(tmp_path, native) as kernel, OpenAIServer(*replies, ScriptedReply("hm")) as server:
         searching = OpenAIModel("some-search-model", api_key=server.key, base_url=server.base_url)
         plain = OpenAIModel("some-model", api_key=server.key, base_url=server.base_url)
         events = await run(Agent(await kernel.session(), searching))
@@ -266,14 +266,14 @@ async def test_chat_completions_have_a_search_for_search_models_and_say_why_noth
         assert event.tool_id == "native.web_search"
         ((_, whole),) = kept(kernel, event)
         assert [source["url"] for source in json.loads(whole)] == ["https://example.org/a", "https://example.org/b"]
-        reasons = {one.tool_id: one.reason for one in events if isinstance(one, NativeWithheld)}
+        reasons = {one.tool_id: one.reason for one in events if isinstance(one, ProviderToolUnavailable)}
         assert reasons == {
             "native.image_generation": "The tool image_generation is not available in the chat completions API, only in the responses API."
         }
         others = {
             one.tool_id: one.reason
             for one in await run(Agent(await kernel.session(), plain))
-            if isinstance(one, NativeWithheld)
+            if isinstance(one, ProviderToolUnavailable)
         }
         assert "only models with 'search' in their name have it" in others["native.web_search"]
         accepted(server)
@@ -293,37 +293,37 @@ async def test_a_rule_that_denies_it_a_mode_without_effects_and_an_operator_who_
         tmp_path, SEARCH + "[native.code_execution]\n", settings='[tools."native.code_execution"]\nenabled = false\n'
     ) as kernel:
         free = await kernel.session()
-        assert [(offer.spec.id, offer.refused) for offer in free.turn().native] == [("native.web_search", None)]
+        assert [(offer.spec.id, offer.unavailable_reason) for offer in free.start_turn().provider_tools] == [("native.web_search", None)]
         for rules in (["deny native.web_search"], ["deny net.fetch"], ["deny *"]):
-            (offer,) = (await kernel.session(rules=rules)).turn().native
-            assert offer.refused is not None and "den" in offer.refused
-        (offer,) = (await kernel.session(mode="plan")).turn().native
-        assert offer.refused is not None
+            (offer,) = (await kernel.session(rules=rules)).start_turn().provider_tools
+            assert offer.unavailable_reason is not None and "den" in offer.unavailable_reason
+        (offer,) = (await kernel.session(mode="plan")).start_turn().provider_tools
+        assert offer.unavailable_reason is not None
 
 
 @pytest.mark.proves("R-10")
 async def test_a_process_that_joined_offers_it_as_the_holder_judges_it(tmp_path: Path) -> None:
     async with kernel_with(tmp_path, SEARCH), joined_kernel(tmp_path) as other:
         denied = await other.session(rules=["deny net.fetch"])
-        assert "denies tools that reach the network" in (denied.turn().native[0].refused or "")
+        assert "denies tools that reach the network" in (denied.start_turn().provider_tools[0].unavailable_reason or "")
         session = await other.session()
-        assert [(offer.spec.id, offer.refused) for offer in session.turn().native] == [("native.web_search", None)]
+        assert [(offer.spec.id, offer.unavailable_reason) for offer in session.start_turn().provider_tools] == [("native.web_search", None)]
         session.add_rules("deny native.web_search")
-        assert "again at the start of the next one" in (session.turn().native[0].refused or ""), "not judged by these yet"
-        await session.begin()
-        assert "deny native.web_search" in (session.turn().native[0].refused or "")
+        assert "again at the start of the next one" in (session.start_turn().provider_tools[0].unavailable_reason or ""), "not judged by these yet"
+        await session.start_interaction()
+        assert "deny native.web_search" in (session.start_turn().provider_tools[0].unavailable_reason or "")
 
 
 @pytest.mark.proves("R-10")
 async def test_what_is_ruled_out_is_told_once_with_its_reason_and_not_offered() -> None:
     session = RecordingSession()
-    spec = native_spec("web_search", {})
-    session.native = [NativeOffer(spec, "a rule denies it")]
-    async with AnthropicServer(Reply(Call("echo", {"n": 1})), Reply("ok")) as server:
+    spec = make_provider_tool_spec("web_search", {})
+    session.native = [ProviderToolOffer(spec, "a rule denies it")]
+    async with AnthropicServer(ScriptedReply(ReplyCall("echo", {"n": 1})), ScriptedReply("ok")) as server:
         model = of_anthropic(server)
         events = await run(Agent(session, model))
-        assert [event for event in events if isinstance(event, NativeWithheld)] == [
-            NativeWithheld("native.web_search", "a rule denies it")
+        assert [event for event in events if isinstance(event, ProviderToolUnavailable)] == [
+            ProviderToolUnavailable("native.web_search", "a rule denies it")
         ]
         accepted(server)
         await model.aclose()
@@ -334,10 +334,10 @@ async def test_what_is_ruled_out_is_told_once_with_its_reason_and_not_offered() 
 async def test_a_tool_in_view_keeps_its_name() -> None:
     session = RecordingSession()
     session.specs = [*session.specs, ToolSpec(id="web_search", description="Ours.", side_effect="read", locks=())]
-    session.native = [NativeOffer(native_spec("web_search", {}))]
-    async with AnthropicServer(Reply("ok")) as server:
+    session.native = [ProviderToolOffer(make_provider_tool_spec("web_search", {}))]
+    async with AnthropicServer(ScriptedReply("ok")) as server:
         model = of_anthropic(server)
-        (withheld,) = [e for e in await run(Agent(session, model)) if isinstance(e, NativeWithheld)]
+        (withheld,) = [e for e in await run(Agent(session, model)) if isinstance(e, ProviderToolUnavailable)]
         assert "another loaded tool" in withheld.reason
         accepted(server)
         await model.aclose()
@@ -348,7 +348,7 @@ async def test_a_process_that_joined_keeps_what_a_provider_gave_with_the_holder(
     async with temporary_kernel(tmp_path) as kernel, joined_kernel(tmp_path) as other:
         session = await other.session()
         assert session.history is not None
-        (reference,) = await session.history.provided({"name": "web_search"}, {"text": "found"})
+        (reference,) = await session.history.record_provider_tool({"name": "web_search"}, {"text": "found"})
         await kernel.log.flush()
         (record,) = kernel.log.reader.records(kind="provided")
         assert record.body is not None and record.body["artifacts"] == [reference]
@@ -371,33 +371,33 @@ def test_what_no_provider_has_and_options_that_it_does_not_take_are_faults_of_th
 ) -> None:
     checked = parse_agent(f'id = "a"\n{native}\n'.encode(), "agent.toml", "a")
     (fault,) = checked.faults
-    assert fault.where.startswith("native.") and said in fault.problem, fault
+    assert fault.location.startswith("native.") and said in fault.problem, fault
 
 
 @pytest.mark.proves("R-10")
 def test_each_support_has_a_form_in_its_providers_own_words() -> None:
-    for name, native in NATIVE.items():
+    for name, native in PROVIDER_TOOLS.items():
         for provider, support in native.support.items():
             given = {key: value["enum"][0] for key, value in support.options.items() if "enum" in value}
             assert support.problems(given) == []
-            form = in_own_form(native_spec(name, {provider: given}), DIALECTS[provider], "a-search-model")
+            form = provider_tool_form(make_provider_tool_spec(name, {provider: given}), DIALECTS[provider], "a-search-model")
             assert isinstance(form, dict)
             assert form.get("type") == support.type or f"{support.type}_options" in form
     place = {"openai-responses": {"user_location": {"city": "Graz"}, "allowed_domains": ["a.org"]}}
-    assert in_own_form(native_spec("web_search", place), DIALECTS["openai-responses"], "m") == {
+    assert provider_tool_form(make_provider_tool_spec("web_search", place), DIALECTS["openai-responses"], "m") == {
         "type": "web_search",
         "user_location": {"type": "approximate", "city": "Graz"},
         "filters": {"allowed_domains": ["a.org"]},
     }
-    assert in_own_form(native_spec("code_execution", {}), DIALECTS["openai-responses"], "m") == {
+    assert provider_tool_form(make_provider_tool_spec("code_execution", {}), DIALECTS["openai-responses"], "m") == {
         "type": "code_interpreter",
         "container": {"type": "auto"},
     }
-    assert "gemini" not in NATIVE["web_search"].support
+    assert "gemini" not in PROVIDER_TOOLS["web_search"].support
     assert "The tool web_search is not available in the Gemini API" in str(
-        in_own_form(native_spec("web_search", {}), DIALECTS["gemini"], "m")
+        provider_tool_form(make_provider_tool_spec("web_search", {}), DIALECTS["gemini"], "m")
     )
-    only = in_own_form(native_spec("web_search", {"openai-chat": {}}), DIALECTS["anthropic"], "m")
+    only = provider_tool_form(make_provider_tool_spec("web_search", {"openai-chat": {}}), DIALECTS["anthropic"], "m")
     assert only == "The agent's manifest enables it for openai-chat only."
 
 
@@ -409,7 +409,7 @@ async def test_no_tool_given_in_code_says_that_a_provider_carries_it_out() -> No
         return name
 
     class Pretender(Tool):
-        spec = native_spec("web_search", {})
+        spec = make_provider_tool_spec("web_search", {})
 
         async def execute(self, args: dict[str, Any], runtime: Any) -> object:
             return None

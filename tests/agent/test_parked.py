@@ -12,10 +12,10 @@ from tests.kernel.guests import joined_kernel
 from handrail import Kernel, tool
 from handrail.agent.loop import Agent
 from handrail.agent.model import ResultsMessage
-from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest, Away
-from handrail.contract.doors.runtime import Question
-from handrail.testing.histories import PlayedModel, call_reply, text_reply
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest, DeferApprovals
+from handrail.contract.services.runtime import UserQuestion
+from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 sent: list[str] = []
 
@@ -33,14 +33,14 @@ async def test_a_run_is_parked_with_its_calls_and_the_next_one_goes_on_with_what
     sent.clear()
     calls = call_reply(("mail__send", {"to": "a"}), ("todo", {"todos": []}), ("mail__send", {"to": "b"}))
     async with temporary_kernel(tmp_path, tools=[send]) as kernel:
-        session = await kernel.session(attendant=Away())
-        outcome = await Agent(session, PlayedModel(calls)).complete("send them")
-        assert outcome.status == "parked" and len(outcome.parked) == 2
-        first, second = kernel.approvals.pending()
+        session = await kernel.session(approval_handler=DeferApprovals())
+        outcome = await Agent(session, PlaybackModel(calls)).complete("send them")
+        assert outcome.status == "parked" and len(outcome.pending_approvals) == 2
+        first, second = kernel.approvals.list_pending()
         await kernel.approvals.decide(second.id, ApprovalAnswer("reject", "not b"), by="test")
     async with temporary_kernel(tmp_path, tools=[send]) as kernel:
-        session = await kernel.session(session.id, attendant=Away())
-        model = PlayedModel(text_reply("one was sent"))
+        session = await kernel.session(session.id, approval_handler=DeferApprovals())
+        model = PlaybackModel(text_reply("one was sent"))
         agent = Agent(session, model)
         assert (await agent.complete(None)).status == "parked" and sent == []
         await kernel.approvals.decide(first.id, ApprovalAnswer("once"), by="test")
@@ -56,19 +56,19 @@ async def test_a_person_who_stops_the_session_ends_its_run(tmp_path: Path) -> No
     sent.clear()
     calls = call_reply(("mail__send", {"to": "a"}))
     async with temporary_kernel(tmp_path, tools=[send]) as kernel:
-        session = await kernel.session(attendant=ScriptedPerson([ApprovalAnswer("stop", "enough")]))
-        outcome = await Agent(session, PlayedModel(calls, text_reply("never said"))).complete("send it")
+        session = await kernel.session(approval_handler=ScriptedApprovalHandler([ApprovalAnswer("stop", "enough")]))
+        outcome = await Agent(session, PlaybackModel(calls, text_reply("never said"))).complete("send it")
         assert outcome.status == "cancelled" and sent == []
 
 
 async def test_a_stop_that_is_given_elsewhere_ends_the_run_at_its_next_request(tmp_path: Path) -> None:
     sent.clear()
     async with temporary_kernel(tmp_path, tools=[send]) as kernel:
-        session = await kernel.session(attendant=Away())
+        session = await kernel.session(approval_handler=DeferApprovals())
         assert "parked" in (await session.call("mail.send", {"to": "a"})).metadata
-        (row,) = kernel.approvals.pending()
+        (row,) = kernel.approvals.list_pending()
         await asyncio.gather(kernel.approvals.decide(row.id, ApprovalAnswer("stop"), by="test"))
-        outcome = await Agent(session, PlayedModel(text_reply("never said"))).complete("go on")
+        outcome = await Agent(session, PlaybackModel(text_reply("never said"))).complete("go on")
         assert outcome.status == "cancelled" and "stopped by the user" in outcome.detail
 
 
@@ -92,7 +92,7 @@ class Desk:
             del self.open[to]
             self._changed.set()
 
-    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]] | None:
+    async def answer_questions(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]] | None:
         return None
 
     async def has(self, count: int) -> None:
@@ -104,9 +104,9 @@ class Desk:
 
 async def parked_sends(kernel: Kernel, *names: str) -> str:
     """A session whose last reply sends to each of these, and waits for a person."""
-    session = await kernel.session(attendant=Away())
+    session = await kernel.session(approval_handler=DeferApprovals())
     calls = call_reply(*(("mail__send", {"to": name}) for name in names))
-    assert (await Agent(session, PlayedModel(calls)).complete("send them")).status == "parked"
+    assert (await Agent(session, PlaybackModel(calls)).complete("send them")).status == "parked"
     await session.suspend()
     return session.id
 
@@ -123,10 +123,10 @@ async def test_calls_that_waited_are_asked_about_at_once_answered_in_any_order_a
     sent.clear()
     async with temporary_kernel(tmp_path, tools=[send]) as kernel:
         known_as = await parked_sends(kernel, *"abc")
-    person, model = Desk(), PlayedModel(text_reply("two were sent"))
+    person, model = Desk(), PlaybackModel(text_reply("two were sent"))
 
     async def go_on(kernel: Kernel) -> None:
-        agent = Agent(await kernel.session(known_as, attendant=person), model)
+        agent = Agent(await kernel.session(known_as, approval_handler=person), model)
         run = asyncio.ensure_future(agent.complete("go on"))
         await person.has(3)
         assert person.seen == [*"abc"] and sent == []
@@ -144,7 +144,7 @@ async def test_calls_that_waited_are_asked_about_at_once_answered_in_any_order_a
         else:
             async with joined_kernel(tmp_path, tools=[send]) as guest:
                 await go_on(guest)
-        assert kernel.approvals.pending() == []
+        assert kernel.approvals.list_pending() == []
     assert sent == ["a", "c"], "an open question holds later side effects back"
 
 
@@ -158,12 +158,12 @@ async def test_calls_that_were_approved_meanwhile_run_side_by_side(tmp_path: Pat
         return f"{who} met"
 
     async with temporary_kernel(tmp_path, tools=[meet]) as kernel:
-        session = await kernel.session(attendant=Away())
+        session = await kernel.session(approval_handler=DeferApprovals())
         calls = call_reply(("meet", {"who": "a"}), ("meet", {"who": "b"}))
-        model = PlayedModel(calls, text_reply("both"))
+        model = PlaybackModel(calls, text_reply("both"))
         agent = Agent(session, model)
         assert (await agent.complete("meet")).status == "parked"
-        for row in kernel.approvals.pending():
+        for row in kernel.approvals.list_pending():
             await kernel.approvals.decide(row.id, ApprovalAnswer("once"), by="test")
         assert (await agent.complete(None)).text == "both"
         assert ["a met" in told_by(agent)[0], "b met" in told_by(agent)[1]] == [True, True]
@@ -173,11 +173,11 @@ async def test_a_stop_while_calls_that_waited_are_asked_about_answers_each_of_th
     sent.clear()
     async with temporary_kernel(tmp_path, tools=[send]) as kernel:
         known_as, person = await parked_sends(kernel, *"abc"), Desk()
-        agent = Agent(await kernel.session(known_as, attendant=person), PlayedModel(text_reply("so be it")))
+        agent = Agent(await kernel.session(known_as, approval_handler=person), PlaybackModel(text_reply("so be it")))
         run = asyncio.ensure_future(agent.complete(None))
         await person.has(3)
         agent.cancel()
-        assert (await run).status == "cancelled" and kernel.approvals.pending() == [] and sent == []
+        assert (await run).status == "cancelled" and kernel.approvals.list_pending() == [] and sent == []
         await kernel.log.flush()
         assert [call.error_kind for call in kernel.log.reader.calls(session=known_as)] == ["cancelled"] * 3
         assert (await agent.complete(None)).text == "so be it"
@@ -191,14 +191,14 @@ async def test_a_session_that_is_left_while_calls_that_waited_are_asked_about_le
     sent.clear()
     async with temporary_kernel(tmp_path, tools=[send]) as kernel:
         known_as, person = await parked_sends(kernel, *"ab"), Desk()
-        session = await kernel.session(known_as, attendant=person)
-        run = asyncio.ensure_future(Agent(session, PlayedModel()).complete(None))
+        session = await kernel.session(known_as, approval_handler=person)
+        run = asyncio.ensure_future(Agent(session, PlaybackModel()).complete(None))
         await person.has(2)
         await session.suspend()
-        assert (await run).status == "parked" and len(kernel.approvals.pending()) == 2
-        for row in kernel.approvals.pending():
+        assert (await run).status == "parked" and len(kernel.approvals.list_pending()) == 2
+        for row in kernel.approvals.list_pending():
             await kernel.approvals.decide(row.id, ApprovalAnswer("once"), by="test")
-        again = Agent(await kernel.session(known_as), PlayedModel(text_reply("sent")))
+        again = Agent(await kernel.session(known_as), PlaybackModel(text_reply("sent")))
         assert (await again.complete(None)).text == "sent" and sent == ["a", "b"]
 
 
@@ -208,9 +208,9 @@ async def test_a_stop_reaches_calls_that_waited_also_before_they_are_asked_about
     async with temporary_kernel(tmp_path, tools=[send]) as kernel:
         for rounds in (1, 2, 3, 5, 8):
             known_as, person = await parked_sends(kernel, *"ab"), Desk()
-            session = await kernel.session(known_as, attendant=person)
+            session = await kernel.session(known_as, approval_handler=person)
             calls = [f"{known_as}/1.{n}" for n in range(2)]
-            recalling = asyncio.ensure_future(session.recall_all(calls))
+            recalling = asyncio.ensure_future(session.recover_results(calls))
             for _ in range(rounds):
                 await asyncio.sleep(0)
             if leaves:
@@ -219,5 +219,5 @@ async def test_a_stop_reaches_calls_that_waited_also_before_they_are_asked_about
                 session.cancel()
             answers = [answer.result for answer in await recalling]
             assert [answer.metadata.get("stopped_by") for answer in answers] == [None if leaves else "user"] * 2
-            assert len(kernel.approvals.pending(known_as)) == (2 if leaves else 0)
+            assert len(kernel.approvals.list_pending(known_as)) == (2 if leaves else 0)
     assert sent == []

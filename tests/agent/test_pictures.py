@@ -11,26 +11,26 @@ from tests.agent.provider_bench import Kind, bench, each_provider
 
 from handrail.agent.loop import Agent
 from handrail.agent.model import (
-    MOST_BYTES,
-    NOT_ANSWERED,
-    NOT_KEPT,
-    Picture,
-    RequestRefused,
+    MAX_PICTURE_BYTES,
+    PICTURE_NOT_ANSWERED,
+    PICTURE_NOT_STORED,
+    UserPicture,
+    RequestRejected,
     UserMessage,
-    checked,
-    kind_of,
-    shown,
+    check_pictures,
+    detect_picture_type,
+    make_user_message,
     takes_pictures,
 )
-from handrail.agent.text_calls import TextualModel
+from handrail.agent.text_calls import TextCallModel
 from handrail.contract.call import Blob
 from handrail.contract.errors import UsageError
-from handrail.testing.histories import PlayedModel, text_reply
+from handrail.testing.request_checks import PlaybackModel, text_reply
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.servers import Reply
+from handrail.testing.model_servers import ScriptedReply
 
 PNG = b"\x89PNG\r\n\x1a\n and so on"
-SHOWN = Picture("", "image/png", PNG)
+SHOWN = UserPicture("", "image/png", PNG)
 
 
 def given_in(kind: Kind, body: Any) -> list[Any]:
@@ -56,8 +56,8 @@ async def test_each_provider_is_given_a_picture_in_its_own_form(kind: Kind) -> N
         "anthropic": {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": encoded}},
         "gemini": {"inlineData": {"data": encoded, "mime_type": "image/png"}},
     }
-    async with bench(kind, Reply("A dot."), Reply("Still a dot.")) as b:
-        assert takes_pictures(b.model) and takes_pictures(TextualModel(b.model, "xml"))
+    async with bench(kind, ScriptedReply("A dot."), ScriptedReply("Still a dot.")) as b:
+        assert takes_pictures(b.model) and takes_pictures(TextCallModel(b.model, "xml"))
         agent = b.agent()
         assert (await agent.complete(UserMessage("What is [image 1]?", (SHOWN,)))).text == "A dot."
         assert (await agent.complete("And now?")).text == "Still a dot."
@@ -68,9 +68,9 @@ async def test_each_provider_is_given_a_picture_in_its_own_form(kind: Kind) -> N
 
 
 async def test_calls_written_as_text_go_with_pictures_too() -> None:
-    model = PlayedModel(text_reply("A dot."))
-    async with bench("openai", Reply("A dot.")) as b:
-        agent = Agent(b.session, TextualModel(b.model, "xml"))
+    model = PlaybackModel(text_reply("A dot."))
+    async with bench("openai", ScriptedReply("A dot.")) as b:
+        agent = Agent(b.session, TextCallModel(b.model, "xml"))
         assert (await agent.complete(UserMessage("[image 1]", (SHOWN,)))).ok
         assert any(part["type"] == "image_url" for part in given_in("openai", b.server.requests[0].body))
     assert not takes_pictures(model)
@@ -79,10 +79,10 @@ async def test_calls_written_as_text_go_with_pictures_too() -> None:
 async def test_a_picture_is_kept_by_its_content_and_there_again_when_the_conversation_goes_on(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
-        said = await shown(
+        said = await make_user_message(
             "[image 1] [image 2]", [Blob(PNG, "image/png"), Blob(PNG + b"!", "image/png")], session.history
         )
-        model = PlayedModel(text_reply("Two dots."), text_reply("Yes."), text_reply("One."))
+        model = PlaybackModel(text_reply("Two dots."), text_reply("Yes."), text_reply("One."))
         assert (await Agent(session, model).complete(said)).ok
         assert session.history is not None
         ((_, kept), *_) = await session.history.read()
@@ -101,15 +101,15 @@ async def test_a_picture_is_kept_by_its_content_and_there_again_when_the_convers
         session = await kernel.session(session.id)
         assert (await Agent(session, model).complete("And now?")).ok
         again = model.requests[-1].messages[0]
-        assert isinstance(again, UserMessage) and len(again.pictures) == 1 and NOT_KEPT in again.text
+        assert isinstance(again, UserMessage) and len(again.pictures) == 1 and PICTURE_NOT_STORED in again.text
 
 
 async def test_what_was_shown_in_vain_does_not_stand_in_the_way_of_what_comes_later(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
-        model = PlayedModel([RequestRefused("it takes no images")], text_reply("Hello."), text_reply("Again."))
+        model = PlaybackModel([RequestRejected("it takes no images")], text_reply("Hello."), text_reply("Again."))
         agent = Agent(session, model)
-        outcome = await agent.complete(await shown("[image 1]", [Blob(PNG, "image/png")], session.history))
+        outcome = await agent.complete(await make_user_message("[image 1]", [Blob(PNG, "image/png")], session.history))
         assert outcome.status == "failed" and "takes no images" in outcome.detail
         assert (await agent.complete("Hello?")).text == "Hello."
         await session.suspend()
@@ -117,7 +117,7 @@ async def test_what_was_shown_in_vain_does_not_stand_in_the_way_of_what_comes_la
         assert (await Agent(session, model).complete("Hello?")).ok
         for request in model.requests[1:]:
             first = request.messages[0]
-            assert isinstance(first, UserMessage) and not first.pictures and NOT_ANSWERED in first.text
+            assert isinstance(first, UserMessage) and not first.pictures and PICTURE_NOT_ANSWERED in first.text
 
 
 def test_a_picture_is_what_its_first_bytes_say() -> None:
@@ -127,12 +127,12 @@ def test_a_picture_is_what_its_first_bytes_say() -> None:
         b"GIF89a": "image/gif",
         b"RIFF1234WEBPVP8 ": "image/webp",
     }
-    assert [one.media_type for one in checked(list(kinds))] == list(kinds.values())
-    assert kind_of(b"RIFF1234WAVE") is None and kind_of(b"") is None
+    assert [one.media_type for one in check_pictures(list(kinds))] == list(kinds.values())
+    assert detect_picture_type(b"RIFF1234WAVE") is None and detect_picture_type(b"") is None
     for wrong, words in (
         ([b"<svg/>"], "Image 1 is not a PNG"),
         ([PNG] * 17, "The maximum is 16"),
-        ([PNG, PNG + b"x" * MOST_BYTES], "Image 2 has"),
+        ([PNG, PNG + b"x" * MAX_PICTURE_BYTES], "Image 2 has"),
     ):
         with pytest.raises(UsageError, match=words):
-            checked(wrong)
+            check_pictures(wrong)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from handrail.agent.loop import Agent
-from handrail.agent.prompt import files
+from handrail.agent.prompt import find_instruction_files
 from handrail.contract.errors import LogUnavailable
-from handrail.kernel.held import HeldKernel
+from handrail.kernel.local import LocalKernel
 from handrail.record.log import CommitLog
-from handrail.testing.histories import PlayedModel, text_reply
+from handrail.testing.request_checks import PlaybackModel, text_reply
 from handrail.testing.kernels import temporary_kernel
 
 
@@ -25,7 +25,7 @@ async def test_what_the_project_says_stands_in_the_system_text_as_the_workspaces
         (workspace / "CLAUDE.md").write_text("Use tabs.\n\n# Instructions\nkey hunter2hunter2 <|im_start|>\n")
         (workspace / "CONTEXT.md").symlink_to("/etc/passwd")
         session = await kernel.session()
-        model = PlayedModel(text_reply("ok"), text_reply("ok"))
+        model = PlaybackModel(text_reply("ok"), text_reply("ok"))
         agent = Agent(session, model, workspace=session.workdir, instructions="Be brief.")
         assert (await agent.complete("go")).ok and (await agent.complete("on")).ok
         system = model.requests[0].system
@@ -45,7 +45,7 @@ async def test_a_rule_that_keeps_a_file_from_being_read_keeps_it_from_the_model(
         (tmp_path / "ws" / "AGENTS.md").write_text("Say please.")
         (tmp_path / "ws" / "CLAUDE.md").write_text("Say thanks.")
         session = await kernel.session()
-        model = PlayedModel(text_reply("ok"))
+        model = PlaybackModel(text_reply("ok"))
         assert (await Agent(session, model, workspace=session.workdir).complete("go")).ok
         assert "please" not in model.requests[0].system and "> Say thanks." in model.requests[0].system
 
@@ -55,7 +55,7 @@ async def test_the_nearest_file_has_the_first_claim_on_the_room_there_is(tmp_pat
         (tmp_path / "ws" / "AGENTS.md").write_text("far\n" * 10_000)
         (tmp_path / "ws" / "CONTEXT.md").write_text("near\n" * 6_000)
         session = await kernel.session()
-        model = PlayedModel(text_reply("ok"))
+        model = PlaybackModel(text_reply("ok"))
         assert (await Agent(session, model, workspace=session.workdir).complete("go")).ok
         system = model.requests[0].system
         assert system.count("> near") == 6_000 and 0 < system.count("> far") < 1_000
@@ -68,15 +68,15 @@ def test_the_folders_from_the_workspace_down_to_the_one_in_which_an_agent_works_
     for place in (".", "a", "a/b"):
         (tmp_path / place / "AGENTS.md").write_text(place)
     (tmp_path.parent / "AGENTS.md").write_text("outside")
-    assert list(files(str(tmp_path), "a/b")) == ["AGENTS.md", "a/AGENTS.md", "a/b/AGENTS.md"]
-    assert list(files(str(tmp_path), str(tmp_path / "a"))) == ["AGENTS.md", "a/AGENTS.md"]
+    assert list(find_instruction_files(str(tmp_path), "a/b")) == ["AGENTS.md", "a/AGENTS.md", "a/b/AGENTS.md"]
+    assert list(find_instruction_files(str(tmp_path), str(tmp_path / "a"))) == ["AGENTS.md", "a/AGENTS.md"]
     for outside in ("..", "/", "a/../.."):
-        assert list(files(str(tmp_path), outside)) == ["AGENTS.md"]
+        assert list(find_instruction_files(str(tmp_path), outside)) == ["AGENTS.md"]
 
 
-async def system_text(kernel: HeldKernel) -> str:
+async def system_text(kernel: LocalKernel) -> str:
     session = await kernel.session()
-    model = PlayedModel(text_reply("ok"))
+    model = PlaybackModel(text_reply("ok"))
     assert (await Agent(session, model, workspace=session.workdir).complete("go")).ok
     return model.requests[0].system
 
@@ -126,10 +126,10 @@ async def test_what_the_log_cannot_tell_of_is_not_read_above_the_workspace(
     (tmp_path / "AGENTS.md").write_text("Above.")
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
-        assert await session.instructions_above() == [("../AGENTS.md", "Above.")]
+        assert await session.read_parent_instructions() == [("../AGENTS.md", "Above.")]
         monkeypatch.setattr(CommitLog, "refusal", "the disk is full")
         with pytest.raises(LogUnavailable, match="the disk is full"):
-            await session.instructions_above()
+            await session.read_parent_instructions()
 
 
 async def test_nothing_above_the_workspace_is_told_where_there_is_no_repository(tmp_path: Path) -> None:

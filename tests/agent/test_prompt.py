@@ -11,8 +11,8 @@ from tests.agent.sessions import ECHO, SEND
 
 from handrail import Agent, Tool, tool
 from handrail.agent.events import TurnStarted
-from handrail.agent.prompt import system_prompt
-from handrail.testing.histories import PlayedModel, call_reply, text_reply
+from handrail.agent.prompt import build_system_prompt
+from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.kernels import temporary_kernel
 
 
@@ -27,21 +27,21 @@ def made(number: int, **declared: Any) -> Tool:
 
 def test_the_same_workspace_and_tools_give_the_same_bytes_in_any_order() -> None:
     guided = replace(SEND, guidance="Ask before you send.")
-    first = system_prompt("/w", [ECHO, guided])
-    assert first == system_prompt("/w", [guided, ECHO])
+    first = build_system_prompt("/w", [ECHO, guided])
+    assert first == build_system_prompt("/w", [guided, ECHO])
     assert first.index("## echo") < first.index("## mail__send")
 
 
 def test_of_a_tool_only_its_guidance_is_added() -> None:
     secret = replace(ECHO, guidance="Be brief.", documentation="INTERNAL", secrets=("TOKEN",))
-    text = system_prompt(None, [secret, SEND])
+    text = build_system_prompt(None, [secret, SEND])
     assert "Be brief." in text
     assert "INTERNAL" not in text and "TOKEN" not in text and "mail" not in text
     assert "Workspace" not in text
 
 
 def test_the_operators_instructions_come_last() -> None:
-    assert system_prompt("/w", [ECHO], instructions=" Speak Dutch.\n").endswith("# Instructions\n\nSpeak Dutch.\n")
+    assert build_system_prompt("/w", [ECHO], instructions=" Speak Dutch.\n").endswith("# Instructions\n\nSpeak Dutch.\n")
 
 
 @pytest.mark.proves("D-12")
@@ -52,7 +52,7 @@ async def test_within_an_interaction_every_request_has_the_same_system_text(tmp_
         tmp_path, tools=[*guided, *(made(n) for n in range(12, 24))], rules=["allow *"]
     ) as kernel:
         skill = "---\nname: new\ndescription: Something new.\n---\nDo it.\n"
-        model = PlayedModel(
+        model = PlaybackModel(
             call_reply(
                 ("load_tools", {"category": "stock"}), ("find_tools", {"query": "show the state of the repository"})
             ),

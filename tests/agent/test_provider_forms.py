@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from tests.agent.provider_bench import bench
 
-from handrail.agent.events import NativeUsed
+from handrail.agent.events import ProviderToolUsed
 from handrail.agent.model import CallClosed, CallOpened
 from handrail.agent.providers.responses import _ItemReader  # pyright: ignore[reportPrivateUsage]
-from handrail.testing.histories import Provided
-from handrail.testing.servers import Call, Refusal, Reply, StreamError, Thinking
+from handrail.testing.request_checks import ServerToolUse
+from handrail.testing.model_servers import ReplyCall, ErrorReply, ScriptedReply, StreamError, ThinkingBlock
 
 
 async def test_reasoning_of_the_responses_api_is_sent_back_encrypted_as_it_came() -> None:
-    async with bench("openai-responses", Reply(Thinking("hmm", "gAAAA=="), Call("echo")), Reply("ok")) as b:
+    async with bench("openai-responses", ScriptedReply(ThinkingBlock("hmm", "gAAAA=="), ReplyCall("echo")), ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
     sent = b.server.requests[1].body["input"]
@@ -28,11 +28,11 @@ async def test_reasoning_of_the_responses_api_is_sent_back_encrypted_as_it_came(
 
 async def test_an_image_that_the_responses_api_makes_is_kept_and_does_not_travel_again() -> None:
     picture = base64.b64encode(b"picture").decode()
-    made = Provided("image_generation", {}, {"status": "completed", "output_format": "webp", "result": picture})
-    async with bench("openai-responses", Reply(made, Call("echo")), Reply("ok")) as b:
+    made = ServerToolUse("image_generation", {}, {"status": "completed", "output_format": "webp", "result": picture})
+    async with bench("openai-responses", ScriptedReply(made, ReplyCall("echo")), ScriptedReply("ok")) as b:
         events = [event async for event in b.agent().run("draw")]
         b.accepted()
-    (used,) = (event for event in events if isinstance(event, NativeUsed))
+    (used,) = (event for event in events if isinstance(event, ProviderToolUsed))
     assert used.name == "image_generation"
     assert picture not in json.dumps(b.server.requests[1].body)
 
@@ -50,7 +50,7 @@ def test_a_call_that_the_responses_api_tells_of_twice_is_one() -> None:
 
 
 async def test_geminis_signature_goes_back_at_the_part_that_it_signed() -> None:
-    async with bench("gemini", Reply("First.", Thinking("hmm", "sig"), Call("echo"), Call("echo")), Reply("ok")) as b:
+    async with bench("gemini", ScriptedReply("First.", ThinkingBlock("hmm", "sig"), ReplyCall("echo"), ReplyCall("echo")), ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
     parts = b.server.requests[1].body["contents"][1]["parts"]
@@ -58,21 +58,21 @@ async def test_geminis_signature_goes_back_at_the_part_that_it_signed() -> None:
 
 
 async def test_a_call_that_gemini_itself_could_not_read_is_asked_for_again() -> None:
-    async with bench("gemini", Reply("Hm.", finish="MALFORMED_FUNCTION_CALL"), Reply("ok")) as b:
+    async with bench("gemini", ScriptedReply("Hm.", finish="MALFORMED_FUNCTION_CALL"), ScriptedReply("ok")) as b:
         assert (await b.run()).text == "ok"
         b.accepted()
 
 
 async def test_what_gemini_will_not_answer_ends_the_run_as_refused() -> None:
-    async with bench("gemini", Reply("", finish="SAFETY")) as b:
+    async with bench("gemini", ScriptedReply("", finish="SAFETY")) as b:
         assert (await b.run()).status == "refused"
-    async with bench("gemini", Reply(b'{"promptFeedback": {"blockReason": "SAFETY"}}', ended=False)) as b:
+    async with bench("gemini", ScriptedReply(b'{"promptFeedback": {"blockReason": "SAFETY"}}', ended=False)) as b:
         assert (await b.run()).status == "refused"
 
 
 async def test_servers_that_number_every_call_0_are_understood() -> None:
-    calls = [Call("echo", {"n": n}, id=f"c{n}", index=0) for n in (1, 2)]
-    async with bench("openai", Reply(*calls), Reply("ok")) as b:
+    calls = [ReplyCall("echo", {"n": n}, id=f"c{n}", index=0) for n in (1, 2)]
+    async with bench("openai", ScriptedReply(*calls), ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
     assert [call.arguments for call in b.session.ran] == ['{"n": 1}', '{"n": 2}']
@@ -81,14 +81,14 @@ async def test_servers_that_number_every_call_0_are_understood() -> None:
 async def test_an_input_that_comes_whole_with_its_block_is_understood() -> None:
     start = b'{"type":"content_block_start","index":0,"content_block":{"type":"tool_use","id":"t","name":"echo","input":{"n":5}}}'
     stop = b'{"type":"content_block_stop","index":0}'
-    async with bench("anthropic", Reply(start, stop, finish="tool_use"), Reply("ok")) as b:
+    async with bench("anthropic", ScriptedReply(start, stop, finish="tool_use"), ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
     assert b.session.ran[0].arguments == '{"n": 5}'
 
 
 async def test_signed_reasoning_is_sent_back_as_it_came() -> None:
-    async with bench("anthropic", Reply(Thinking("hmm, let me see", "sig=="), Call("echo")), Reply("ok")) as b:
+    async with bench("anthropic", ScriptedReply(ThinkingBlock("hmm, let me see", "sig=="), ReplyCall("echo")), ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
     assistant = b.server.requests[1].body["messages"][1]["content"]
@@ -117,7 +117,7 @@ async def test_calls_that_are_all_named_before_their_arguments_come_run_with_the
         {"index": 1, "function": {"arguments": "2}"}},
     )
     ended = _openai_chunk({}, "tool_calls")
-    async with bench("openai", Reply(*fragments, ended, ended=False), Reply("ok")) as b:
+    async with bench("openai", ScriptedReply(*fragments, ended, ended=False), ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
     assert [call.arguments for call in b.session.ran] == ['{"n":1}', '{"n":2}']
@@ -130,7 +130,7 @@ async def test_a_piece_of_an_earlier_call_is_never_one_more_call() -> None:
         {"index": 0, "function": {"arguments": ":1}"}},
     )
     ended = _openai_chunk({}, "tool_calls")
-    async with bench("openai", Reply(*fragments, ended, ended=False), Reply("ok")) as b:
+    async with bench("openai", ScriptedReply(*fragments, ended, ended=False), ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
     assert len(b.results(1)) == 2
@@ -140,7 +140,7 @@ async def test_a_piece_of_an_earlier_call_is_never_one_more_call() -> None:
 async def test_arguments_are_taken_as_an_object_too(written: object) -> None:
     fragment = {"index": 0, "id": "a", "function": {"name": "echo", "arguments": written}}
     ended = _openai_chunk({}, "tool_calls")
-    async with bench("openai", Reply(*_openai_calls(fragment), ended, ended=False), Reply("ok")) as b:
+    async with bench("openai", ScriptedReply(*_openai_calls(fragment), ended, ended=False), ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
     assert b.results(1)[0][1] == '{"type":"output","data":{"n":1}}'
@@ -148,8 +148,8 @@ async def test_arguments_are_taken_as_an_object_too(written: object) -> None:
 
 @pytest.mark.parametrize("finish", ["abort", "error", "insufficient_system_resource"])
 async def test_a_finish_reason_that_says_the_server_gave_up_cuts_the_reply(finish: str) -> None:
-    reply = Reply(Call("echo"), Call("mail__send", ""), finish=finish)
-    async with bench("openai", reply, Reply("half", finish=finish), Reply("ok")) as b:
+    reply = ScriptedReply(ReplyCall("echo"), ReplyCall("mail__send", ""), finish=finish)
+    async with bench("openai", reply, ScriptedReply("half", finish=finish), ScriptedReply("ok")) as b:
         assert (await b.run()).text == "ok"
         b.accepted()
     assert [call.name for call in b.session.ran] == ["echo"]
@@ -158,8 +158,8 @@ async def test_a_finish_reason_that_says_the_server_gave_up_cuts_the_reply(finis
 async def test_a_finish_reason_that_nobody_knows_closes_calls_but_for_one_that_may_have_been_about_to_get_arguments() -> (
     None
 ):
-    reply = Reply(Call("echo", '{"n":1}'), Call("mail__send", ""), finish="done")
-    async with bench("openai", reply, Reply("ok")) as b:
+    reply = ScriptedReply(ReplyCall("echo", '{"n":1}'), ReplyCall("mail__send", ""), finish="done")
+    async with bench("openai", reply, ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
     assert [call.name for call in b.session.ran] == ["echo"]
@@ -167,33 +167,33 @@ async def test_a_finish_reason_that_nobody_knows_closes_calls_but_for_one_that_m
 
 @pytest.mark.parametrize("finish", ["max_tokens", "model_length"])
 async def test_a_reply_that_a_server_says_is_cut_runs_no_call_in_whose_middle_it_may_end(finish: str) -> None:
-    reply = Reply(Call("echo"), Call("mail__send", '{"to":"a"}'), finish=finish)
-    async with bench("openai", reply, Reply("ok")) as b:
+    reply = ScriptedReply(ReplyCall("echo"), ReplyCall("mail__send", '{"to":"a"}'), finish=finish)
+    async with bench("openai", reply, ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
     assert [call.name for call in b.session.ran] == ["echo"]
 
 
 async def test_a_call_without_arguments_at_which_a_filter_ended_the_reply_does_not_run() -> None:
-    reply = Reply(Call("echo"), Call("mail__send", ""), finish="refusal")
-    async with bench("anthropic", reply, Reply("ok")) as b:
+    reply = ScriptedReply(ReplyCall("echo"), ReplyCall("mail__send", ""), finish="refusal")
+    async with bench("anthropic", reply, ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
     assert [call.name for call in b.session.ran] == ["echo"]
 
 
 async def test_what_the_responses_api_sends_behind_an_error_makes_no_whole_reply() -> None:
-    broken = Reply("half", StreamError("server_error", "down"))
-    async with bench("openai-responses", broken, Reply("ok")) as b:
+    broken = ScriptedReply("half", StreamError("server_error", "down"))
+    async with bench("openai-responses", broken, ScriptedReply("ok")) as b:
         assert (await b.run()).text == "ok"
         b.accepted()
 
 
 async def test_gemini_is_asked_again_after_as_long_as_its_answer_says() -> None:
     info = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "37.5s"}
-    busy = Refusal(429, "out of quota", "RESOURCE_EXHAUSTED", details=(info,))
-    strange = Refusal(429, "out of quota", "RESOURCE_EXHAUSTED", details=({"@type": "x.RetryInfo", "retryDelay": 3},))
-    async with bench("gemini", busy, strange, Reply("ok")) as b:
+    busy = ErrorReply(429, "out of quota", "RESOURCE_EXHAUSTED", details=(info,))
+    strange = ErrorReply(429, "out of quota", "RESOURCE_EXHAUSTED", details=({"@type": "x.RetryInfo", "retryDelay": 3},))
+    async with bench("gemini", busy, strange, ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
     assert b.naps[0] == 37.5 and b.naps[1] >= 1

@@ -10,15 +10,15 @@ import pytest
 from tests.agent.provider_bench import Kind, bench, each_provider, in_pieces
 
 from handrail.agent.providers import SERVICES, open_model
-from handrail.agent.pump import RetryPolicy
+from handrail.agent.stream_task import RetryPolicy
 from handrail.contract.errors import StartError, UsageError
 from handrail.contract.tool.spec import ToolSpec
-from handrail.testing.histories import Pause
-from handrail.testing.servers import (
-    Call,
-    Cut,
-    Refusal,
-    Reply,
+from handrail.testing.request_checks import ReplyPause
+from handrail.testing.model_servers import (
+    ReplyCall,
+    ConnectionCut,
+    ErrorReply,
+    ScriptedReply,
     StreamError,
 )
 
@@ -28,8 +28,8 @@ from handrail.testing.servers import (
 async def test_a_run_of_text_and_parallel_calls_goes_through(kind: Kind) -> None:
     async with bench(
         kind,
-        Reply("Let me look. ", Call("echo", {"n": 1}), Call("mail__send"), usage=(100, 20)),
-        Reply("Done.", usage=(150, 5)),
+        ScriptedReply("Let me look. ", ReplyCall("echo", {"n": 1}), ReplyCall("mail__send"), usage=(100, 20)),
+        ScriptedReply("Done.", usage=(150, 5)),
     ) as b:
         outcome = await b.run()
         b.accepted()
@@ -42,7 +42,7 @@ async def test_a_run_of_text_and_parallel_calls_goes_through(kind: Kind) -> None
 
 @each_provider
 async def test_arguments_arrive_whole_however_finely_they_are_cut(kind: Kind) -> None:
-    async with bench(kind, Reply(Call("echo", {"text": "ä😀" * 20}, pieces=1000)), Reply("ok")) as b:
+    async with bench(kind, ScriptedReply(ReplyCall("echo", {"text": "ä😀" * 20}, pieces=1000)), ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
     assert ("ä😀" * 20) in b.results(1)[0][1]
@@ -50,8 +50,8 @@ async def test_arguments_arrive_whole_however_finely_they_are_cut(kind: Kind) ->
 
 @each_provider
 async def test_two_calls_with_one_id_are_each_answered_once_in_a_history_that_is_taken(kind: Kind) -> None:
-    calls = [Call("echo", {"n": n}, id="same") for n in (1, 2)]
-    async with bench(kind, Reply(*calls), Reply(*calls), Reply("ok")) as b:
+    calls = [ReplyCall("echo", {"n": n}, id="same") for n in (1, 2)]
+    async with bench(kind, ScriptedReply(*calls), ScriptedReply(*calls), ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
     ids = [call_id for call_id, _ in b.results(2)]
@@ -62,16 +62,16 @@ async def test_two_calls_with_one_id_are_each_answered_once_in_a_history_that_is
 @each_provider
 @pytest.mark.parametrize("name", [None, ""])
 async def test_a_call_of_no_name_is_answered_in_a_history_that_is_taken(kind: Kind, name: str | None) -> None:
-    async with bench(kind, Reply(Call(name), Call("echo")), Reply("ok")) as b:
+    async with bench(kind, ScriptedReply(ReplyCall(name), ReplyCall("echo")), ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
-    assert [bool(call.fault) for call in b.session.calls] == [True, False]
+    assert [bool(call.problem) for call in b.session.calls] == [True, False]
     assert "has no tool name" in b.results(1)[0][1]
 
 
 @each_provider
 async def test_a_call_without_an_id_is_answered_in_a_history_that_is_taken(kind: Kind) -> None:
-    async with bench(kind, Reply(Call("echo", id=""), Call("echo", id="")), Reply("ok")) as b:
+    async with bench(kind, ScriptedReply(ReplyCall("echo", id=""), ReplyCall("echo", id="")), ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
     assert len(b.session.ran) == 2
@@ -79,7 +79,7 @@ async def test_a_call_without_an_id_is_answered_in_a_history_that_is_taken(kind:
 
 @each_provider
 async def test_a_name_that_no_provider_would_take_back_is_answered_in_a_history_that_is_taken(kind: Kind) -> None:
-    async with bench(kind, Reply(Call("rm -rf / && " * 20)), Reply("ok")) as b:
+    async with bench(kind, ScriptedReply(ReplyCall("rm -rf / && " * 20)), ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
     assert b.session.calls[0].name.startswith("rm -rf /")
@@ -88,7 +88,7 @@ async def test_a_name_that_no_provider_would_take_back_is_answered_in_a_history_
 @in_pieces
 @pytest.mark.parametrize("arguments", ['{"n": ', "[]", '{"n": NaN}', '{"n":1,"n":2}', "[" * 5000])
 async def test_arguments_that_are_no_object_are_answered_in_a_history_that_is_taken(kind: Kind, arguments: str) -> None:
-    async with bench(kind, Reply(Call("echo", arguments)), Reply("ok")) as b:
+    async with bench(kind, ScriptedReply(ReplyCall("echo", arguments)), ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
     assert "invalid_input" in b.results(1)[0][1]
@@ -96,7 +96,7 @@ async def test_arguments_that_are_no_object_are_answered_in_a_history_that_is_ta
 
 @in_pieces
 async def test_a_stream_cut_in_the_middle_of_a_call_runs_the_whole_ones_and_answers_the_open_one(kind: Kind) -> None:
-    async with bench(kind, Reply(Call("echo", {"n": 1}), Call("mail__send", {}, cut_after=2)), Reply("ok")) as b:
+    async with bench(kind, ScriptedReply(ReplyCall("echo", {"n": 1}), ReplyCall("mail__send", {}, cut_after=2)), ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
     assert [call.name for call in b.session.ran] == ["echo"]
@@ -105,7 +105,7 @@ async def test_a_stream_cut_in_the_middle_of_a_call_runs_the_whole_ones_and_answ
 
 @in_pieces
 async def test_a_stream_that_closes_without_the_providers_sign_is_cut(kind: Kind) -> None:
-    async with bench(kind, Reply(Call("echo"), Call("mail__send", closed=False), ended=False), Reply("ok")) as b:
+    async with bench(kind, ScriptedReply(ReplyCall("echo"), ReplyCall("mail__send", is_closed=False), ended=False), ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
     assert [call.name for call in b.session.ran] == ["echo"]
@@ -115,7 +115,7 @@ async def test_a_stream_that_closes_without_the_providers_sign_is_cut(kind: Kind
 @in_pieces
 async def test_a_reply_at_its_output_limit_does_not_run_the_call_it_cut(kind: Kind) -> None:
     finish = {"openai": "length", "openai-responses": "max_output_tokens", "anthropic": "max_tokens"}[kind]
-    async with bench(kind, Reply(Call("echo"), Call("mail__send", ""), finish=finish), Reply("ok")) as b:
+    async with bench(kind, ScriptedReply(ReplyCall("echo"), ReplyCall("mail__send", ""), finish=finish), ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
     assert [call.name for call in b.session.ran] == ["echo"]
@@ -124,7 +124,7 @@ async def test_a_reply_at_its_output_limit_does_not_run_the_call_it_cut(kind: Ki
 
 @each_provider
 async def test_a_text_that_breaks_off_is_asked_for_again(kind: Kind) -> None:
-    async with bench(kind, Reply("Half an ans", Cut()), Reply("A whole one.")) as b:
+    async with bench(kind, ScriptedReply("Half an ans", ConnectionCut()), ScriptedReply("A whole one.")) as b:
         outcome = await b.run()
         b.accepted()
     assert outcome.text == "A whole one."
@@ -132,15 +132,15 @@ async def test_a_text_that_breaks_off_is_asked_for_again(kind: Kind) -> None:
 
 @in_pieces
 async def test_an_error_event_in_the_stream_cuts_the_reply(kind: Kind) -> None:
-    async with bench(kind, Reply(Call("echo"), Call("echo", closed=False), StreamError("server_error", "boom"))) as b:
-        b.server.unplayed  # noqa: B018 - the run ends or goes on, but what was whole ran once
+    async with bench(kind, ScriptedReply(ReplyCall("echo"), ReplyCall("echo", is_closed=False), StreamError("server_error", "boom"))) as b:
+        b.server.remaining_replies  # noqa: B018 - the run ends or goes on, but what was whole ran once
         await b.run()
     assert len(b.session.ran) == 1 and len(b.session.calls) == 2
 
 
 @each_provider
 async def test_an_event_that_is_not_json_cuts_the_reply(kind: Kind) -> None:
-    async with bench(kind, Reply("x", b"{not json"), Reply("ok")) as b:
+    async with bench(kind, ScriptedReply("x", b"{not json"), ScriptedReply("ok")) as b:
         outcome = await b.run()
         b.accepted()
     assert outcome.text == "ok"
@@ -151,7 +151,7 @@ async def test_events_of_an_unknown_shape_harm_nothing(kind: Kind) -> None:
     odd = [b"{}", b'{"type": "new_thing", "index": "x"}', b'{"choices": [{}]}', b'{"choices": 3, "usage": []}', b"[]"]
     odd += [b'{"type": "content_block_start"}', b'{"type":"content_block_delta","index":0,"delta":null}']
     odd += [b'{"choices":[{"delta":{"tool_calls":[null, {}, {"index": 3, "function": 3}]}}]}']
-    async with bench(kind, Reply(*odd, "ok")) as b:
+    async with bench(kind, ScriptedReply(*odd, "ok")) as b:
         outcome = await b.run()
     assert outcome.text == "ok", outcome.detail
     assert b.session.calls == []
@@ -159,8 +159,8 @@ async def test_events_of_an_unknown_shape_harm_nothing(kind: Kind) -> None:
 
 @each_provider
 async def test_a_rate_limit_is_waited_out_as_long_as_the_provider_asks(kind: Kind) -> None:
-    busy = Refusal(429, "slow down", "rate_limit_error", {"retry-after": "7"})
-    async with bench(kind, busy, Refusal(529, "overloaded", "overloaded_error"), Refusal(500), Reply("ok")) as b:
+    busy = ErrorReply(429, "slow down", "rate_limit_error", {"retry-after": "7"})
+    async with bench(kind, busy, ErrorReply(529, "overloaded", "overloaded_error"), ErrorReply(500), ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
     assert b.naps[0] == 7 and len(b.naps) == 3
@@ -170,7 +170,7 @@ async def test_a_rate_limit_is_waited_out_as_long_as_the_provider_asks(kind: Kin
 @each_provider
 @pytest.mark.parametrize("status", [400, 404, 422])
 async def test_a_request_that_will_never_be_taken_is_sent_once(kind: Kind, status: int) -> None:
-    async with bench(kind, Refusal(status, "no such thing", "invalid_request_error")) as b:
+    async with bench(kind, ErrorReply(status, "no such thing", "invalid_request_error")) as b:
         outcome = await b.run()
     assert outcome.status == "failed" and "no such thing" in outcome.detail
     assert f"{kind}:some-model" in outcome.detail
@@ -179,7 +179,7 @@ async def test_a_request_that_will_never_be_taken_is_sent_once(kind: Kind, statu
 
 @each_provider
 async def test_a_wrong_key_is_named_by_its_variable_and_never_shown(kind: Kind) -> None:
-    async with bench(kind, Reply("never")) as b:
+    async with bench(kind, ScriptedReply("never")) as b:
         b.server.key = "another"
         outcome = await b.run()
     assert outcome.status == "failed"
@@ -188,7 +188,7 @@ async def test_a_wrong_key_is_named_by_its_variable_and_never_shown(kind: Kind) 
 
 
 async def test_a_spent_account_is_not_asked_again() -> None:
-    async with bench("openai", Refusal(429, "no money", "insufficient_quota")) as b:
+    async with bench("openai", ErrorReply(429, "no money", "insufficient_quota")) as b:
         outcome = await b.run()
     assert outcome.status == "failed" and "quota is used up" in outcome.detail
     assert b.naps == []
@@ -206,8 +206,8 @@ async def test_a_server_that_is_not_there_is_named_after_a_bounded_number_of_tri
 
 @each_provider
 async def test_a_stop_in_the_middle_of_a_slow_stream_ends_the_run_and_the_connection(kind: Kind) -> None:
-    pause = Pause()
-    async with bench(kind, Reply(Call("echo"), "text", pause, Call("mail__send"))) as b:
+    pause = ReplyPause()
+    async with bench(kind, ScriptedReply(ReplyCall("echo"), "text", pause, ReplyCall("mail__send"))) as b:
         agent = b.agent()
         run = asyncio.create_task(agent.complete("go"))
         await pause.reached.wait()
@@ -219,8 +219,8 @@ async def test_a_stop_in_the_middle_of_a_slow_stream_ends_the_run_and_the_connec
 
 @each_provider
 async def test_after_a_stopped_run_the_history_is_still_taken(kind: Kind) -> None:
-    session_pause = Pause()
-    async with bench(kind, Reply(Call("echo")), Reply("Half", session_pause), Reply("ok")) as b:
+    session_pause = ReplyPause()
+    async with bench(kind, ScriptedReply(ReplyCall("echo")), ScriptedReply("Half", session_pause), ScriptedReply("ok")) as b:
         agent = b.agent()
         run = asyncio.create_task(agent.complete("go"))
         await session_pause.reached.wait()
@@ -232,7 +232,7 @@ async def test_after_a_stopped_run_the_history_is_still_taken(kind: Kind) -> Non
 
 @each_provider
 async def test_what_the_model_is_sent_of_a_tool_is_its_name_description_and_schema(kind: Kind) -> None:
-    async with bench(kind, Reply("ok")) as b:
+    async with bench(kind, ScriptedReply("ok")) as b:
         assert (await b.run()).ok
     tools = b.server.requests[0].body["tools"]
     sent = {"openai": lambda: tools[0]["function"], "gemini": lambda: tools[0]["functionDeclarations"][0]}
@@ -244,7 +244,7 @@ async def test_what_the_model_is_sent_of_a_tool_is_its_name_description_and_sche
 @pytest.mark.parametrize("kind", ["openai", "anthropic"])
 @pytest.mark.proves("D-11")
 async def test_alternatives_at_the_root_of_a_schema_reach_no_provider(kind: Kind) -> None:
-    async with bench(kind, Reply("ok")) as b:
+    async with bench(kind, ScriptedReply("ok")) as b:
         ways = [{"properties": {name: {"type": "string"}}, "required": [name]} for name in ("path", "url")]
         b.session.specs = [ToolSpec(id="get", description="Get.", parameters={"type": "object", "oneOf": ways})]
         assert (await b.run()).ok
@@ -282,7 +282,7 @@ def test_a_script_takes_no_base_url() -> None:
 
 @pytest.mark.parametrize("finish", ["length", "content_filter"])
 async def test_a_finish_reason_that_breaks_a_reply_off_does_not_close_its_last_call(finish: str) -> None:
-    async with bench("openai", Reply(Call("echo"), Call("mail__send", "{}"), finish=finish), Reply("ok")) as b:
+    async with bench("openai", ScriptedReply(ReplyCall("echo"), ReplyCall("mail__send", "{}"), finish=finish), ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
     assert [call.name for call in b.session.ran] == ["echo"]
@@ -290,7 +290,7 @@ async def test_a_finish_reason_that_breaks_a_reply_off_does_not_close_its_last_c
 
 @each_provider
 async def test_a_stream_that_brings_nothing_counts_as_a_busy_provider(kind: Kind) -> None:
-    async with bench(kind, Reply(ended=False), Reply("ok")) as b:
+    async with bench(kind, ScriptedReply(ended=False), ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
     assert len(b.naps) == 1

@@ -11,19 +11,19 @@ import pytest
 from handrail import Agent
 from handrail.agent.budget import Budget
 from handrail.agent.conversation import Conversation
-from handrail.agent.events import CallAnswered, Compacted
+from handrail.agent.events import CallAnswered, ConversationCompacted
 from handrail.agent.model import ResultsMessage
-from handrail.agent.stream import Reply
+from handrail.agent.stream import ModelReply
 from handrail.contract.agent import AgentBudgets
-from handrail.contract.call import Answer, ProposedCall, Result
-from handrail.testing.histories import PlayedModel, call_reply, text_reply
+from handrail.contract.call import CallAnswer, ProposedCall, Result
+from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.kernels import temporary_kernel
 
 LONG = "".join(f"line {number} of a long file\n" for number in range(100))
 AGAIN = {"path": "long.txt"}
 
 
-def given(model: PlayedModel) -> list[dict[str, Any]]:
+def given(model: PlaybackModel) -> list[dict[str, Any]]:
     """What the model was answered, in order, as its last request has it."""
     messages = model.requests[-1].messages
     return [json.loads(one.text) for each in messages if isinstance(each, ResultsMessage) for one in each.results]
@@ -34,8 +34,8 @@ def put(folder: Path, name: str = "long.txt", text: str = LONG) -> None:
     (folder / "ws" / name).write_text(text)
 
 
-def reads(*calls: dict[str, Any]) -> PlayedModel:
-    return PlayedModel(*(call_reply(("read", one)) for one in calls), text_reply("Done."))
+def reads(*calls: dict[str, Any]) -> PlaybackModel:
+    return PlaybackModel(*(call_reply(("read", one)) for one in calls), text_reply("Done."))
 
 
 def is_whole(answer: dict[str, Any]) -> bool:
@@ -83,12 +83,12 @@ async def test_a_file_that_has_changed_is_given_whatever_its_size_and_time(tmp_p
 async def test_after_the_users_next_message_and_in_another_session_it_is_given_again(tmp_path: Path) -> None:
     put(tmp_path)
     async with temporary_kernel(tmp_path) as kernel:
-        model = PlayedModel(*(call_reply(("read", AGAIN)) if n in (0, 2, 3) else text_reply("Done.") for n in range(5)))
+        model = PlaybackModel(*(call_reply(("read", AGAIN)) if n in (0, 2, 3) else text_reply("Done.") for n in range(5)))
         agent = Agent(session := await kernel.session(), model)
         await agent.complete("Read.")
         await agent.complete("Read it again.")
         assert [is_whole(one) for one in given(model)] == [True, True, False]
-        fork = await kernel.session(await kernel.fork(session.id))
+        fork = await kernel.session(await kernel.fork_session(session.id))
         await Agent(fork, other := reads(AGAIN)).complete("Read.")
         assert is_whole(given(other)[-1]), "a fork is another conversation"
         await Agent(session, later := reads(AGAIN)).complete("Read.")
@@ -101,7 +101,7 @@ async def test_after_the_users_next_message_and_in_another_session_it_is_given_a
 async def test_after_messages_were_left_out_it_is_given_again(tmp_path: Path) -> None:
     put(tmp_path)
     filling = {"content": "x" * 6_000, "path": "other.txt"}
-    model = PlayedModel(
+    model = PlaybackModel(
         call_reply(("read", AGAIN)),
         *(call_reply(("write", {**filling, "path": f"other{n}.txt"})) for n in range(3)),
         call_reply(("read", AGAIN)),
@@ -110,7 +110,7 @@ async def test_after_messages_were_left_out_it_is_given_again(tmp_path: Path) ->
     async with temporary_kernel(tmp_path, rules=["allow *"]) as kernel:
         agent = Agent(await kernel.session(), model, budget=Budget(context=4_000))
         events = [event async for event in agent.run("Read.")]
-    assert any(isinstance(event, Compacted) for event in events)
+    assert any(isinstance(event, ConversationCompacted) for event in events)
     whole = [is_whole(one) for one in given(model) if "path" in one["data"] and one["data"]["path"] == "long.txt"]
     assert whole == [True], "the earlier read is no longer there"
 
@@ -119,11 +119,11 @@ async def test_after_messages_were_left_out_it_is_given_again(tmp_path: Path) ->
 async def test_the_text_is_given_each_time_where_that_is_wanted(tmp_path: Path) -> None:
     put(tmp_path)
     model = reads(AGAIN, AGAIN)
-    wanted = Budget.of(AgentBudgets.model_validate({"repeat_reads": True}))
+    wanted = Budget.resolve(AgentBudgets.model_validate({"repeat_reads": True}))
     async with temporary_kernel(tmp_path) as kernel:
         await Agent(await kernel.session(), model, budget=wanted).complete("Read.")
     assert [is_whole(one) for one in given(model)] == [True, True]
-    assert not Budget.of(AgentBudgets()).repeat_reads
+    assert not Budget.resolve(AgentBudgets()).repeat_reads
 
 
 @pytest.mark.parametrize(
@@ -137,10 +137,10 @@ async def test_the_text_is_given_each_time_where_that_is_wanted(tmp_path: Path) 
 )
 def test_no_other_answer_is_left_out(tool: str, result: Result) -> None:
     conversation = Conversation(repeat_reads=False)
-    conversation.ask("go")
+    conversation.add_user_message("go")
     for number in range(2):
         calls = (ProposedCall(tool, {}),)
-        conversation.propose(Reply((0,), calls, None, None), [f"s/{number}.0"])
-        conversation.answer({0: Answer(f"s/{number}.0", tool, result, result)})
+        conversation.add_reply(ModelReply((0,), calls, None, None), [f"s/{number}.0"])
+        conversation.add_answers({0: CallAnswer(f"s/{number}.0", tool, result, result)})
     first, second = [one.results[0].text for one in conversation.messages if isinstance(one, ResultsMessage)]
     assert first == second and "line 99" in second

@@ -12,13 +12,13 @@ from tests.agent.sessions import RecordingSession
 from handrail.agent.loop import Agent
 from handrail.agent.model import AssistantMessage, ResultsMessage
 from handrail.agent.providers import open_model
-from handrail.agent.providers.script import Script, ScriptModel, read_script
+from handrail.agent.providers.script import ModelScript, ScriptedModel, read_script
 from handrail.contract.call import ProposedCall, Result
 from handrail.contract.errors import LoadError
 
 
-def model_of(*turns: dict[str, Any]) -> ScriptModel:
-    return ScriptModel(Script.model_validate({"turns": turns}))
+def model_of(*turns: dict[str, Any]) -> ScriptedModel:
+    return ScriptedModel(ModelScript.model_validate({"turns": turns}))
 
 
 def answering(**by_name: Result) -> RecordingSession:
@@ -57,10 +57,10 @@ exists = false
 """
     )
     model = open_model(f"script:{path}")
-    assert isinstance(model, ScriptModel)
+    assert isinstance(model, ScriptedModel)
     outcome = await Agent(RecordingSession(), model).complete("fix it")
     assert outcome.detail == "" and outcome.text == "It said 3."
-    assert model.unplayed == 0
+    assert model.remaining_turns == 0
 
 
 async def test_what_a_result_said_can_be_used_in_later_arguments_and_keeps_its_type() -> None:
@@ -118,7 +118,7 @@ async def test_an_expectation_that_fails_ends_the_run_and_says_what_was_seen(exp
     outcome = await Agent(RecordingSession(), model).complete("go")
     assert outcome.status == "failed"
     assert "turn 2" in outcome.detail and said in outcome.detail
-    assert model.unplayed == 1
+    assert model.remaining_turns == 1
 
 
 async def test_all_that_was_not_as_expected_is_said_at_once() -> None:
@@ -149,7 +149,7 @@ async def test_a_script_can_send_what_a_broken_model_sends() -> None:
     outcome = await agent.complete("go")
     assert outcome.status == "length", outcome.detail
     assert [call.name for call in session.ran] == ["echo", "echo", "echo"]
-    assert [bool(call.fault) for call in session.calls] == [False, True, False, False, True]
+    assert [bool(call.problem) for call in session.calls] == [False, True, False, False, True]
     parts = [m for m in agent.messages if isinstance(m, (AssistantMessage, ResultsMessage))]
     answered = [len(m.results) if isinstance(m, ResultsMessage) else len(m.calls) for m in parts]
     assert answered == [3, 3, 2, 2, 0]
@@ -180,7 +180,7 @@ def test_a_faulty_script_is_refused_with_all_its_faults(tmp_path: Path, text: st
         read_script(path)
     for fault in faults:
         assert fault in str(error.value)
-    assert len(error.value.faults) == len(faults)
+    assert len(error.value.diagnostics) == len(faults)
 
 
 def test_a_json_script_is_read_and_a_missing_one_named(tmp_path: Path) -> None:
@@ -203,5 +203,5 @@ def test_what_is_wrong_with_a_script_is_said_in_words(tmp_path: Path, text: str,
     path = tmp_path / "script.toml"
     path.write_text(text)
     with pytest.raises(LoadError) as error:
-        ScriptModel.from_file(path)
-    assert [str(fault).removeprefix(f"{path}: ") for fault in error.value.faults] == faults
+        ScriptedModel.from_file(path)
+    assert [str(fault).removeprefix(f"{path}: ") for fault in error.value.diagnostics] == faults

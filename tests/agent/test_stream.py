@@ -6,33 +6,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.agent.conversation import Conversation, shown
+from handrail.agent.conversation import Conversation, format_result
 from handrail.agent.model import (
     AssistantMessage,
     BlockEvent,
     CallArguments,
     CallClosed,
     CallOpened,
-    Finished,
+    ReplyFinished,
     FinishReason,
-    Kept,
+    ProviderBlock,
     TextDelta,
-    Usage,
+    TokenUsage,
 )
 from handrail.agent.stream import (
     MAX_CALLS,
     MAX_REPLY_UNITS,
-    Reply,
+    ModelReply,
     ReplyAssembly,
     ReplyTooLong,
     WireIds,
-    call_part,
+    make_call_part,
 )
-from handrail.contract.call import Answer, ProposedCall, Result
-from handrail.contract.text.json import MAX_ARGUMENT_BYTES
+from handrail.contract.call import CallAnswer, ProposedCall, Result
+from handrail.contract.text.json_text import MAX_ARGUMENT_BYTES
 
 
-def assemble(*events: BlockEvent, cut: str | None = None) -> Reply:
+def assemble(*events: BlockEvent, cut: str | None = None) -> ModelReply:
     assembly = ReplyAssembly()
     for event in events:
         assembly.feed(event)
@@ -50,15 +50,15 @@ def test_text_and_calls_keep_the_order_they_came_in() -> None:
         TextDelta("look."),
         *call(0, "read", '{"path":"a"}', "x"),
         *call(1, "read", '{"path":"b"}'),
-        Usage(7, 3),
-        Finished("calls"),
+        TokenUsage(7, 3),
+        ReplyFinished("calls"),
     )
     assert reply.text == "I look."
-    assert [(c.name, c.arguments, c.provider_id, c.fault) for c in reply.calls] == [
+    assert [(c.name, c.arguments, c.provider_id, c.problem) for c in reply.calls] == [
         ("read", '{"path":"a"}', "x", None),
         ("read", '{"path":"b"}', None, None),
     ]
-    assert reply.usage == Usage(7, 3)
+    assert reply.usage == TokenUsage(7, 3)
     assert reply.reason == "calls"
 
 
@@ -68,7 +68,7 @@ def test_a_call_is_whole_when_its_block_closes_and_not_when_its_json_parses() ->
     assert assembly.feed(CallArguments(0, "{}")) is None
     assert assembly.feed(CallArguments(0, "")) is None
     assert assembly.feed(CallClosed(0)) == 0
-    assert assembly.so_far(1).calls == (ProposedCall("rm", "{}"),)
+    assert assembly.reply_so_far(1).calls == (ProposedCall("rm", "{}"),)
 
 
 def test_a_call_cut_in_its_middle_is_proposed_with_a_fault_and_the_whole_ones_before_it_without() -> None:
@@ -78,37 +78,37 @@ def test_a_call_cut_in_its_middle_is_proposed_with_a_fault_and_the_whole_ones_be
         CallArguments(1, "{}"),
         cut="The connection was lost.",
     )
-    assert reply.calls[0].fault is None
-    assert "interrupted during the call. The connection was lost." in (reply.calls[1].fault or "")
+    assert reply.calls[0].problem is None
+    assert "interrupted during the call. The connection was lost." in (reply.calls[1].problem or "")
     assert reply.reason is None
 
 
 def test_a_call_that_the_provider_never_closed_does_not_run_even_in_a_finished_reply() -> None:
-    reply = assemble(CallOpened(0, "a", "read"), CallArguments(0, "{}"), Finished("calls"))
-    assert "it is incomplete" in (reply.calls[0].fault or "")
+    reply = assemble(CallOpened(0, "a", "read"), CallArguments(0, "{}"), ReplyFinished("calls"))
+    assert "it is incomplete" in (reply.calls[0].problem or "")
 
 
 @pytest.mark.parametrize("name", ["", "  \n"])
 def test_a_call_of_no_name_is_one_call_with_a_fault(name: str) -> None:
-    reply = assemble(*call(0, name, "{}"), Finished("calls"))
+    reply = assemble(*call(0, name, "{}"), ReplyFinished("calls"))
     assert len(reply.calls) == 1
-    assert "has no tool name" in (reply.calls[0].fault or "")
+    assert "has no tool name" in (reply.calls[0].problem or "")
 
 
 def test_arguments_of_a_block_that_was_never_opened_are_one_call_with_a_fault() -> None:
-    reply = assemble(CallArguments(4, "{}"), CallClosed(4), Finished("calls"))
-    assert [bool(c.fault) for c in reply.calls] == [True]
+    reply = assemble(CallArguments(4, "{}"), CallClosed(4), ReplyFinished("calls"))
+    assert [bool(c.problem) for c in reply.calls] == [True]
 
 
 def test_arguments_after_the_block_closed_do_not_change_it_into_another_call() -> None:
-    reply = assemble(*call(0, "read", "{"), CallArguments(0, "}"), Finished("calls"))
+    reply = assemble(*call(0, "read", "{"), CallArguments(0, "}"), ReplyFinished("calls"))
     assert reply.calls[0].arguments == "{"
-    assert "had closed it" in (reply.calls[0].fault or "")
+    assert "had closed it" in (reply.calls[0].problem or "")
 
 
 def test_a_block_number_used_twice_is_two_calls() -> None:
-    reply = assemble(CallOpened(0, "a", "read"), *call(0, "grep", "{}", "b"), Finished("calls"))
-    assert [(c.name, c.fault is None) for c in reply.calls] == [("read", False), ("grep", True)]
+    reply = assemble(CallOpened(0, "a", "read"), *call(0, "grep", "{}", "b"), ReplyFinished("calls"))
+    assert [(c.name, c.problem is None) for c in reply.calls] == [("read", False), ("grep", True)]
 
 
 @pytest.mark.parametrize(
@@ -117,16 +117,16 @@ def test_a_block_number_used_twice_is_two_calls() -> None:
 def test_the_last_block_of_a_reply_that_met_its_output_limit_runs_only_if_it_is_whole(
     arguments: str, whole: bool
 ) -> None:
-    reply = assemble(*call(0, "read", "{}"), *call(1, "write", arguments), Finished("length"))
-    assert reply.calls[0].fault is None
-    assert (reply.calls[1].fault is None) is whole
+    reply = assemble(*call(0, "read", "{}"), *call(1, "write", arguments), ReplyFinished("length"))
+    assert reply.calls[0].problem is None
+    assert (reply.calls[1].problem is None) is whole
 
 
 def test_arguments_beyond_what_is_taken_are_dropped_while_they_arrive() -> None:
     piece = "x" * (1024 * 1024)
     events = [CallArguments(0, piece) for _ in range(MAX_ARGUMENT_BYTES // len(piece) + 1)]
-    reply = assemble(CallOpened(0, None, "write"), *events, CallClosed(0), Finished("calls"))
-    assert "longer than" in (reply.calls[0].fault or "")
+    reply = assemble(CallOpened(0, None, "write"), *events, CallClosed(0), ReplyFinished("calls"))
+    assert "longer than" in (reply.calls[0].problem or "")
     assert len(reply.calls[0].arguments) <= 2_000
 
 
@@ -154,7 +154,7 @@ def test_a_character_split_over_two_events_is_one_character() -> None:
 
 
 def test_half_a_character_at_the_end_is_made_visible() -> None:
-    assert assemble(TextDelta("a\ud83d"), Finished("end")).text == "a\ufffd"
+    assert assemble(TextDelta("a\ud83d"), ReplyFinished("end")).text == "a\ufffd"
 
 
 _EVENTS = st.lists(
@@ -168,9 +168,9 @@ _EVENTS = st.lists(
         ),
         st.builds(CallArguments, st.integers(0, 4), st.sampled_from(["{", "}", "{}", '"a":1', "NaN", "\udc00", "[]"])),
         st.builds(CallClosed, st.integers(0, 4)),
-        st.builds(Kept, st.just("anthropic"), st.just({"type": "thinking"})),
-        st.builds(Usage, st.integers(0, 9), st.integers(0, 9)),
-        st.builds(Finished, st.sampled_from(["end", "calls", "length", "refused", "other"])),
+        st.builds(ProviderBlock, st.just("anthropic"), st.just({"type": "thinking"})),
+        st.builds(TokenUsage, st.integers(0, 9), st.integers(0, 9)),
+        st.builds(ReplyFinished, st.sampled_from(["end", "calls", "length", "refused", "other"])),
     ),
     max_size=30,
 )
@@ -181,13 +181,13 @@ def test_any_stream_gives_one_result_for_each_call_and_a_history_that_can_be_sen
     replies: list[list[BlockEvent]], cut: str | None
 ) -> None:
     conversation = Conversation()
-    conversation.ask("task")
+    conversation.add_user_message("task")
     ids: list[str] = []
     for events in replies:
         reply = assemble(*events, cut=cut)
-        answers = [Answer(str(n), c.name, Result.output(n), Result.output(n)) for n, c in enumerate(reply.calls)]
-        conversation.propose(reply, [answer.call_id for answer in answers])
-        conversation.answer(dict(enumerate(answers)))
+        answers = [CallAnswer(str(n), c.name, Result.output(n), Result.output(n)) for n, c in enumerate(reply.calls)]
+        conversation.add_reply(reply, [answer.call_id for answer in answers])
+        conversation.add_answers(dict(enumerate(answers)))
         reply.text.encode()
     for before, message in zip((None, *conversation.messages), conversation.messages, strict=False):
         if isinstance(message, AssistantMessage):
@@ -216,22 +216,22 @@ def test_an_own_id_never_takes_the_place_of_one_that_the_provider_used() -> None
 
 @pytest.mark.parametrize("arguments", ["{", "[1]", '{"a": NaN}', '{"a":1,"a":2}', "[" * 9_999])
 def test_arguments_that_are_no_object_stand_in_the_history_as_one(arguments: str) -> None:
-    part = call_part(ProposedCall("read", arguments), "w")
+    part = make_call_part(ProposedCall("read", arguments), "w")
     assert part.arguments == {"unreadable_arguments": arguments[:2_000]}
 
 
 def test_what_the_model_reads_of_a_result_is_the_same_text_each_time() -> None:
     first = Result.output({"b": 1, "a": "é"}, duration_ms=1.0, truncated=True, output_path="/o/1")
     again = Result.output({"b": 1, "a": "é"}, duration_ms=2.0, output_path="/o/1", truncated=True)
-    assert shown(first) == shown(again)
-    assert shown(first) == '{"type":"output","data":{"b":1,"a":"é"},"metadata":{"output_path":"/o/1","truncated":true}}'
+    assert format_result(first) == format_result(again)
+    assert format_result(first) == '{"type":"output","data":{"b":1,"a":"é"},"metadata":{"output_path":"/o/1","truncated":true}}'
 
 
 def test_an_error_reads_with_its_kind_and_its_partial_data() -> None:
-    text = shown(Result.error("timeout", "too slow", {"so": "far"}, duration_ms=3))
+    text = format_result(Result.error("timeout", "too slow", {"so": "far"}, duration_ms=3))
     assert text == '{"type":"error","error_text":"too slow","data":{"so":"far"},"metadata":{"error_kind":"timeout"}}'
 
 
 def test_reasons_are_a_closed_list() -> None:
     reasons: list[FinishReason] = ["end", "calls", "length", "refused", "other"]
-    assert [assemble(Finished(reason)).reason for reason in reasons] == reasons
+    assert [assemble(ReplyFinished(reason)).reason for reason in reasons] == reasons

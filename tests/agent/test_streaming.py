@@ -18,24 +18,24 @@ from tests.session.crashing import die_by_itself
 
 from handrail import ApprovalAnswer, tool
 from handrail.agent.budget import Budget
-from handrail.agent.events import CallAnswered, CallProposed, LoopEvent, RunFinished
+from handrail.agent.events import CallAnswered, CallProposed, AgentEvent, RunFinished
 from handrail.agent.loop import Agent
 from handrail.agent.model import (
     AssistantMessage,
     CallArguments,
     CallClosed,
     CallOpened,
-    Finished,
+    ReplyFinished,
     ResultsMessage,
     StreamCut,
     TextDelta,
-    Usage,
+    TokenUsage,
     UserMessage,
 )
-from handrail.record.verification import verify
-from handrail.testing.histories import Pause, PlayedModel, Step, call_reply, text_reply
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
-from handrail.testing.servers import Call, Reply
+from handrail.record.verification import verify_log
+from handrail.testing.request_checks import ReplyPause, PlaybackModel, Step, call_reply, text_reply
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.testing.model_servers import ReplyCall, ScriptedReply
 
 
 def call(index: int, name: str, arguments: str = "{}") -> list[Step]:
@@ -45,7 +45,7 @@ def call(index: int, name: str, arguments: str = "{}") -> list[Step]:
 @pytest.mark.proves("X-09")
 async def test_a_call_runs_and_is_done_while_its_reply_goes_on_and_is_answered_once(tmp_path: Path) -> None:
     ran: list[int] = []
-    done, pause = asyncio.Event(), Pause()
+    done, pause = asyncio.Event(), ReplyPause()
 
     @tool(id="test.mark", side_effect="external", locks=[])
     async def mark(n: int) -> int:
@@ -57,7 +57,7 @@ async def test_a_call_runs_and_is_done_while_its_reply_goes_on_and_is_answered_o
     async with temporary_kernel(tmp_path, tools=[mark], rules=["allow test.mark"]) as kernel:
         session = await kernel.session()
         steps = [*call(0, "test__mark", '{"n":1}'), TextDelta("and"), pause, *call(1, "test__mark", '{"n":2}')]
-        model = PlayedModel([*steps, Finished("calls")], text_reply("done"))
+        model = PlaybackModel([*steps, ReplyFinished("calls")], text_reply("done"))
         run = asyncio.create_task(Agent(session, model).complete("go"))
         await asyncio.gather(done.wait(), pause.reached.wait())
         assert ran == [1], "before the reply has ended"
@@ -69,7 +69,7 @@ async def test_a_call_runs_and_is_done_while_its_reply_goes_on_and_is_answered_o
         pause.proceed.set()
         assert (await run).ok and ran == [1, 2]
         assert [len(rows) for rows in (await session.history.read(), kernel.log.reader.calls())] == [4, 2]
-        assert verify(kernel.log.reader).ok
+        assert verify_log(kernel.log.reader).ok
 
 
 @pytest.mark.parametrize("promotable", [False, True])
@@ -83,7 +83,7 @@ async def test_a_tool_that_stops_its_run_in_its_first_line_is_stopped_with_it(tm
         await asyncio.Event().wait()
 
     async with temporary_kernel(tmp_path, tools=[end], rules=["allow test.end"]) as kernel:
-        model = PlayedModel([*call(0, "test__end"), Pause(), Finished("calls")], text_reply("never"))
+        model = PlaybackModel([*call(0, "test__end"), ReplyPause(), ReplyFinished("calls")], text_reply("never"))
         agents.append(Agent(await kernel.session(), model))
         outcome = await agents[0].complete("go")
         assert outcome.status == "cancelled" and model.open_streams == 0
@@ -100,8 +100,8 @@ async def test_a_call_has_begun_before_anybody_is_told_of_it(tmp_path: Path) -> 
         seen.append("runs")
 
     async with temporary_kernel(tmp_path, tools=[mark], rules=["allow test.mark"]) as kernel:
-        pause = Pause()
-        model = PlayedModel([*call(0, "test__mark"), pause, Finished("calls")], text_reply("done"))
+        pause = ReplyPause()
+        model = PlaybackModel([*call(0, "test__mark"), pause, ReplyFinished("calls")], text_reply("done"))
         async with aclosing(Agent(await kernel.session(), model).run("go")) as events:
             async for event in events:
                 if isinstance(event, CallProposed):
@@ -112,41 +112,41 @@ async def test_a_call_has_begun_before_anybody_is_told_of_it(tmp_path: Path) -> 
 
 @pytest.mark.proves("X-09")
 async def test_nothing_runs_of_a_block_that_is_not_closed_however_whole_it_looks() -> None:
-    session, pause = RecordingSession(), Pause()
+    session, pause = RecordingSession(), ReplyPause()
     steps: list[Step] = [CallOpened(0, None, "mail.send"), CallArguments(0, '{"n":1}'), TextDelta("x"), pause]
-    model = PlayedModel([*steps, *call(1, "echo"), StreamCut("gone")], text_reply("ok"))
+    model = PlaybackModel([*steps, *call(1, "echo"), StreamCut("gone")], text_reply("ok"))
     agent = Agent(session, model)
     run = asyncio.create_task(agent.complete("go"))
     await pause.reached.wait()
     assert session.calls == []
     pause.proceed.set()
     assert (await run).ok
-    assert [(one.name, one.fault is None) for one in session.calls] == [("mail.send", False), ("echo", True)]
+    assert [(one.name, one.problem is None) for one in session.calls] == [("mail.send", False), ("echo", True)]
 
 
 @pytest.mark.proves("X-09")
 @pytest.mark.parametrize("arguments", ["", '{"n":'])
 async def test_a_last_block_that_a_limit_may_have_cut_waits_for_what_comes_next(arguments: str) -> None:
-    session, pause = RecordingSession(), Pause()
+    session, pause = RecordingSession(), ReplyPause()
     steps: list[Step] = [*call(0, "echo", arguments), pause]
-    model = PlayedModel(
-        [*steps, Finished("length")], [*steps[:-1], TextDelta(" "), Finished("calls")], text_reply("ok")
+    model = PlaybackModel(
+        [*steps, ReplyFinished("length")], [*steps[:-1], TextDelta(" "), ReplyFinished("calls")], text_reply("ok")
     )
     run = asyncio.create_task(Agent(session, model).complete("go"))
     await pause.reached.wait()
     assert session.calls == []
     pause.proceed.set()
     assert (await run).ok
-    assert session.calls[0].fault is not None and "output limit" in session.calls[0].fault
-    assert session.calls[1].fault is None, "what came after it says that it was not the last"
+    assert session.calls[0].problem is not None and "output limit" in session.calls[0].problem
+    assert session.calls[1].problem is None, "what came after it says that it was not the last"
 
 
 async def test_what_comes_for_a_call_that_has_started_does_not_change_it() -> None:
     session = RecordingSession()
-    late = [*call(0, "echo", '{"n":1}'), CallArguments(0, '{"n":2}'), Finished("calls")]
-    agent = Agent(session, PlayedModel(late, text_reply("ok")))
+    late = [*call(0, "echo", '{"n":1}'), CallArguments(0, '{"n":2}'), ReplyFinished("calls")]
+    agent = Agent(session, PlaybackModel(late, text_reply("ok")))
     assert (await agent.complete("go")).ok
-    assert [(one.arguments, one.fault) for one in session.calls] == [('{"n":1}', None)]
+    assert [(one.arguments, one.problem) for one in session.calls] == [('{"n":1}', None)]
     results = agent.messages[2]
     assert isinstance(results, ResultsMessage) and results.results[0].text == '{"type":"output","data":{"n":1}}'
 
@@ -154,13 +154,13 @@ async def test_what_comes_for_a_call_that_has_started_does_not_change_it() -> No
 async def test_when_the_stream_breaks_what_has_started_is_finished_and_answered_in_order() -> None:
     session = RecordingSession()
     session.hold()
-    model = PlayedModel([*call(0, "echo", '{"n":1}'), *call(1, "echo", '{"n":2}'), StreamCut("gone")], text_reply("ok"))
+    model = PlaybackModel([*call(0, "echo", '{"n":1}'), *call(1, "echo", '{"n":2}'), StreamCut("gone")], text_reply("ok"))
     agent = Agent(session, model)
-    events: list[LoopEvent] = []
+    events: list[AgentEvent] = []
     async with aclosing(agent.run("go")) as run:
         async for event in run:
             events.append(event)
-            if type(event).__name__ == "ReplyCut":
+            if type(event).__name__ == "ReplyInterrupted":
                 session.release.set()
     told = [(type(e).__name__, e.position) for e in events if isinstance(e, (CallProposed, CallAnswered))]
     assert told == [("CallProposed", 0), ("CallProposed", 1), ("CallAnswered", 0), ("CallAnswered", 1)]
@@ -168,33 +168,33 @@ async def test_when_the_stream_breaks_what_has_started_is_finished_and_answered_
 
 
 async def test_budgets_are_taken_when_a_call_starts() -> None:
-    session, pause = RecordingSession(), Pause()
-    model = PlayedModel([*call(0, "echo"), *call(1, "echo"), pause, Finished("calls")])
+    session, pause = RecordingSession(), ReplyPause()
+    model = PlaybackModel([*call(0, "echo"), *call(1, "echo"), pause, ReplyFinished("calls")])
     run = asyncio.create_task(Agent(session, model, budget=Budget(calls=1)).complete("go"))
     await pause.reached.wait()
     while len(session.calls) < 2:
         await asyncio.sleep(0)
-    assert [one.fault_kind for one in session.calls if one.fault] == ["limit"]
+    assert [one.problem_kind for one in session.calls if one.problem] == ["limit"]
     pause.proceed.set()
     assert (await run).budget == "calls"
-    spent = PlayedModel([Usage(90, 10), *call(0, "mail.send"), Finished("calls")])
+    spent = PlaybackModel([TokenUsage(90, 10), *call(0, "mail.send"), ReplyFinished("calls")])
     outcome = await Agent(session, spent, budget=Budget(tokens=100)).complete("go")
     assert outcome.budget == "tokens" and len(session.ran) == 1
 
 
 async def test_an_open_question_holds_later_side_effects_of_the_stream_and_no_reading(tmp_path: Path) -> None:
-    person = ScriptedPerson([ApprovalAnswer("once")])
+    person = ScriptedApprovalHandler([ApprovalAnswer("once")])
     person.may_answer.clear()
     async with temporary_kernel(tmp_path, rules=["ask write a", "allow write b"]) as kernel:
         (tmp_path / "ws" / "c").write_text("there")
-        session = await kernel.session(attendant=person)
+        session = await kernel.session(approval_handler=person)
         finished: list[str] = []
         session.watch(lambda event: finished.append(event.call_id[-1]) if event.kind == "finished" else None)
-        pause = Pause()
+        pause = ReplyPause()
         written = [call(n, "write", f'{{"path":"{path}","content":"x"}}') for n, path in enumerate("ab")]
-        steps = [*written[0], *written[1], *call(2, "read", '{"path":"c"}'), pause, Finished("calls")]
-        run = asyncio.create_task(Agent(session, PlayedModel(steps, text_reply("ok"))).complete("go"))
-        await person.asked.wait()
+        steps = [*written[0], *written[1], *call(2, "read", '{"path":"c"}'), pause, ReplyFinished("calls")]
+        run = asyncio.create_task(Agent(session, PlaybackModel(steps, text_reply("ok"))).complete("go"))
+        await person.request_received.wait()
         while not finished:
             await asyncio.sleep(0)
         assert finished == ["2"] and not (tmp_path / "ws" / "b").exists()
@@ -207,15 +207,15 @@ async def test_a_reply_that_grows_very_large_is_not_kept_again_for_each_of_its_c
     class Counting(KeptHere):
         kept = 0
 
-        def keep(self, entries: Any) -> Awaitable[None]:
+        def store_entries(self, entries: Any) -> Awaitable[None]:
             self.kept += sum(len(str(data)) for _, data in entries)
-            return super().keep(entries)
+            return super().store_entries(entries)
 
     history = Counting()
     session = RecordingSession(history=history)
     big = '{"t":"' + "x" * 400_000 + '"}'
-    model = PlayedModel(
-        [*(step for n in range(40) for step in call(n, "echo", big)), Finished("calls")], text_reply("ok")
+    model = PlaybackModel(
+        [*(step for n in range(40) for step in call(n, "echo", big)), ReplyFinished("calls")], text_reply("ok")
     )
     assert (await Agent(session, model).complete("go")).ok
     assert len(session.ran) == 40 and history.kept < 90_000_000, "40 × 16 MB would be 320 MB"
@@ -238,36 +238,36 @@ async def test_where_what_a_call_was_proposed_in_cannot_be_kept_it_has_no_effect
         """Have an effect that a person allows."""
         ran.append("ask")
 
-    person = ScriptedPerson([ApprovalAnswer("once")])
+    person = ScriptedApprovalHandler([ApprovalAnswer("once")])
     opened: dict[str, Any] = {"tools": [act, ask], "rules": ["allow test.act"]}
     async with temporary_kernel(tmp_path, **({} if joins else opened)) as held, contextlib.AsyncExitStack() as stack:
         kernel: Any = await stack.enter_async_context(joined_kernel(tmp_path, **opened)) if joins else held
         session = await kernel.session(attendant=person)
         last = 2**62 - 1 if joins else 2**63 - 1  # a place after which there is none, which what the user says takes
-        await held.rooms.store.messages.keep(session.id, [(last - 1, {})], 1)
-        steps = [*call(0, "test__act"), TextDelta("and"), *call(1, "test__ask"), Finished("calls")]
-        outcome = await Agent(session, PlayedModel(steps, text_reply("never asked"))).complete("go")
+        await held.components.store.messages.write(session.id, [(last - 1, {})], 1)
+        steps = [*call(0, "test__act"), TextDelta("and"), *call(1, "test__ask"), ReplyFinished("calls")]
+        outcome = await Agent(session, PlaybackModel(steps, text_reply("never asked"))).complete("go")
         assert outcome.status == "failed" and "The conversation cannot be stored" in outcome.detail
         assert ran == [] and not person.requests
         await held.log.flush()
         kinds = [record.kind for record in held.log.reader.records(call=f"{session.id}/1.0")]
         assert kinds == ([] if joins else ["proposed", "authorised", "intended", "refused"])
-        assert verify(held.log.reader).ok
+        assert verify_log(held.log.reader).ok
 
 
 @each_provider
 @pytest.mark.proves("X-09")
 async def test_a_call_starts_at_its_providers_own_sign_while_the_reply_goes_on(kind: Kind) -> None:
-    pause = Pause()
-    calls = (Call("echo", {"n": 1}), Call("echo", {"n": 2}), pause, Call("echo", {"n": 3}))
-    async with bench(kind, Reply("Look: ", *calls), Reply("ok")) as b:
+    pause = ReplyPause()
+    calls = (ReplyCall("echo", {"n": 1}), ReplyCall("echo", {"n": 2}), pause, ReplyCall("echo", {"n": 3}))
+    async with bench(kind, ScriptedReply("Look: ", *calls), ScriptedReply("ok")) as b:
         run = asyncio.create_task(b.run())
         await b.session.started.wait()  # nothing else lets the reply go on
         assert len(b.session.calls) < 3
         pause.proceed.set()
         outcome = await run
         b.accepted()
-    assert outcome.ok and [call.fault for call in b.session.calls] == [None, None, None]
+    assert outcome.ok and [call.problem for call in b.session.calls] == [None, None, None]
     assert [text for _, text in b.results(1)] == [f'{{"type":"output","data":{{"n":{n}}}}}' for n in (1, 2, 3)]
 
 
@@ -277,9 +277,9 @@ from pathlib import Path
 from handrail import tool
 from handrail.agent.loop import Agent
 from handrail.agent.model import CallArguments, CallClosed, CallOpened
-from handrail.contract.doors.channels import Notice
+from handrail.contract.services.channels import Notice
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.histories import Pause, PlayedModel
+from handrail.testing.request_checks import Pause, PlaybackModel
 
 folder = Path(sys.argv[1])
 effects = os.open(folder / "effects", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -301,7 +301,7 @@ async def main():
         pause, steps = Pause(), []
         for n, name in enumerate(("done", "held", "partial")):
             steps += [CallOpened(n, None, "crash__write"), CallArguments(n, '{"name":"%s"}' % name), CallClosed(n)]
-        run = asyncio.ensure_future(Agent(session, PlayedModel([*steps[:-1], pause])).complete(None))
+        run = asyncio.ensure_future(Agent(session, PlaybackModel([*steps[:-1], pause])).complete(None))
         done = asyncio.Event()
         session.watch(lambda event: done.set() if event.kind == "finished" else None)
         await asyncio.gather(pause.reached.wait(), holds.wait(), done.wait())
@@ -326,7 +326,7 @@ async def test_after_a_kill_in_the_middle_of_a_reply_each_started_call_is_known_
 
     async with temporary_kernel(tmp_path, tools=[write], rules=["allow crash.*"]) as kernel:
         session = await kernel.session("ses_midreply")
-        model = PlayedModel(text_reply("so be it"))
+        model = PlaybackModel(text_reply("so be it"))
         agent = Agent(session, model)
         assert (await agent.complete(None)).ok
         heard, said, results, _ = agent.messages
@@ -336,11 +336,11 @@ async def test_after_a_kill_in_the_middle_of_a_reply_each_started_call_is_known_
         assert isinstance(results, ResultsMessage)
         first, second = results.results
         assert '"data":"done"' in first.text and '"error_kind":"interrupted"' in second.text
-        assert session.notices is not None and not await session.notices.pending()
-        forked = await kernel.session(await kernel.fork(session.id))
-        again = Agent(forked, PlayedModel(call_reply(("crash.write", {"name": "x"})), text_reply("no")))
+        assert session.notifications is not None and not await session.notifications.list_pending()
+        forked = await kernel.session(await kernel.fork_session(session.id))
+        again = Agent(forked, PlaybackModel(call_reply(("crash.write", {"name": "x"})), text_reply("no")))
         assert (await again.complete("go on")).ok and again.messages[:4] == agent.messages
-        assert verify(kernel.log.reader).ok
+        assert verify_log(kernel.log.reader).ok
     assert (tmp_path / "effects").read_text().split() == ["done", "held"]
 
 
@@ -353,7 +353,7 @@ async def test_a_reply_whose_events_come_all_at_once_lets_others_go_on(tmp_path:
         asyncio.get_running_loop().call_soon(counted)
 
     async with temporary_kernel(tmp_path) as kernel:
-        model = PlayedModel([*[TextDelta("a ")] * 6_400, Finished("end")])
+        model = PlaybackModel([*[TextDelta("a ")] * 6_400, ReplyFinished("end")])
         async with aclosing(Agent(await kernel.session(), model).run("go")) as events:
             first = await anext(aiter(events))
             counted()

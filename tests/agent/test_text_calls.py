@@ -16,7 +16,7 @@ from tests.agent.test_script import model_of
 from handrail import open_kernel
 from handrail.agent.loop import Agent
 from handrail.agent.model import BlockEvent, CallArguments, CallClosed, CallOpened, ModelRequest, TextDelta
-from handrail.agent.text_calls import GRAMMARS, TEXT_FORMS, TextCalls, TextForm, TextualModel
+from handrail.agent.text_calls import GRAMMARS, TEXT_FORMS, TextCallReader, TextForm, TextCallModel
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "edit": {
@@ -37,7 +37,7 @@ Call = tuple[str, dict[str, Any]]
 
 def read(form: TextForm, pieces: Iterable[str]) -> tuple[str, list[Call], list[int]]:
     """The text, the calls, and the positions of those that were closed. Arguments that are no JSON stand under ``raw``."""
-    reader = TextCalls(GRAMMARS[form], SCHEMAS)
+    reader = TextCallReader(GRAMMARS[form], SCHEMAS)
     events: list[BlockEvent] = [event for piece in pieces for event in reader.feed(piece)]
     events += reader.end()
     said, names, arguments, closed = "", list[str](), dict[int, str](), list[int]()
@@ -90,7 +90,7 @@ def test_values_are_what_the_schema_says_and_never_guessed(form: TextForm) -> No
 
 @FORM
 def test_a_call_that_is_quoted_or_in_the_middle_of_a_line_is_text(form: TextForm) -> None:
-    call = GRAMMARS[form].written("edit", {"path": "a"})
+    call = GRAMMARS[form].format_call("edit", {"path": "a"})
     for text in (f"as in {call}", f"```\n{call}\n```\n", f"~~~ text\n{call}\n```\n{call}\n~~~\nafter"):
         assert read(form, [text]) == (text, [], [])
     assert read(form, [f"```\nx\n```\n{call}"])[1] == [("edit", {"path": "a"})]
@@ -100,7 +100,7 @@ def test_a_call_that_is_quoted_or_in_the_middle_of_a_line_is_text(form: TextForm
 @FORM
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_a_call_that_stands_in_a_longer_fence_or_in_thoughts_is_text(form: TextForm, size: int) -> None:
-    call = GRAMMARS[form].written("edit", {"path": "a"})
+    call = GRAMMARS[form].format_call("edit", {"path": "a"})
     long = "and so on " * 20
     for quoted in (
         f"````md\n```\n{call}\n```\n{call}\n````\n",
@@ -123,7 +123,7 @@ def test_a_value_of_several_lines_that_has_no_end_is_refused_and_not_cut() -> No
 
 @FORM
 def test_a_call_that_is_not_closed_never_counts(form: TextForm) -> None:
-    call = GRAMMARS[form].written("edit", {"path": "a", "old": "b", "new": "c"})
+    call = GRAMMARS[form].format_call("edit", {"path": "a", "old": "b", "new": "c"})
     for cut in range(1, len(call)):
         _, calls, closed = read(form, [call[:cut]])
         assert closed == [] and len(calls) <= 1
@@ -137,7 +137,7 @@ def test_what_stands_beside_the_arguments_is_named_and_not_dropped(form: TextFor
 
 
 def test_a_key_that_is_given_twice_stays_twice() -> None:
-    reader = TextCalls(GRAMMARS["bracket"], SCHEMAS)
+    reader = TextCallReader(GRAMMARS["bracket"], SCHEMAS)
     events = list(reader.feed("[/edit]@@path=a\n@@path=b\n[edit/]"))
     assert CallArguments(0, '{"path":"a","path":"b"}') in events
 
@@ -156,7 +156,7 @@ def test_what_is_written_reads_back_however_it_is_cut_in_pieces(
     form: TextForm, texts: list[str], cuts: set[int]
 ) -> None:
     arguments: dict[str, Any] = dict(zip(("path", "old", "new"), texts, strict=True))
-    text = f"Before.\n{GRAMMARS[form].written('edit', arguments)}\nAfter."
+    text = f"Before.\n{GRAMMARS[form].format_call('edit', arguments)}\nAfter."
     ends = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
     pieces = [text[a:b] for a, b in pairwise(ends)]
     assert read(form, pieces) == ("Before.\n\nAfter.", [("edit", arguments)], [0])
@@ -170,7 +170,7 @@ def test_what_is_written_reads_back_however_it_is_cut_in_pieces(
 )
 def test_json_values_read_back(form: TextForm, values: dict[str, Any]) -> None:
     quoted = {key: value for key, value in values.items() if not isinstance(value, str)}
-    assert read(form, [GRAMMARS[form].written("put", quoted)])[1] == [("put", quoted)]
+    assert read(form, [GRAMMARS[form].format_call("put", quoted)])[1] == [("put", quoted)]
 
 
 @FORM
@@ -182,7 +182,7 @@ def test_any_text_ends_in_text_and_calls(form: TextForm, text: str, size: int) -
 
 @FORM
 def test_a_hostile_stream_is_read_in_time_that_grows_with_its_length(form: TextForm) -> None:
-    reader = TextCalls(GRAMMARS[form], SCHEMAS)
+    reader = TextCallReader(GRAMMARS[form], SCHEMAS)
     held = 0
     opening = {"bracket": "[/edit]", "xml": '<call name="edit">'}[form]
     for piece in (" " * 50_000, "\n", opening, "\\" * 50_000, opening[0] * 50_000):
@@ -197,10 +197,10 @@ def test_a_hostile_stream_is_read_in_time_that_grows_with_its_length(form: TextF
 def test_a_hostile_body_is_read_and_written_in_time_that_grows_with_its_length(form: TextForm) -> None:
     slashes, unclosed = "\\" * 200_000, '<arg name="a">' * 20_000
     opening = {"bracket": "[/edit]", "xml": '<call name="edit">'}[form]
-    closing = GRAMMARS[form].closing("edit")
+    closing = GRAMMARS[form].closing_tag("edit")
     for hostile in (slashes, unclosed, "@@a<<END\n" * 20_000):
         assert read(form, [f"{opening}{hostile}\n{closing}"])[2] == [0]
-        written = GRAMMARS[form].written("edit", {"path": "a", "old": "b", "new": hostile})
+        written = GRAMMARS[form].format_call("edit", {"path": "a", "old": "b", "new": hostile})
         assert read(form, [written])[1] == [("edit", {"path": "a", "old": "b", "new": hostile})]
     assert read(form, ["\n" * 500_000])[1] == []
 
@@ -210,8 +210,8 @@ async def test_an_agent_works_with_a_model_that_writes_its_calls(form: TextForm,
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "note.txt").write_text("seven\n")
     grammar = GRAMMARS[form]
-    read_it = grammar.written("read", {"path": "note.txt"})
-    write_it = grammar.written("write", {"path": "new.txt", "content": "line\n"})
+    read_it = grammar.format_call("read", {"path": "note.txt"})
+    write_it = grammar.format_call("write", {"path": "new.txt", "content": "line\n"})
     model = model_of(
         {"text": f"First I look.\n{read_it}\n", "expect": {"prompt": "Calling tools"}},
         {"text": f"{write_it}\n{write_it[:-3]}", "expect": {"task": "seven"}},
@@ -227,7 +227,7 @@ async def test_an_agent_works_with_a_model_that_writes_its_calls(form: TextForm,
     model.stream = watched
     async with open_kernel(workspace=tmp_path / "work", state=tmp_path / "state", rules=["allow write"]) as kernel:
         session = await kernel.session(headless=True)
-        outcome = await Agent(session, TextualModel(model, form), workspace=session.workdir).complete(
+        outcome = await Agent(session, TextCallModel(model, form), workspace=session.workdir).complete(
             "look, then write"
         )
     assert outcome.status == "answered" and outcome.calls == 3

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from handrail import Agent, Tool
-from handrail.agent.providers.script import ScriptModel
-from handrail.catalog.prompt import estimated, of_json, of_spec
-from handrail.contract.doors.runtime import Runtime
+from handrail.agent.providers.script import ScriptedModel
+from handrail.catalog.prompt import estimate_tokens, estimate_json_tokens, estimate_spec_tokens
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.tool.spec import ToolSpec
 from handrail.testing.kernels import temporary_kernel
 
@@ -107,7 +107,7 @@ def script(folder: Path) -> Path:
 
 @pytest.mark.proves("D-03", "D-04", "D-05")
 async def test_a_model_finds_the_three_tools_it_needs_among_a_thousand(tmp_path: Path) -> None:
-    model = ScriptModel.from_file(script(tmp_path))
+    model = ScriptedModel.from_file(script(tmp_path))
     async with temporary_kernel(tmp_path, tools=THOUSAND, rules=["allow *"]) as kernel:
         session = await kernel.session()
         agent = Agent(session, model, workspace=session.workdir)
@@ -115,7 +115,7 @@ async def test_a_model_finds_the_three_tools_it_needs_among_a_thousand(tmp_path:
         assert outcome.ok and outcome.text == "All three are done.", outcome.detail
         assert (outcome.calls, outcome.turns) == (6, 5)
         again = await agent.complete("And now?")
-        assert again.ok and model.unplayed == 0, again.detail
+        assert again.ok and model.remaining_turns == 0, again.detail
 
 
 @pytest.mark.proves("D-08")
@@ -123,8 +123,8 @@ async def test_of_a_thousand_tools_a_model_is_given_three_percent(tmp_path: Path
     """The schemas in view and the index, beside those of all tools."""
     async with temporary_kernel(tmp_path, tools=THOUSAND) as kernel:
         session = await kernel.session()
-        turn = session.turn()
-        whole = of_json([entry.spec.llm_view() for entry in kernel.generation.entries.values()])
-        in_view = sum(of_spec(spec) for spec in turn.specs) + estimated(turn.index)
-        assert "invoice (100)" in turn.index
-        assert len(turn.specs) < 20 and in_view / whole < 0.03
+        turn = session.start_turn()
+        whole = estimate_json_tokens([entry.spec.llm_view() for entry in kernel.generation.entries.values()])
+        in_view = sum(estimate_spec_tokens(spec) for spec in turn.tool_specs) + estimate_tokens(turn.tool_index)
+        assert "invoice (100)" in turn.tool_index
+        assert len(turn.tool_specs) < 20 and in_view / whole < 0.03

@@ -7,19 +7,19 @@ from typing import Any
 
 import orjson
 
-from handrail.arbiter.output.redaction import Redactor
-from handrail.arbiter.output.shaper import Shaped, Shaper
-from handrail.arbiter.output.sidecar import SidecarRoom
+from handrail.arbiter.output.redaction import SecretRedactor
+from handrail.arbiter.output.shaper import ShapedOutput, OutputShaper
+from handrail.arbiter.output.sidecar import SidecarQuota
 from handrail.contract.tool.spec import ToolSpec
-from handrail.record.artifacts import Artifacts
+from handrail.record.artifacts import ArtifactStore
 
 SECRET = 'hunter2-"quoted"\\é'
 METADATA = {"duration_ms": 1.5, "confined_by": "operator"}
 
 
-def bounded(folder: Path, most: int = 1 << 30) -> SidecarRoom:
+def bounded(folder: Path, most: int = 1 << 30) -> SidecarQuota:
     """Room for the sidecars of all sessions whose folders are in ``folder``."""
-    return SidecarRoom(folder, most)
+    return SidecarQuota(folder, most)
 
 
 class Room:
@@ -29,26 +29,26 @@ class Room:
         self.output = folder / "output"
         self.output.mkdir()
         (folder / "artifacts").mkdir()
-        self.artifacts = Artifacts(folder / "artifacts")
-        self.shaper = Shaper(Redactor(secrets), self.artifacts, lambda session: self.output, bounded(folder))
+        self.artifacts = ArtifactStore(folder / "artifacts")
+        self.shaper = OutputShaper(SecretRedactor(secrets), self.artifacts, lambda session: self.output, bounded(folder))
 
-    async def shape(self, value: object, call_id: str = "call-1", **spec: Any) -> Shaped:
+    async def shape(self, value: object, call_id: str = "call-1", **spec: Any) -> ShapedOutput:
         """As the arbiter does it: the quick way first."""
         tool = ToolSpec("tool", "…", **spec)
-        small = self.shaper.shape_small(tool, value, dict(METADATA))
-        return small or await self.shaper.shape(tool, value, METADATA, call_id=call_id, session_id="s")
+        small = self.shaper.shape_small_output(tool, value, dict(METADATA))
+        return small or await self.shaper.shape_output(tool, value, METADATA, call_id=call_id, session_id="s")
 
-    def sidecar(self, shaped: Shaped) -> str:
+    def sidecar(self, shaped: ShapedOutput) -> str:
         path = Path(shaped.result.metadata["output_path"])
         assert path.parent == self.output
         return path.read_bytes().decode()
 
-    def everything_written(self, shaped: Shaped) -> bytes:
+    def everything_written(self, shaped: ShapedOutput) -> bytes:
         files = [path.read_bytes() for path in (self.output.parent).rglob("*") if path.is_file()]
         names = [str(path).encode() for path in self.output.parent.rglob("*")]
         texts = [orjson.dumps(part) for part in (shaped.result.to_dict(), shaped.model.to_dict(), shaped.logged)]
         return b"\0".join([*files, *names, *texts])
 
 
-def logged(shaped: Shaped) -> dict[str, Any]:
+def logged(shaped: ShapedOutput) -> dict[str, Any]:
     return orjson.loads(orjson.dumps(shaped.logged))["result"]

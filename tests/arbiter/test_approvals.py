@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.arbiter.shaping import Room
 
-from handrail.arbiter.approvals.desk import HOUR_NS, ID_CHARACTERS, Approvals, new_id
-from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalRequest, Choice
+from handrail.arbiter.approvals.broker import HOUR_NS, ID_ALPHABET, ApprovalBroker, new_id
+from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalRequest, ApprovalChoice
 from handrail.contract.errors import ToolError
 from handrail.record.log import CommitLog, Record
-from handrail.record.verification import verify
-from handrail.store.opening import Store
+from handrail.record.verification import verify_log
+from handrail.store.workspace_store import WorkspaceStore
 from handrail.store.tables.approvals import ApprovalTable
 
 
@@ -42,11 +42,11 @@ class Desk:
         self.shaper = Room(self.folder).shaper
 
     @asynccontextmanager
-    async def open(self) -> AsyncGenerator[Approvals]:
-        store = Store.open(self.folder / "ws", self.folder / "state")
+    async def open(self) -> AsyncGenerator[ApprovalBroker]:
+        store = WorkspaceStore.open(self.folder / "ws", self.folder / "state")
         try:
             self.log = CommitLog(store.database)
-            approvals = Approvals(ApprovalTable(store.database), self.log, self.shaper, clock=self.clock)
+            approvals = ApprovalBroker(ApprovalTable(store.database), self.log, self.shaper, clock=self.clock)
             yield approvals
             approvals.close()
             await self.log.flush()
@@ -59,9 +59,9 @@ def request(call_id: str = "ses_1/1.0") -> ApprovalRequest:
     return ApprovalRequest(call_id, "ses_1", "pay", arguments, "hash", "definition", "why", "allow pay", "deny pay")
 
 
-async def asked(approvals: Approvals, call_id: str = "ses_1/1.0") -> Approval:
-    row = approvals.new(request(call_id))
-    await approvals.ask(row, [Record("approval-requested", "ses_1", call_id, {"approval": row.id})], whole=True)
+async def asked(approvals: ApprovalBroker, call_id: str = "ses_1/1.0") -> Approval:
+    row = approvals.create_request(request(call_id))
+    await approvals.submit_request(row, [Record("approval-requested", "ses_1", call_id, {"approval": row.id})], whole=True)
     return row
 
 
@@ -117,7 +117,7 @@ async def _follow(desk: Desk, steps: list[tuple[object, ...]]) -> None:
                     break
                 await _take(desk, approvals, model, ids, step)
                 now = desk.clock()
-                pending = {row.id for row in approvals.pending()}
+                pending = {row.id for row in approvals.list_pending()}
                 assert pending == {
                     i for i, known in model.items() if known.state == "pending" and known.expires_ns > now
                 }
@@ -126,11 +126,11 @@ async def _follow(desk: Desk, steps: list[tuple[object, ...]]) -> None:
         used = [known for known in model.values() if known.state == "used"]
         intents = list(desk.log.reader.records(kind="intended"))
         assert len(intents) == len(used)
-        assert verify(desk.log.reader).ok
+        assert verify_log(desk.log.reader).ok
 
 
 async def _take(
-    desk: Desk, approvals: Approvals, model: dict[str, Known], ids: list[str], step: tuple[object, ...]
+    desk: Desk, approvals: ApprovalBroker, model: dict[str, Known], ids: list[str], step: tuple[object, ...]
 ) -> None:
     now = desk.clock()
     if step[0] == "ask":
@@ -140,7 +140,7 @@ async def _take(
     elif step[0] == "advance":
         desk.clock.now_ns += int(str(step[1])) * HOUR_NS
     elif step[0] == "sweep":
-        await approvals.sweep()
+        await approvals.expire_overdue()
         for known in model.values():
             if known.state == "pending" and known.expires_ns <= now:
                 known.state = "expired"
@@ -148,7 +148,7 @@ async def _take(
         chosen = ids[int(str(step[1])) % len(ids)]
         known = model[chosen]
         if step[0] == "let go":
-            approvals.let_go(approvals.get(chosen))
+            approvals.withdraw(approvals.get(chosen))
             known.answered = True
             if known.state in ("pending", "approved"):
                 known.state = "withdrawn"
@@ -156,12 +156,12 @@ async def _take(
             can = known.state == "approved" and not known.answered and known.grant_expires_ns > now
             intent = [Record("intended", "ses_1", approvals.get(chosen).request.call_id, {})]
             if can:
-                await approvals.use([approvals.get(chosen)], intent)
+                await approvals.use_approvals([approvals.get(chosen)], intent)
                 known.state, known.answered = "used", True
             else:
-                await is_refused(lambda: approvals.use([approvals.get(chosen)], intent))
+                await is_refused(lambda: approvals.use_approvals([approvals.get(chosen)], intent))
         else:
-            choice: Choice = step[2]  # pyright: ignore[reportAssignmentType]
+            choice: ApprovalChoice = step[2]  # pyright: ignore[reportAssignmentType]
             if known.state != "pending" or known.expires_ns <= now:
                 await is_refused(lambda: approvals.decide(chosen, ApprovalAnswer(choice), by="test"))
             else:
@@ -178,14 +178,14 @@ async def test_a_grant_is_used_by_one_of_many_and_the_others_leave_no_intent(tmp
     async with desk.open() as approvals:
         row = await asked(approvals)
         granted = await approvals.decide(row.id, ONCE, by="test")
-        uses = [approvals.use([granted], INTENT) for _ in range(50)]
+        uses = [approvals.use_approvals([granted], INTENT) for _ in range(50)]
         outcomes = await asyncio.gather(*uses, return_exceptions=True)
         assert sum(outcome is None for outcome in outcomes) == 1
         assert {error.kind for error in outcomes if isinstance(error, ToolError)} == {"conflict"}
         assert sum(isinstance(error, ToolError) for error in outcomes) == 49
         assert len(list(desk.log.reader.records(kind="intended"))) == 1
-        assert approvals.get(row.id).state == "used" and desk.log.refusal is None
-        assert verify(desk.log.reader).ok
+        assert approvals.get(row.id).state == "used" and desk.log.unavailable_reason is None
+        assert verify_log(desk.log.reader).ok
 
 
 @pytest.mark.proves("P-09")
@@ -194,8 +194,8 @@ async def test_of_two_grants_that_a_call_needs_none_is_used_when_one_cannot_be(t
     async with desk.open() as approvals:
         first, second = await asked(approvals), await asked(approvals)
         rows = [await approvals.decide(row.id, ONCE, by="test") for row in (first, second)]
-        await approvals.use([rows[1]], [])
-        await is_refused(lambda: approvals.use(rows, INTENT))
+        await approvals.use_approvals([rows[1]], [])
+        await is_refused(lambda: approvals.use_approvals(rows, INTENT))
         assert approvals.get(first.id).state == "approved"
         assert not list(desk.log.reader.records(kind="intended"))
 
@@ -212,20 +212,20 @@ async def test_a_request_can_be_answered_for_seven_days_and_a_grant_be_used_for_
         assert "expired after 7 days without an answer" in await is_refused(
             lambda: approvals.decide(late.id, ONCE, by="test")
         )
-        assert approvals.pending() == []
+        assert approvals.list_pending() == []
         desk.clock.now_ns += 24 * HOUR_NS - 2
-        await approvals.use([grant], INTENT)
+        await approvals.use_approvals([grant], INTENT)
         desk.clock.now_ns += 1
-        assert "expired unused after 24 hours" in await is_refused(lambda: approvals.use([spare], INTENT))
+        assert "expired unused after 24 hours" in await is_refused(lambda: approvals.use_approvals([spare], INTENT))
 
 
 async def test_who_waits_is_told_when_nobody_answered_in_time(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     async with desk.open() as approvals:
         row = await asked(approvals)
-        answered = approvals.wait(row)
+        answered = approvals.wait_for_decision(row)
         desk.clock.now_ns += 8 * 24 * HOUR_NS
-        await approvals.sweep()
+        await approvals.expire_overdue()
         assert (await answered).state == "expired"
         (record,) = desk.log.reader.records(kind="approval-responded")
         assert record.body is not None and record.body["choice"] == "expired"
@@ -235,7 +235,7 @@ async def test_an_answer_that_came_before_the_wait_is_not_missed(tmp_path: Path)
     async with Desk(tmp_path).open() as approvals:
         row = await asked(approvals)
         await approvals.decide(row.id, ApprovalAnswer("reject", "no"), by="test")
-        assert (await approvals.wait(row)).message == "no"
+        assert (await approvals.wait_for_decision(row)).message == "no"
 
 
 @pytest.mark.parametrize(
@@ -258,15 +258,15 @@ async def test_an_answer_that_came_before_the_wait_is_not_missed(tmp_path: Path)
     ],
 )
 async def test_only_what_was_offered_is_an_answer(
-    tmp_path: Path, change: dict[str, None], choice: Choice, said: str
+    tmp_path: Path, change: dict[str, None], choice: ApprovalChoice, said: str
 ) -> None:
     async with Desk(tmp_path).open() as approvals:
-        row = approvals.new(replace(request(), **change))  # pyright: ignore[reportArgumentType]
-        await approvals.ask(row, [], whole=True)
+        row = approvals.create_request(replace(request(), **change))  # pyright: ignore[reportArgumentType]
+        await approvals.submit_request(row, [], whole=True)
         assert said in await is_refused(
             lambda: approvals.decide(row.id, ApprovalAnswer(choice), by="test"), "invalid_input"
         )
-        assert approvals.get(row.id).pending
+        assert approvals.get(row.id).is_pending
 
 
 async def test_a_listener_that_fails_changes_nothing(tmp_path: Path) -> None:
@@ -283,11 +283,11 @@ async def test_a_listener_that_fails_changes_nothing(tmp_path: Path) -> None:
         row = await asked(approvals)
         await approvals.decide(row.id, ONCE, by="test")
         stop()
-        approvals.let_go(approvals.get(row.id))
+        approvals.withdraw(approvals.get(row.id))
     assert told == ["pending", "approved"] and len(problems) == 3
 
 
 @given(st.integers(0, 100))
 def test_an_id_is_short_and_has_no_letters_that_are_mistaken(again: int) -> None:
     prefix, _, rest = new_id("apr").partition("_")
-    assert prefix == "apr" and len(rest) == 8 and set(rest) <= set(ID_CHARACTERS)
+    assert prefix == "apr" and len(rest) == 8 and set(rest) <= set(ID_ALPHABET)

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from handrail.contract.text.json import (
+from handrail.contract.text.json_text import (
     MAX_ARGUMENT_DEPTH,
-    ArgumentText,
+    InvalidJsonText,
     ParsedText,
     parse_arguments,
     parse_compact,
-    parsed,
+    parse_cached,
 )
 
 values: st.SearchStrategy[Any] = st.recursive(
@@ -96,24 +96,24 @@ def test_text_that_was_parsed_already_says_the_same_to_all_who_read_it(
     value: dict[str, Any], marks: tuple[str, str]
 ) -> None:
     text = json.dumps(value, separators=marks)
-    read = ParsedText.of(text)
-    assert read == text and ParsedText.of(read) == text
-    assert json.dumps(parse_arguments(read)) == json.dumps(parsed(read)) == json.dumps(parse_arguments(text))
+    read = ParsedText.parse(text)
+    assert read == text and ParsedText.parse(read) == text
+    assert json.dumps(parse_arguments(read)) == json.dumps(parse_cached(read)) == json.dumps(parse_arguments(text))
     assert parse_compact(read) == parse_compact(text)
 
 
 @pytest.mark.proves("K-05")
 @pytest.mark.parametrize("text", ['{"a":{"b":[1]}}', '{"a" : {"b" : [1]}}', '{"a":1}', ""])
 def test_what_one_reader_makes_of_its_arguments_no_other_sees(text: str) -> None:
-    read = ParsedText.of(text)
+    read = ParsedText.parse(text)
     mine = parse_arguments(read)
     mine.setdefault("a", {})
     if isinstance(mine["a"], dict):
         mine["a"]["more"] = True
     mine["c"] = 1
-    assert parse_arguments(read) == parsed(read) == parse_arguments(text)
+    assert parse_arguments(read) == parse_cached(read) == parse_arguments(text)
 
 
 def test_text_that_is_refused_is_never_taken_as_parsed() -> None:
-    with pytest.raises(ArgumentText, match="twice"):
-        ParsedText.of('{"a": 1, "a": 2}')
+    with pytest.raises(InvalidJsonText, match="twice"):
+        ParsedText.parse('{"a": 1, "a": 2}')

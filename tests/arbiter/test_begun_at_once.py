@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from handrail import tool
-from handrail.arbiter.execution import BegunInTask, Execution, Stopped, begin_at_once
-from handrail.store.database.writer import Written
+from handrail.arbiter.execution import EagerTaskCoroutine, StoppableExecution, WorkStopped, start_eager_task
+from handrail.store.database.writer import DurableFuture
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("X-01", "X-08")
@@ -21,10 +21,10 @@ pytestmark = pytest.mark.proves("X-01", "X-08")
 MARK: ContextVar[str] = ContextVar("MARK", default="")
 
 
-async def beginning(work: Coroutine[Any, Any, Any], then: Callable[[Execution], object]) -> Any:
+async def beginning(work: Coroutine[Any, Any, Any], then: Callable[[StoppableExecution], object]) -> Any:
     """Run ``work``, and do something else between its first step and its task's first turn."""
-    run = Execution(asyncio.get_running_loop(), 60)
-    running = asyncio.ensure_future(run.apart(work, 60))
+    run = StoppableExecution(asyncio.get_running_loop(), 60)
+    running = asyncio.ensure_future(run.run_in_task(work, 60))
     asyncio.get_running_loop().call_soon(then, run)
     return await running
 
@@ -63,7 +63,7 @@ async def test_what_is_stopped_before_its_tasks_first_turn_is_cancelled_where_it
             await asyncio.sleep(0)
             cleaned.append("in its own time")
 
-    with pytest.raises(Stopped):
+    with pytest.raises(WorkStopped):
         await beginning(work(), lambda run: run.stop("user"))
     assert cleaned == ["in its own time"] and inner[0].cancelled()
 
@@ -80,11 +80,11 @@ async def test_what_waits_for_nothing_or_for_what_is_there_is_stopped_too(ready:
             heard.append("cancelled")
             raise
 
-    def stop(run: Execution) -> None:
+    def stop(run: StoppableExecution) -> None:
         arrives.set_result(None)
         run.stop("user")
 
-    with pytest.raises(Stopped):
+    with pytest.raises(WorkStopped):
         await beginning(work(), stop)
     assert heard == ["cancelled"]
 
@@ -92,7 +92,7 @@ async def test_what_waits_for_nothing_or_for_what_is_there_is_stopped_too(ready:
 @pytest.mark.parametrize("failure", [None, LookupError("not written")])
 async def test_where_it_waits_for_what_refuses_to_be_cancelled_that_comes_first(failure: Exception | None) -> None:
     loop, seen = asyncio.get_running_loop(), list[Any]()
-    written = Written(loop=loop)
+    written = DurableFuture(loop=loop)
 
     async def work() -> None:
         try:
@@ -101,7 +101,7 @@ async def test_where_it_waits_for_what_refuses_to_be_cancelled_that_comes_first(
             seen.extend([type(error), written.done()])
             raise
 
-    task = begin_at_once(loop, work(), lambda _: None)
+    task = start_eager_task(loop, work(), lambda _: None)
     task.cancel()
     for _ in range(3):
         await asyncio.sleep(0)
@@ -141,13 +141,13 @@ async def test_whoever_awaits_it_themselves_gets_the_same(waits: bool) -> None:
             await asyncio.sleep(0)
         return "done"
 
-    begun = BegunInTask(work())
-    begun.begin()
+    begun = EagerTaskCoroutine(work())
+    begun.start()
     assert await begun == "done"
 
 
 async def test_what_stops_itself_in_its_first_step_goes_on_to_where_it_waits() -> None:
-    run = Execution(asyncio.get_running_loop(), 60)
+    run = StoppableExecution(asyncio.get_running_loop(), 60)
     seen: list[str] = []
 
     async def work() -> None:
@@ -155,8 +155,8 @@ async def test_what_stops_itself_in_its_first_step_goes_on_to_where_it_waits() -
         seen.append("after that")
         await asyncio.Event().wait()
 
-    with pytest.raises(Stopped) as stopped:
-        await run.apart(work(), 60)
+    with pytest.raises(WorkStopped) as stopped:
+        await run.run_in_task(work(), 60)
     assert stopped.value.reason == "call" and seen == ["after that"]
 
 
@@ -174,7 +174,7 @@ async def test_a_call_of_a_reply_goes_as_far_as_it_comes_when_it_is_submitted(tm
         return n
 
     async with temporary_kernel(tmp_path, tools=[mark], rules=["allow test.mark"]) as kernel:
-        turn, mine = (await kernel.session()).turn(), asyncio.current_task()
+        turn, mine = (await kernel.session()).start_turn(), asyncio.current_task()
         first, second = (turn.submit(("test.mark", {"n": n})) for n in (1, 2))
         assert [seen[0], seen[2]] == [1, 2] and len(seen) == 4, "before the event loop has gone on"
         assert seen[1] is first and seen[3] is second and asyncio.current_task() is mine

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from handrail.arbiter.approvals.binding import MOST_HASHED_BYTES, RunFiles, changes
+from handrail.arbiter.approvals.file_binding import MAX_HASHED_FILE_BYTES, RunFileFinder, explain_changes
 from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalRequest
 from handrail.contract.call import Result
-from handrail.contract.doors.runtime import Question
+from handrail.contract.services.runtime import UserQuestion
 from handrail.contract.errors import ToolError
-from handrail.policy.shell.parse import parse
-from handrail.policy.targets import Target
-from handrail.runtime.files.roots import Roots
+from handrail.policy.shell.parser import parse_script
+from handrail.policy.targets import CallTarget
+from handrail.runtime.files.roots import SessionRoots
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("P-07", "P-09")
@@ -35,7 +35,7 @@ class Person:
         self.meanwhile()
         return self.given
 
-    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]]:
+    async def answer_questions(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]]:
         return [["yes"]] * len(questions)
 
 
@@ -47,8 +47,8 @@ def put(workspace: Path, files: Mapping[str, str]) -> None:
 
 
 def found(workspace: Path, command: str, **arguments: Any) -> set[str]:
-    target = Target("shell.run", command, command, parse(command))
-    return set(RunFiles(Roots(workspace), None).of((target,), {"command": command, **arguments}))
+    target = CallTarget("shell.run", command, command, parse_script(command))
+    return set(RunFileFinder(SessionRoots(workspace), None).find((target,), {"command": command, **arguments}))
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def workspace(tmp_path: Path) -> Path:
 
 async def refused(place: Path, command: str, meanwhile: Callable[[], object], tool: str = "bash") -> Result:
     async with temporary_kernel(place) as kernel:
-        session = await kernel.session(attendant=Person(meanwhile))
+        session = await kernel.session(approval_handler=Person(meanwhile))
         return await session.call(tool, {"command": command})
 
 
@@ -234,8 +234,8 @@ def test_folders_within_folders_of_the_same_name_are_looked_into_in_bounded_time
 def test_a_script_in_the_home_of_programs_is_found(workspace: Path, command: str) -> None:
     home = workspace.parent / "scratch"
     put(home, {"x.sh": "x"})
-    target = Target("shell.run", command, command, parse(command))
-    assert list(RunFiles(Roots(workspace), str(home)).of((target,), {})) == [f"{home}/x.sh"]
+    target = CallTarget("shell.run", command, command, parse_script(command))
+    assert list(RunFileFinder(SessionRoots(workspace), str(home)).find((target,), {})) == [f"{home}/x.sh"]
 
 
 def test_a_file_outside_of_the_workspace_is_not_read(workspace: Path) -> None:
@@ -247,14 +247,14 @@ def test_a_file_outside_of_the_workspace_is_not_read(workspace: Path) -> None:
 def test_a_file_too_large_to_be_hashed_is_known_by_what_it_is(workspace: Path) -> None:
     large = workspace / "large.bin"
     with large.open("wb") as file:
-        file.truncate(MOST_HASHED_BYTES + 1)
-    target = Target("shell.run", "./large.bin", "", parse("./large.bin"))
-    files = RunFiles(Roots(workspace), None)
-    before = files.of((target,), {})
+        file.truncate(MAX_HASHED_FILE_BYTES + 1)
+    target = CallTarget("shell.run", "./large.bin", "", parse_script("./large.bin"))
+    files = RunFileFinder(SessionRoots(workspace), None)
+    before = files.find((target,), {})
     assert before["large.bin"].startswith("identity:")
-    assert changes(before, files.of((target,), {})) is None
+    assert explain_changes(before, files.find((target,), {})) is None
     os.utime(large, (1, 1))
-    assert "`large.bin` has changed" in (changes(before, files.of((target,), {})) or "")
+    assert "`large.bin` has changed" in (explain_changes(before, files.find((target,), {})) or "")
 
 
 def test_a_special_file_holds_nothing_up(workspace: Path) -> None:
@@ -319,7 +319,7 @@ async def test_a_script_that_is_as_it_was_runs(tmp_path: Path) -> None:
     put(place / "ws", {"run.sh": "echo it-ran\n"})
     person = Person()
     async with temporary_kernel(place) as kernel:
-        session = await kernel.session(attendant=person)
+        session = await kernel.session(approval_handler=person)
         result = await session.call("bash", {"command": "bash run.sh"})
     assert result.ok and "it-ran" in repr(result.data), result
     assert list(person.requests[0].files) == ["run.sh"]
@@ -334,7 +334,7 @@ async def test_a_job_in_the_background_is_bound_alike(tmp_path: Path) -> None:
         (place / "ws" / "run.sh").write_text("touch planted\n")
 
     async with temporary_kernel(place) as kernel:
-        session = await kernel.session(attendant=Person(rewrite))
+        session = await kernel.session(approval_handler=Person(rewrite))
         begun = await session.call("bash", {"command": "bash run.sh", "background": True})
         assert begun.ok, begun
         ended = await session.call("wait", {"job_id": begun.data["job_id"], "timeout_ms": 20_000})
@@ -348,7 +348,7 @@ async def test_other_arguments_that_a_person_gives_are_bound_when_they_give_them
     given = ApprovalAnswer("once", arguments={"command": "bash other.sh"})
 
     async with temporary_kernel(place) as kernel:
-        session = await kernel.session(attendant=Person(answer=given))
+        session = await kernel.session(approval_handler=Person(answer=given))
         desk = kernel.approvals
         decided: list[Approval] = []
 
@@ -370,15 +370,15 @@ async def test_an_answer_that_comes_in_another_process_covers_what_was_asked_abo
     put(place / "ws", {"run.sh": "true\n", "same.sh": "true\n"})
     person = Person(answer=ApprovalAnswer("later"))
     async with temporary_kernel(place) as kernel:
-        session = await kernel.session("ses_parked", attendant=person)
+        session = await kernel.session("ses_parked", approval_handler=person)
         first = await session.call("bash", {"command": "bash run.sh"}, key="k1")
         second = await session.call("bash", {"command": "bash same.sh"}, key="k2")
         assert "apr_" in repr(first) and "apr_" in repr(second)
-        for row in kernel.approvals.pending():
+        for row in kernel.approvals.list_pending():
             await kernel.approvals.decide(row.id, ApprovalAnswer("once"), by="test")
     (place / "ws" / "run.sh").write_text("touch planted\n")
     async with temporary_kernel(place) as kernel:
-        session = await kernel.session("ses_parked", attendant=person)
+        session = await kernel.session("ses_parked", approval_handler=person)
         first = await session.call("bash", {"command": "bash run.sh"}, key="k1")
         second = await session.call("bash", {"command": "bash same.sh"}, key="k2")
     assert first.error_kind == "conflict" and "`run.sh` has changed" in (first.error_text or ""), first
@@ -393,7 +393,7 @@ async def test_a_line_typed_into_a_shell_is_bound_in_the_folder_of_the_shell(tmp
     rewriting = Person()
     rules = ("allow terminal.start *", "allow terminal.read *")
     async with temporary_kernel(place, rules=rules) as kernel:
-        session = await kernel.session(attendant=rewriting)
+        session = await kernel.session(approval_handler=rewriting)
         begun = await session.call("terminal.start", {"command": "bash --noprofile --norc", "cwd": "sub"})
         assert begun.ok, begun
         terminal = begun.data["id"] if "id" in begun.data else begun.data["job_id"]
@@ -413,8 +413,8 @@ async def test_a_call_in_the_same_reply_cannot_change_what_another_one_was_appro
     place = tmp_path.resolve()
     (place / "ws").mkdir()
     async with temporary_kernel(place) as kernel:
-        session = await kernel.session(attendant=Person())
-        written, ran = await session.turn().call_all(
+        session = await kernel.session(approval_handler=Person())
+        written, ran = await session.start_turn().call_all(
             [
                 ("write", {"path": "run.sh", "content": "touch planted\n"}),
                 ("bash", {"command": "bash run.sh"}),

@@ -14,8 +14,8 @@ from tests.arbiter.toolbox import ALLOW, TOOLS, gate, kinds_of
 
 from handrail import ApprovalAnswer, Event, Kernel, Result, Runtime, Session, Tool, ToolSpec, UsageError, tool
 from handrail.contract.call import ProposedCall
-from handrail.runtime.files.roots import canonical
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.runtime.files.roots import resolve_canonical
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 
 @pytest.mark.proves("L-01", "K-07", "X-01")
@@ -85,15 +85,15 @@ async def test_calls_of_one_reply_are_answered_in_order_and_run_together_where_l
 
 @pytest.mark.proves("L-05", "L-06")
 async def test_an_open_question_holds_back_later_side_effects_but_no_unrelated_read(tmp_path: Path) -> None:
-    person = ScriptedPerson([ApprovalAnswer("once")])
+    person = ScriptedApprovalHandler([ApprovalAnswer("once")])
     person.may_answer.clear()
     rules = [*ALLOW, "ask test.note text=asked"]
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=rules) as kernel:
-        session = await kernel.session(attendant=person)
+        session = await kernel.session(approval_handler=person)
         replies = asyncio.create_task(
             session.call_all([("test.note", {"text": "asked"}), ("test.note", {"text": "later"}), ("test.glance", {})])
         )
-        await person.asked.wait()
+        await person.request_received.wait()
         while "glance" not in gate.ran:
             await asyncio.sleep(0)
         assert gate.ran == ["glance"]
@@ -150,13 +150,13 @@ async def test_headless_ask_is_deny_and_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.proves("X-13")
 async def test_a_person_is_asked_with_the_whole_arguments_and_no_locks_held(tmp_path: Path) -> None:
-    person = ScriptedPerson([ApprovalAnswer("once"), ApprovalAnswer("reject", "not today")])
+    person = ScriptedApprovalHandler([ApprovalAnswer("once"), ApprovalAnswer("reject", "not today")])
     person.may_answer.clear()
     text = "x" * 5_000
     async with temporary_kernel(tmp_path, tools=TOOLS) as kernel:
-        session = await kernel.session(attendant=person, rules=["allow test.hold"])
+        session = await kernel.session(approval_handler=person, rules=["allow test.hold"])
         waiting = asyncio.create_task(session.call("test.note", {"text": text}))
-        await person.asked.wait()
+        await person.request_received.wait()
         gate.open.set()
         assert (await session.call("test.hold", {"name": "same lock"})).ok  # nobody holds locks while a person thinks
         person.may_answer.set()
@@ -168,9 +168,9 @@ async def test_a_person_is_asked_with_the_whole_arguments_and_no_locks_held(tmp_
 
 
 async def test_for_this_session_stores_the_rule_that_was_shown_and_asks_no_more(tmp_path: Path) -> None:
-    person = ScriptedPerson([ApprovalAnswer("session")])
+    person = ScriptedApprovalHandler([ApprovalAnswer("session")])
     async with temporary_kernel(tmp_path, tools=TOOLS) as kernel:
-        session = await kernel.session(attendant=person)
+        session = await kernel.session(approval_handler=person)
         assert (await session.call("test.note", {"text": "a*b"})).ok
         assert (await session.call("test.note", {"text": "a*b"})).ok
         assert len(person.requests) == 1
@@ -208,7 +208,7 @@ async def test_provider_ids_that_repeat_are_two_calls_with_two_answers(kernel: K
         ProposedCall("test.add", '{"a": 1, "b": 1}', "call_1"),
         ProposedCall("test.add", '{"a": 2, "b": 2}', "call_1"),
     ]
-    answers = await session.turn().call_all(same)
+    answers = await session.start_turn().call_all(same)
     assert [answer.result.data for answer in answers] == [2, 4]
     assert len({answer.call_id for answer in answers}) == 2
     await kernel.log.flush()
@@ -217,9 +217,9 @@ async def test_provider_ids_that_repeat_are_two_calls_with_two_answers(kernel: K
 
 
 async def test_a_proposal_known_to_be_broken_is_recorded_and_answered(kernel: Kernel, session: Session) -> None:
-    broken = ProposedCall("test.add", '{"a": 1', fault="the stream broke off inside this call")
+    broken = ProposedCall("test.add", '{"a": 1', problem="the stream broke off inside this call")
     nameless = ProposedCall("", "{}")
-    answers = await session.turn().call_all([broken, nameless])
+    answers = await session.start_turn().call_all([broken, nameless])
     assert [answer.result.error_kind for answer in answers] == ["invalid_input", "unknown_tool"]
     assert await kinds_of(kernel, answers[0].call_id) == ["proposed", "refused"]
 
@@ -261,7 +261,7 @@ async def test_a_path_is_resolved_once_for_locks_and_rules_and_again_where_it_is
     found: list[str] = []
 
     def heard(frame: FrameType, event: str, argument: object) -> None:
-        if event == "call" and frame.f_code is canonical.__code__:
+        if event == "call" and frame.f_code is resolve_canonical.__code__:
             found.append(frame.f_locals["path"])
 
     async with temporary_kernel(tmp_path) as kernel:
@@ -278,16 +278,16 @@ async def test_a_path_is_resolved_once_for_locks_and_rules_and_again_where_it_is
 
 
 async def test_where_a_path_leads_is_looked_at_anew_once_a_person_was_asked(tmp_path: Path) -> None:
-    person = ScriptedPerson([ApprovalAnswer("once")])
+    person = ScriptedApprovalHandler([ApprovalAnswer("once")])
     person.may_answer.clear()
     async with temporary_kernel(tmp_path, rules=("ask fs.write",)) as kernel:
         workspace = Path(kernel.workdir)
         for name in ("open", "closed"):
             (workspace / name).mkdir()
         (workspace / "out").symlink_to("open")
-        session = await kernel.session(attendant=person)
+        session = await kernel.session(approval_handler=person)
         writing = asyncio.create_task(session.call("write", {"path": "out/a.txt", "content": "x"}))
-        await person.asked.wait()
+        await person.request_received.wait()
         (workspace / "out").unlink()
         (workspace / "out").symlink_to("closed")
         session.add_rules("deny fs.write closed/**")

@@ -13,9 +13,9 @@ from tests.kernel.test_agents import confined
 
 from handrail import ApprovalAnswer, Runtime, Tool, ToolError, ToolSpec, tool
 from handrail.agent.loop import Agent
-from handrail.agent.model import CallArguments, CallClosed, CallOpened, Finished
-from handrail.testing.histories import PlayedModel, text_reply
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.agent.model import CallArguments, CallClosed, CallOpened, ReplyFinished
+from handrail.testing.request_checks import PlaybackModel, text_reply
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 pytestmark = pytest.mark.proves("K-05")
 
@@ -53,9 +53,9 @@ class Between(Tool):
 
 
 async def test_what_the_check_finds_is_a_fault_of_the_arguments_and_asks_nobody(tmp_path: Path) -> None:
-    between, person = Between(), ScriptedPerson([ApprovalAnswer("once")])
+    between, person = Between(), ScriptedApprovalHandler([ApprovalAnswer("once")])
     async with temporary_kernel(tmp_path, tools=[between]) as kernel:
-        session = await kernel.session(headless=False, attendant=person)
+        session = await kernel.session(headless=False, approval_handler=person)
         result = await session.call("test.between", {"low": 11})
         assert result.error_text == "test.between: low is 11, which is above high, 10; give the smaller one first"
         assert result.metadata["error_kind"] == "invalid_input" and not person.requests
@@ -64,7 +64,7 @@ async def test_what_the_check_finds_is_a_fault_of_the_arguments_and_asks_nobody(
         kinds = [[record.kind for record in kernel.log.reader.records(call=f"{session.id}/{n}.0")] for n in (1, 2)]
         assert kinds[0] == ["proposed", "refused"] and "committed" in kinds[1]
         with pytest.raises(ToolError, match="give the smaller one first") as refused:
-            await kernel.explain("test.between", {"low": 11})
+            await kernel.explain_call("test.between", {"low": 11})
         assert refused.value.kind == "invalid_input"
 
 
@@ -76,15 +76,15 @@ async def test_a_check_that_fails_by_itself_is_a_defect_and_ends_nothing_else(tm
         failed = await session.call("test.between", {"low": low})
         assert failed.metadata["error_kind"] == "backend" and type(DEFECTS[low]).__name__ in str(failed.error_text)
         steps = [CallOpened(0, None, "test__between"), CallArguments(0, f'{{"low":{low}}}'), CallClosed(0)]
-        model = PlayedModel([*steps, Finished("calls")], text_reply("done"))
+        model = PlaybackModel([*steps, ReplyFinished("calls")], text_reply("done"))
         assert (await Agent(session, model).complete("go")).ok and not between.ran
 
 
 async def test_a_person_cannot_put_in_what_the_check_refuses(tmp_path: Path) -> None:
     between = Between()
-    person = ScriptedPerson(ApprovalAnswer("once", arguments={"low": low}) for low in (20, 2))
+    person = ScriptedApprovalHandler(ApprovalAnswer("once", arguments={"low": low}) for low in (20, 2))
     async with temporary_kernel(tmp_path, tools=[between]) as kernel:
-        session = await kernel.session(headless=False, attendant=person)
+        session = await kernel.session(headless=False, approval_handler=person)
         assert (await session.call("test.between", {"low": 1})).ok
         assert len(person.requests) == 2, "asked again after the first answer, which could not be taken"
         assert between.ran == [{"low": 2}]
@@ -103,9 +103,9 @@ async def halve(number: Annotated[int, AfterValidator(even)]) -> int:
 
 
 async def test_what_a_functions_own_types_refuse_is_found_as_early(tmp_path: Path) -> None:
-    person = ScriptedPerson([ApprovalAnswer("once")])
+    person = ScriptedApprovalHandler([ApprovalAnswer("once")])
     async with temporary_kernel(tmp_path, tools=[halve]) as kernel:
-        session = await kernel.session(headless=False, attendant=person)
+        session = await kernel.session(headless=False, approval_handler=person)
         result = await session.call("test.halve", {"number": 3})
         assert result.metadata["error_kind"] == "invalid_input" and "3 is odd" in str(result.error_text)
         assert not person.requests
@@ -118,7 +118,7 @@ async def test_a_look_ahead_tells_nobody_what_the_check_finds(tmp_path: Path) ->
     steps = [CallOpened(0, None, "test__between"), CallArguments(0, '{"low":11}')]
     async with temporary_kernel(tmp_path, tools=[between], rules=["allow test.*"]) as kernel:
         session = await kernel.session()
-        model = PlayedModel([*steps, CallClosed(0), Finished("calls")], text_reply("done"))
+        model = PlaybackModel([*steps, CallClosed(0), ReplyFinished("calls")], text_reply("done"))
         session.watch(lambda event: looked.set())
         outcome = await Agent(session, model).complete("go")
         assert outcome.ok and between.checked == 2 and not between.ran
@@ -152,9 +152,9 @@ async def test_a_stateful_tool_is_checked_before_it_is_opened(tmp_path: Path) ->
             self.ran.append(args)
             yield args["low"]
 
-    counting, person = Counting(), ScriptedPerson(ApprovalAnswer("once", arguments={"low": low}) for low in (20, 2))
+    counting, person = Counting(), ScriptedApprovalHandler(ApprovalAnswer("once", arguments={"low": low}) for low in (20, 2))
     async with temporary_kernel(tmp_path, tools=[counting]) as kernel:
-        session = await kernel.session(headless=False, attendant=person)
+        session = await kernel.session(headless=False, approval_handler=person)
         result = await session.call("test.counting", {"low": 11})
         assert "give the smaller one first" in str(result.error_text) and not person.requests
         assert (await session.call("test.counting", {"low": 1})).ok
@@ -202,9 +202,9 @@ async def test_a_stateful_tool_is_checked_before_it_is_opened(tmp_path: Path) ->
 async def test_what_no_schema_says_of_a_built_in_tool_is_told_without_asking(
     tmp_path: Path, tool_id: str, arguments: dict[str, Any], told: str
 ) -> None:
-    person = ScriptedPerson()
+    person = ScriptedApprovalHandler()
     async with temporary_kernel(tmp_path, rules=["ask *"]) as kernel:
-        session = await kernel.session(headless=False, attendant=person)
+        session = await kernel.session(headless=False, approval_handler=person)
         result = await session.call(tool_id, arguments)
         assert result.metadata["error_kind"] == "invalid_input" and told in str(result.error_text), result
         assert not person.requests
@@ -212,10 +212,10 @@ async def test_what_no_schema_says_of_a_built_in_tool_is_told_without_asking(
 
 @confined
 async def test_nobody_is_asked_about_typing_into_what_is_no_terminal_or_has_ended(tmp_path: Path) -> None:
-    person = ScriptedPerson()
+    person = ScriptedApprovalHandler()
     rules = ["allow bash *", "allow terminal.start *", "ask terminal.send"]
     async with temporary_kernel(tmp_path, rules=rules) as kernel:
-        session = await kernel.session(headless=False, attendant=person)
+        session = await kernel.session(headless=False, approval_handler=person)
         job = (await session.call("bash", {"command": "true", "background": True})).data["job_id"]
         ended = (await session.call("terminal.start", {"command": "true"})).data["job_id"]
         assert (await session.jobs.wait(ended, timeout_ms=60_000)) is not None

@@ -8,19 +8,19 @@ from typing import Any, Literal
 
 import pytest
 
-from handrail.arbiter.execution import Execution, StillRunning, Stopped, uninterrupted
+from handrail.arbiter.execution import StoppableExecution, StillRunning, WorkStopped, run_uninterrupted
 
 Way = Literal["inline", "apart"]
 both_ways = pytest.mark.parametrize("way", ["inline", "apart"])
 pytestmark = pytest.mark.proves("X-08")
 
 
-def execution(grace_s: float = 0.01) -> Execution:
-    return Execution(asyncio.get_running_loop(), grace_s)
+def execution(grace_s: float = 0.01) -> StoppableExecution:
+    return StoppableExecution(asyncio.get_running_loop(), grace_s)
 
 
-def begin(run: Execution, way: Way, work: Coroutine[Any, Any, Any], timeout_s: float = 60) -> Coroutine[Any, Any, Any]:
-    return run.inline(work, timeout_s) if way == "inline" else run.apart(work, timeout_s)
+def begin(run: StoppableExecution, way: Way, work: Coroutine[Any, Any, Any], timeout_s: float = 60) -> Coroutine[Any, Any, Any]:
+    return run.run_inline(work, timeout_s) if way == "inline" else run.run_in_task(work, timeout_s)
 
 
 def cancelling() -> int:
@@ -62,11 +62,11 @@ async def test_a_stop_ends_the_work_and_leaves_no_cancellation_behind(way: Way) 
         run.stop("shutdown")
 
     stopping = asyncio.create_task(stop_when_it_waits())
-    with pytest.raises(Stopped) as stopped:
+    with pytest.raises(WorkStopped) as stopped:
         await begin(run, way, held.work())
     await stopping
     assert stopped.value.reason == "shutdown"
-    assert run.owed is None
+    assert run.owed_cancellation is None
     assert held.ended == "cancelled"
     assert cancelling() == 0
     await turns()  # nothing strikes later
@@ -86,7 +86,7 @@ async def test_a_stop_asked_for_by_the_work_itself_strikes_the_work_and_nothing_
         run = execution()
         assert await begin(run, way, stops_itself(first)) == "done all the same"
         await turns()
-        assert run.owed is None
+        assert run.owed_cancellation is None
         assert cancelling() == 0
 
 
@@ -98,10 +98,10 @@ async def test_a_stop_asked_for_in_the_first_step_of_work_that_goes_on_to_wait_e
         run.stop("user")
         return await held.work()
 
-    with pytest.raises(Stopped):
+    with pytest.raises(WorkStopped):
         async with asyncio.timeout(300):
             await begin(run, way, stops_then_waits())
-    assert held.ended == "cancelled" and run.owed is None and cancelling() == 0
+    assert held.ended == "cancelled" and run.owed_cancellation is None and cancelling() == 0
 
 
 @both_ways
@@ -109,14 +109,14 @@ async def test_a_cancelled_caller_is_owed_its_very_cancellation(way: Way) -> Non
     held, run = Held(), execution()
 
     async def caller() -> None:
-        with pytest.raises(Stopped):
+        with pytest.raises(WorkStopped):
             await begin(run, way, held.work())
 
     task = asyncio.create_task(caller())
     await held.entered.wait()
     task.cancel("sign")
     await asyncio.wait([task])
-    assert run.owed is not None and run.owed.args == ("sign",)
+    assert run.owed_cancellation is not None and run.owed_cancellation.args == ("sign",)
     assert run.reason == "user" and held.ended == "cancelled"
 
 
@@ -127,7 +127,7 @@ async def test_a_stop_and_the_callers_cancellation_in_one_moment_lose_neither(wa
     left: list[int] = []
 
     async def caller() -> None:
-        with pytest.raises(Stopped):
+        with pytest.raises(WorkStopped):
             await begin(run, way, held.work())
         left.append(cancelling())
 
@@ -140,7 +140,7 @@ async def test_a_stop_and_the_callers_cancellation_in_one_moment_lose_neither(wa
         task.cancel()
         run.stop("user")
     await asyncio.wait([task])
-    assert run.owed is not None
+    assert run.owed_cancellation is not None
     assert left == [1]  # the caller's own request is still counted, ours are not
 
 
@@ -164,7 +164,7 @@ async def test_work_that_swallows_its_callers_cancellation_does_not_swallow_it_f
     await entered.wait()
     task.cancel()
     assert await task == "never mind"
-    assert run.owed is not None
+    assert run.owed_cancellation is not None
 
 
 @both_ways
@@ -175,7 +175,7 @@ async def test_the_callers_cancellation_in_the_moment_the_work_ends_is_owed_or_d
     async def caller() -> None:
         try:
             outcome.append(await begin(run, way, held.work()))
-        except Stopped:
+        except WorkStopped:
             outcome.append("stopped")
 
     task = asyncio.create_task(caller())
@@ -184,7 +184,7 @@ async def test_the_callers_cancellation_in_the_moment_the_work_ends_is_owed_or_d
     task.cancel()
     await asyncio.wait([task])
     assert outcome in (["value"], ["stopped"])
-    assert run.owed is not None
+    assert run.owed_cancellation is not None
 
 
 @both_ways
@@ -201,7 +201,7 @@ async def test_a_cancellation_that_nobody_asked_for_is_the_works_own_failure(way
 
     with pytest.raises(RuntimeError, match="cancelled"):
         await begin(run, way, awaits_something_cancelled())
-    assert run.owed is None and run.reason is None and cancelling() == 0
+    assert run.owed_cancellation is None and run.reason is None and cancelling() == 0
 
 
 @both_ways
@@ -223,10 +223,10 @@ async def test_a_time_limit_around_a_call_works_as_around_anything(way: Way) -> 
     held, run = Held(), execution()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
-            with pytest.raises(Stopped):
+            with pytest.raises(WorkStopped):
                 await begin(run, way, held.work())
-            assert run.owed is not None
-            raise run.owed
+            assert run.owed_cancellation is not None
+            raise run.owed_cancellation
     assert cancelling() == 0
 
 
@@ -248,7 +248,7 @@ async def test_time_limits_and_task_groups_inside_the_work_are_its_own_affair(wa
         return "went on"
 
     assert await begin(run, way, inside()) == "went on"
-    assert run.owed is None and run.reason is None and cancelling() == 0
+    assert run.owed_cancellation is None and run.reason is None and cancelling() == 0
 
 
 @both_ways
@@ -266,11 +266,11 @@ async def test_a_stop_reaches_the_members_of_a_group_inside_the_work(way: Way) -
         run.stop("user")
 
     stopping = asyncio.create_task(stop_when_both_wait())
-    with pytest.raises(Stopped):
+    with pytest.raises(WorkStopped):
         await begin(run, way, inside())
     await stopping
     assert [member.ended for member in members] == ["cancelled", "cancelled"]
-    assert run.owed is None and cancelling() == 0
+    assert run.owed_cancellation is None and cancelling() == 0
 
 
 @both_ways
@@ -279,7 +279,7 @@ async def test_the_first_reason_counts_and_a_second_stop_does_no_harm(way: Way) 
     loop = asyncio.get_running_loop()
     loop.call_soon(run.stop, "user")
     loop.call_soon(run.stop, "shutdown")
-    with pytest.raises(Stopped) as stopped:
+    with pytest.raises(WorkStopped) as stopped:
         await begin(run, way, held.work())
     assert stopped.value.reason == "user" and cancelling() == 0
 
@@ -288,7 +288,7 @@ async def test_the_first_reason_counts_and_a_second_stop_does_no_harm(way: Way) 
 async def test_what_was_stopped_before_it_began_is_not_begun(way: Way) -> None:
     held, run = Held(), execution()
     run.stop("user")
-    with pytest.raises(Stopped):
+    with pytest.raises(WorkStopped):
         await begin(run, way, held.work())
     assert not held.entered.is_set()
 
@@ -296,9 +296,9 @@ async def test_what_was_stopped_before_it_began_is_not_begun(way: Way) -> None:
 @both_ways
 async def test_a_time_out_is_told_from_a_stop(way: Way) -> None:
     held, run = Held(), execution()
-    with pytest.raises(Stopped) as stopped:
+    with pytest.raises(WorkStopped) as stopped:
         await begin(run, way, held.work(), timeout_s=0.001)
-    assert stopped.value.reason == "timeout" and run.owed is None and cancelling() == 0
+    assert stopped.value.reason == "timeout" and run.owed_cancellation is None and cancelling() == 0
 
 
 async def test_work_apart_that_does_not_end_is_left_behind_with_its_task() -> None:
@@ -313,7 +313,7 @@ async def test_work_apart_that_does_not_end_is_left_behind_with_its_task() -> No
         return "late"
 
     with pytest.raises(StillRunning) as still:
-        await run.apart(stubborn(), 0.001)
+        await run.run_in_task(stubborn(), 0.001)
     may_end.set()
     assert await still.value.task == "late"
 
@@ -332,9 +332,9 @@ async def test_work_inline_that_swallows_its_cancellation_is_told_again_until_it
                 if told == 3:
                     raise
 
-    with pytest.raises(Stopped):
-        await run.inline(hard_of_hearing(), 0.001)
-    assert told == 3 and run.owed is None and cancelling() == 0
+    with pytest.raises(WorkStopped):
+        await run.run_inline(hard_of_hearing(), 0.001)
+    assert told == 3 and run.owed_cancellation is None and cancelling() == 0
 
 
 async def test_a_stop_reaches_through_a_run_within_a_run() -> None:
@@ -343,10 +343,10 @@ async def test_a_stop_reaches_through_a_run_within_a_run() -> None:
     went_on: list[str] = []
 
     async def nesting() -> None:
-        with pytest.raises(Stopped):
-            await inner.inline(held.work())
-        if inner.owed is not None:
-            raise inner.owed
+        with pytest.raises(WorkStopped):
+            await inner.run_inline(held.work())
+        if inner.owed_cancellation is not None:
+            raise inner.owed_cancellation
         went_on.append("as if nothing had happened")
         await asyncio.Event().wait()
 
@@ -355,9 +355,9 @@ async def test_a_stop_reaches_through_a_run_within_a_run() -> None:
         inner.stop("user")
 
     asyncio.get_running_loop().call_soon(stop_both)
-    with pytest.raises(Stopped):
+    with pytest.raises(WorkStopped):
         async with asyncio.timeout(300):
-            await outer.apart(nesting(), 60)
+            await outer.run_in_task(nesting(), 60)
     assert went_on == [] and cancelling() == 0
 
 
@@ -366,7 +366,7 @@ async def test_what_must_not_be_interrupted_comes_to_its_end_and_the_cancellatio
     held, run = Held(), execution()
 
     async def caller() -> str:
-        return await uninterrupted(held.work(), run)
+        return await run_uninterrupted(held.work(), run)
 
     task = asyncio.create_task(caller())
     await held.entered.wait()
@@ -375,14 +375,14 @@ async def test_what_must_not_be_interrupted_comes_to_its_end_and_the_cancellatio
         await turns(2)
     held.open.set()
     assert await task == "value"
-    assert run.owed is not None and held.ended == "returned"
+    assert run.owed_cancellation is not None and held.ended == "returned"
 
 
 async def test_work_whose_end_is_elsewhere_is_told_each_time_and_left_to_end() -> None:
     held, run = Held(), execution()
     told: list[str] = []
-    run.told = told.append
-    running = asyncio.create_task(run.apart(held.work(), 60, cancellable=False))
+    run.on_stop = told.append
+    running = asyncio.create_task(run.run_in_task(held.work(), 60, cancellable=False))
     await held.entered.wait()
     run.stop("user")
     run.stop("shutdown")
@@ -395,7 +395,7 @@ async def test_work_whose_end_is_elsewhere_is_told_each_time_and_left_to_end() -
 
 async def _never_awaited(make: Callable[[], Awaitable[object]]) -> None:
     """Coroutines that are never begun are closed: no warning at their end (warnings are errors here)."""
-    with pytest.raises(Stopped):
+    with pytest.raises(WorkStopped):
         await make()
 
 

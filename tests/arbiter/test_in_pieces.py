@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.arbiter.shaping import Room
 
-from handrail.arbiter.output import plain
-from handrail.arbiter.output import secret_forms as secret_forms
+from handrail.arbiter.output import json_conversion
+from handrail.arbiter.output import secret_encodings as secret_forms
 from handrail.testing.kernels import temporary_kernel
 
 DATA = st.recursive(
@@ -31,7 +31,7 @@ SECRET = "s3cr3t-Value-0123456789abcdef"
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain, "PIECE", 16)
+    monkeypatch.setattr(json_conversion, "PIECE", 16)
     monkeypatch.setattr(secret_forms, "_SLICE", 16)
 
 
@@ -39,23 +39,23 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestPieces:
     @given(DATA)
     def test_it_is_the_json_that_orjson_writes(self, value: Any) -> None:
-        assert plain.dumps(value) == orjson.dumps(value)
-        assert orjson.loads(plain.dumps_indented(value)) == orjson.loads(orjson.dumps(value))
+        assert json_conversion.dumps(value) == orjson.dumps(value)
+        assert orjson.loads(json_conversion.dumps_indented(value)) == orjson.loads(orjson.dumps(value))
 
     @given(DATA)
     def test_a_copy_is_equal_and_shares_no_container(self, value: Any) -> None:
-        copy = plain.copied(value)
+        copy = json_conversion.copy_json(value)
         assert copy == value
         if isinstance(value, (list, dict)):
             assert copy is not value
 
     @given(st.text(string.ascii_letters, max_size=30), st.integers(0, 40), st.text("&#;6x5 a", max_size=30))
     def test_a_secret_by_number_is_found_wherever_a_piece_ends(self, before: str, zeros: int, after: str) -> None:
-        forms = secret_forms.Forms({"KEY": [SECRET]})
+        forms = secret_forms.SecretEncodings({"KEY": [SECRET]})
         numbered = "".join(f"&#{'0' * zeros}{ord(character)};" for character in SECRET)
         text = before + numbered + after
-        assert forms.may_be_in(text)
-        found = forms.occurrences(text)[0]
+        assert forms.may_occur_in(text)
+        found = forms.find_occurrences(text)[0]
         assert text[found.start : found.end] == numbered
 
 
@@ -65,20 +65,20 @@ MUCH: list[Any] = ["a" * 101, ["a" * 60, "b" * 60], {"a": {"b": ["c" * 101]}}, [
 
 @pytest.mark.parametrize("value", NOT_PLAIN)
 def test_what_json_has_in_another_form_is_not_copied(value: Any) -> None:
-    with pytest.raises(plain.NotPlain):
-        plain.copied(value)
+    with pytest.raises(json_conversion.NotPlainJson):
+        json_conversion.copy_json(value)
 
 
 @pytest.mark.parametrize("value", MUCH)
 def test_what_comes_to_much_does_not_fit_however_it_is_nested(value: Any) -> None:
-    assert not plain.fits([value], 100)
-    assert plain.fits([value], 1_000)
+    assert not json_conversion.is_within_size([value], 100)
+    assert json_conversion.is_within_size([value], 1_000)
 
 
 def test_a_value_that_holds_itself_does_not_fit() -> None:
     value: list[Any] = []
     value.append(value)
-    assert not plain.fits(value, 10_000)
+    assert not json_conversion.is_within_size(value, 10_000)
 
 
 @pytest.mark.parametrize("piece", ["a\u200b", "\x1b[31m", "\u202e "])

@@ -13,13 +13,13 @@ from tests.kernel.test_sub_agents import kernel_of, models, task
 
 from handrail import Kernel, Result, Runtime, Session, ToolError, tool
 from handrail.agent.loop import Agent
-from handrail.arbiter.jobs.outflow import MAX_HELD, Outflow, OutputFile
-from handrail.arbiter.output.redaction import Redactor
+from handrail.arbiter.jobs.output_stream import MAX_HELD_CHARACTERS, OutputStream, JobOutputFile
+from handrail.arbiter.output.redaction import SecretRedactor
 from handrail.contract.approvals import ApprovalAnswer
 from handrail.contract.errors import LogUnavailable
-from handrail.kernel.held import HeldKernel
-from handrail.testing.histories import PlayedModel, call_reply, text_reply
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.kernel.local import LocalKernel
+from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 
 class Bench:
@@ -35,7 +35,7 @@ bench = Bench()
 
 
 async def pass_through(name: str, runtime: Runtime) -> str:
-    runtime.output(f"began {name}\n")
+    runtime.write_output(f"began {name}\n")
     bench.ran.append(name)
     bench.entered.set()
     await bench.open.wait()
@@ -85,7 +85,7 @@ async def tell(text: str, runtime: Runtime, backwards: bool = False) -> str:
     """Write a text in pieces."""
     text = text[::-1] if backwards else text
     for piece in (text.encode()[start : start + 3] for start in range(0, len(text.encode()), 3)):
-        runtime.output(piece)
+        runtime.write_output(piece)
     return "told"
 
 
@@ -117,7 +117,7 @@ def a_fresh_bench() -> None:
 
 
 @pytest.fixture
-async def kernel(tmp_path: Path) -> AsyncGenerator[HeldKernel]:
+async def kernel(tmp_path: Path) -> AsyncGenerator[LocalKernel]:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=["allow job.*"], settings=SETTINGS) as opened:
         yield opened
 
@@ -146,10 +146,10 @@ async def test_a_call_in_the_background_is_answered_at_once_and_goes_on(kernel: 
     result = await session.jobs.wait(job_id, timeout_ms=30_000)
     assert result is not None and result.data == "a" and result.metadata["job"] == job_id
     job = await session.jobs.get(job_id)
-    assert (job.state, job.tool_id, job.about) == ("done", "job.long", "a")
+    assert (job.state, job.tool_id, job.summary) == ("done", "job.long", "a")
     await kernel.log.flush()
     assert kinds(kernel, job.call_id) == ["proposed", "authorised", "detached", "intended", "committed"]
-    recalled = await session.recall(job.call_id)
+    recalled = await session.recover_result(job.call_id)
     assert recalled.result.data == answered.data, "what its proposer was answered stays that call's answer"
 
 
@@ -169,8 +169,8 @@ async def test_the_end_of_a_job_is_told_once_and_not_to_whoever_waited_for_it(se
     waited = await session.call("wait", {"job_id": first})
     assert waited.data["state"] == "failed"
     assert await session.jobs.wait(second, timeout_ms=30_000) is not None
-    assert session.notices is not None
-    (notice,) = await session.notices.pending()
+    assert session.notifications is not None
+    (notice,) = await session.notifications.list_pending()
     assert (notice.id, notice.kind, notice.source) == (f"job/{second}", "job", second)
     assert "failed" in notice.text and "out of paper" in notice.text and notice.untrusted
 
@@ -182,11 +182,11 @@ async def test_the_end_of_a_job_is_told_until_the_answer_of_the_call_that_was_to
     job_id = job_of(await session.call("job.fail", {}))
     heeding = asyncio.create_task(session.call("job.heed", {"job_id": job_id, "fails": fails}))
     await bench.entered.wait()
-    assert session.notices is not None
-    assert [notice.source for notice in await session.notices.pending()] == [job_id], "a kill here loses nothing"
+    assert session.notifications is not None
+    assert [notice.source for notice in await session.notifications.list_pending()] == [job_id], "a kill here loses nothing"
     bench.open.set()
     assert (await heeding).ok is not fails
-    assert [notice.source for notice in await session.notices.pending()] == ([job_id] if fails else [])
+    assert [notice.source for notice in await session.notifications.list_pending()] == ([job_id] if fails else [])
 
 
 @pytest.mark.proves("X-12")
@@ -276,15 +276,15 @@ async def test_stopping_a_turn_leaves_the_sub_agents_of_jobs_alone(tmp_path: Pat
     reader = 'role = "subagent"\ndescription = "Holds."\ntools = ["hold"]\nmodel = "played:reader"'
     async with kernel_of(tmp_path, {"reader": reader}, tools=[hold], rules=["allow hold"]) as kernel:
         session = await kernel.session()
-        below = PlayedModel(call_reply(("hold", {})), text_reply("Done."))
-        top = PlayedModel(call_reply(task("reader", background=True)), text_reply("Begun."))
+        below = PlaybackModel(call_reply(("hold", {})), text_reply("Done."))
+        top = PlaybackModel(call_reply(task("reader", background=True)), text_reply("Begun."))
         agent = Agent(session, top, models=models(reader=below))
         await agent.complete("Go.")
         await bench.entered.wait()
         session.cancel()
         bench.open.set()
-        assert session.notices is not None
-        await session.notices.arrived()
+        assert session.notifications is not None
+        await session.notifications.wait_until_pending()
         assert '"held"' in str(below.requests[1].messages)
 
 
@@ -310,13 +310,13 @@ async def test_output_is_told_as_it_comes_and_read_by_cursor_and_lines(session: 
     while True:
         piece = await session.jobs.read(job_id, cursor=cursor, max_bytes=7)
         cursor, read = piece.cursor, read + piece.text
-        if not piece.more:
+        if not piece.has_more:
             break
     assert read == text
     lines = text.splitlines(keepends=True)
     assert (await session.jobs.lines(job_id, offset=-2)).text == "".join(lines[-2:])
     middle = await session.jobs.lines(job_id, offset=10, count=3)
-    assert (middle.text, middle.first, middle.more) == ("".join(lines[10:13]), 10, True)
+    assert (middle.text, middle.first_line, middle.has_more) == ("".join(lines[10:13]), 10, True)
     assert (await session.jobs.lines(job_id, offset=1_000)).text == ""
     assert (await session.jobs.read(job_id, cursor=10**9)).text == ""
 
@@ -350,10 +350,10 @@ async def test_no_secret_is_in_what_a_job_shows(tmp_path: Path) -> None:
 async def test_a_running_call_is_promoted_where_it_stands(kernel: Kernel, session: Session) -> None:
     caller = asyncio.create_task(session.call("job.either", {"name": "a"}))
     await bench.entered.wait()
-    job = await session.promote(f"{session.id}/1.0")
+    job = await session.move_to_background(f"{session.id}/1.0")
     answered = await caller
     assert job_of(answered) == job.id and "notes:X" in answered.data["note"], "it keeps what it holds"
-    assert (await session.promote(f"{session.id}/1.0")).id == job.id, "twice is once"
+    assert (await session.move_to_background(f"{session.id}/1.0")).id == job.id, "twice is once"
     bench.open.set()
     result = await session.jobs.wait(job.id, timeout_ms=30_000)
     assert result is not None and result.data == "a" and bench.ran == ["a"]
@@ -366,7 +366,7 @@ async def test_a_running_call_is_promoted_where_it_stands(kernel: Kernel, sessio
 async def test_all_who_promote_a_call_at_once_get_its_one_job(session: Session) -> None:
     caller = asyncio.create_task(session.call("job.either", {"name": "a"}))
     await bench.entered.wait()
-    jobs = await asyncio.gather(*(session.promote(f"{session.id}/1.0") for _ in range(3)))
+    jobs = await asyncio.gather(*(session.move_to_background(f"{session.id}/1.0") for _ in range(3)))
     assert {job.id for job in jobs} == {job_of(await caller)}
     bench.open.set()
     result = await session.jobs.wait(jobs[0].id, timeout_ms=30_000)
@@ -378,7 +378,7 @@ async def test_a_call_of_a_tool_that_is_not_promotable_stays_in_its_turn(session
     caller = asyncio.create_task(session.call("job.stays", {"name": "a"}))
     await bench.entered.wait()
     with pytest.raises(ToolError, match=r"cannot move to the background: tool `job\.stays` is not promotable"):
-        await session.promote(f"{session.id}/1.0")
+        await session.move_to_background(f"{session.id}/1.0")
     bench.open.set()
     assert (await caller).data == "a" and await session.jobs.list() == []
 
@@ -397,54 +397,54 @@ async def test_a_job_that_is_stopped_while_it_waits_says_what_each_of_its_result
 
 
 @pytest.mark.proves("X-04")
-async def test_a_call_whose_job_cannot_be_kept_goes_on_as_it_was(kernel: HeldKernel, session: Session) -> None:
+async def test_a_call_whose_job_cannot_be_kept_goes_on_as_it_was(kernel: LocalKernel, session: Session) -> None:
     caller = asyncio.create_task(session.call("job.either", {"name": "a"}))
     await bench.entered.wait()
-    with contextlib.closing(sqlite3.connect(kernel.rooms.store.database.path)) as other:
+    with contextlib.closing(sqlite3.connect(kernel.components.store.database.path)) as other:
         other.execute("ALTER TABLE job RENAME TO gone")
     with pytest.raises(LogUnavailable):
-        await session.promote(f"{session.id}/1.0")
+        await session.move_to_background(f"{session.id}/1.0")
     bench.open.set()
     assert (await caller).data == "a"
 
 
 @pytest.mark.proves("X-05")
 async def test_what_is_left_out_before_a_call_is_a_job_is_said(tmp_path: Path) -> None:
-    flow, output = Outflow(Redactor(), None, keep=True), OutputFile(tmp_path / "out.txt")
-    for piece in ("a" * (MAX_HELD - 1), "bcd", "efg"):
+    flow, output = OutputStream(SecretRedactor(), None, keep=True), JobOutputFile(tmp_path / "out.txt")
+    for piece in ("a" * (MAX_HELD_CHARACTERS - 1), "bcd", "efg"):
         flow.feed(piece)
-    flow.into(output)
+    flow.store_in(output)
     flow.feed("after")
     flow.finish()
     output.close()
     left_out = "[5 characters from before the call became a job are omitted]"
-    assert (tmp_path / "out.txt").read_text() == "a" * (MAX_HELD - 1) + f"b\n{left_out}\nafter"
+    assert (tmp_path / "out.txt").read_text() == "a" * (MAX_HELD_CHARACTERS - 1) + f"b\n{left_out}\nafter"
 
 
 @pytest.mark.proves("X-05")
 async def test_an_approved_job_that_waits_at_the_end_of_its_kernel_has_ended_and_is_not_run_again(
     tmp_path: Path,
 ) -> None:
-    person = ScriptedPerson(approvals=[ApprovalAnswer("once")] * 2)
+    person = ScriptedApprovalHandler(approvals=[ApprovalAnswer("once")] * 2)
     async with temporary_kernel(tmp_path, tools=TOOLS, settings=SETTINGS) as kernel:
-        session = await kernel.session(attendant=person)
+        session = await kernel.session(approval_handler=person)
         job_of(await session.call("job.either", {"name": "a", "later": True}))
         await bench.entered.wait()
         waits = job_of(await session.call("job.either", {"name": "b", "later": True}))
         id = session.id
     async with temporary_kernel(tmp_path, tools=TOOLS, settings=SETTINGS) as kernel:
-        session = await kernel.session(id, attendant=person)
+        session = await kernel.session(id, approval_handler=person)
         assert (await session.jobs.get(waits)).state == "cancelled"
         result = await session.jobs.wait(waits, timeout_ms=0)
         assert result is not None and "Nothing was run" in str(result.error_text)
-        assert await session.resume_parked() == [] and kernel.approvals.unanswered(id) == []
+        assert await session.resume_suspended_calls() == [] and kernel.approvals.list_without_result(id) == []
     assert bench.ran == ["a"]
 
 
 async def test_what_cannot_be_promoted_is_refused_with_words(session: Session) -> None:
     with pytest.raises(ToolError, match="is not running"):
-        await session.promote("nothing")
+        await session.move_to_background("nothing")
     bench.open.set()
     assert (await session.call("job.either", {"name": "a"})).ok
     with pytest.raises(ToolError, match="is not running"):
-        await session.promote(f"{session.id}/1.0")
+        await session.move_to_background(f"{session.id}/1.0")

@@ -7,26 +7,26 @@ import contextlib
 
 import pytest
 
-from handrail.arbiter.locks import Grant, LockTable, LockTimeout, Request, Want, conflict
+from handrail.arbiter.locks import LockGrant, LockTable, LockTimeout, QueuedRequest, RequiredLock, locks_conflict
 from handrail.contract.errors import UsageError
 
-WORKSPACE_X: list[Want] = [(("workspace",), "X")]
-WORKSPACE_S: list[Want] = [(("workspace",), "S")]
+WORKSPACE_X: list[RequiredLock] = [(("workspace",), "X")]
+WORKSPACE_S: list[RequiredLock] = [(("workspace",), "S")]
 
 
-def file(*parts: str, mode: str = "X") -> list[Want]:
+def file(*parts: str, mode: str = "X") -> list[RequiredLock]:
     return [(("workspace", *parts), "X" if mode == "X" else "S")]
 
 
-def taken(table: LockTable, wants: list[Want], owner: str = "") -> Grant:
+def taken(table: LockTable, wants: list[RequiredLock], owner: str = "") -> LockGrant:
     grant = table.try_acquire(wants, owner)
     assert grant is not None
     return grant
 
 
-async def waiting(request: Request, timeout_s: float | None = None) -> asyncio.Task[Grant]:
+async def waiting(request: QueuedRequest, timeout_s: float | None = None) -> asyncio.Task[LockGrant]:
     """A task that has begun to wait for ``request``."""
-    task = asyncio.create_task(request.granted(timeout_s))
+    task = asyncio.create_task(request.wait_granted(timeout_s))
     await asyncio.sleep(0)
     return task
 
@@ -62,12 +62,12 @@ def test_readers_share_and_a_writer_is_alone() -> None:
     ],
 )
 def test_a_lock_covers_what_is_beneath_it_and_meets_what_is_above(
-    held: list[Want], asked: list[Want], free: bool
+    held: list[RequiredLock], asked: list[RequiredLock], free: bool
 ) -> None:
     table = LockTable()
     taken(table, held)
     assert (table.try_acquire(asked) is not None) is free
-    assert conflict(held, asked) is conflict(asked, held) is not free
+    assert locks_conflict(held, asked) is locks_conflict(asked, held) is not free
 
 
 @pytest.mark.proves("L-02")
@@ -89,7 +89,7 @@ def test_a_request_takes_all_or_nothing() -> None:
         [*file("src", mode="S"), *file("src", "a"), *file("src", "b"), *file("src", "a")],
     ],
 )
-def test_a_request_never_conflicts_with_itself(wants: list[Want]) -> None:
+def test_a_request_never_conflicts_with_itself(wants: list[RequiredLock]) -> None:
     table = LockTable()
     grant = taken(table, wants)
     assert grant.covers(wants)
@@ -118,11 +118,11 @@ async def test_a_waiting_writer_is_not_starved_by_later_readers() -> None:
     writer = table.enqueue(file("a"))
     assert table.try_acquire(file("a", mode="S")) is None
     late = table.enqueue(file("a", mode="S"))
-    assert not writer.ready and not late.ready
+    assert not writer.is_ready and not late.is_ready
     table.release(reader)
-    assert writer.ready and not late.ready
-    table.release(await writer.granted())
-    assert late.ready
+    assert writer.is_ready and not late.is_ready
+    table.release(await writer.wait_granted())
+    assert late.is_ready
 
 
 @pytest.mark.proves("L-05")
@@ -132,7 +132,7 @@ async def test_a_waiting_reader_is_not_overtaken_by_later_writers() -> None:
     reader = table.enqueue(file("a", mode="S"))
     late = table.enqueue(file("a"))
     table.release(writer)
-    assert reader.ready and not late.ready
+    assert reader.is_ready and not late.is_ready
 
 
 @pytest.mark.proves("L-05", "L-06")
@@ -152,7 +152,7 @@ def test_readers_that_wait_together_are_let_in_together() -> None:
     readers = [table.enqueue(file("a", mode="S")) for _ in range(5)]
     last = table.enqueue(file("a"))
     table.release(writer)
-    assert all(reader.ready for reader in readers) and not last.ready
+    assert all(reader.is_ready for reader in readers) and not last.is_ready
 
 
 @pytest.mark.proves("L-02")
@@ -162,9 +162,9 @@ async def test_opposite_orders_of_two_files_cannot_deadlock() -> None:
     second = table.enqueue([*file("b"), *file("a")])
     third = table.enqueue([*file("a"), *file("b")])
     table.release(first)
-    assert second.ready and not third.ready
-    table.release(await second.granted())
-    table.release(await third.granted())
+    assert second.is_ready and not third.is_ready
+    table.release(await second.wait_granted())
+    table.release(await third.wait_granted())
     assert table.size == 0
 
 
@@ -175,11 +175,11 @@ async def test_a_wait_ends_with_its_budget_and_says_who_held_it_up() -> None:
     request = table.enqueue(file("a.py"), "call-2")
     behind = table.enqueue(file("a.py", mode="S"))
     with pytest.raises(LockTimeout, match=r"workspace/a\.py:X held by call-1 edit \(X\)"):
-        await request.granted(0)
-    assert not behind.ready
+        await request.wait_granted(0)
+    assert not behind.is_ready
     table.release(holder)
-    assert behind.ready and not request.ready
-    table.release(await behind.granted(0))
+    assert behind.is_ready and not request.is_ready
+    table.release(await behind.wait_granted(0))
     assert table.size == 0
 
 
@@ -188,13 +188,13 @@ def test_what_a_request_waits_for_names_a_few_holders_and_counts_the_rest() -> N
     for number in range(5):
         taken(table, file("a", mode="S"), f"call-{number}")
     writer = table.enqueue(file("a"))
-    assert table.waiting_for(writer) == "workspace/a:X held by call-0 (S), call-1 (S), call-2 (S) and 2 more"
-    assert table.waiting_for(table.enqueue(WORKSPACE_X)).startswith("workspace:X held by call-0 (IS)")
+    assert table.describe_wait(writer) == "workspace/a:X held by call-0 (S), call-1 (S), call-2 (S) and 2 more"
+    assert table.describe_wait(table.enqueue(WORKSPACE_X)).startswith("workspace:X held by call-0 (IS)")
     free = table.enqueue([(("memory",), "X")])
-    assert free.ready and table.waiting_for(free) == ""
+    assert free.is_ready and table.describe_wait(free) == ""
     taken(table, [(("serial",), "S")])
     table.enqueue([*file("a"), (("other",), "X")])
-    assert table.waiting_for(table.enqueue([(("other",), "S")])) == "other:S behind earlier waiting calls"
+    assert table.describe_wait(table.enqueue([(("other",), "S")])) == "other:S behind earlier waiting calls"
 
 
 @pytest.mark.proves("L-05")
@@ -206,9 +206,9 @@ async def test_a_cancelled_wait_leaves_every_queue_and_frees_those_behind_it() -
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert behind_a.ready and behind_b.ready
+    assert behind_a.is_ready and behind_b.is_ready
     for request in (behind_a, behind_b):
-        table.release(await request.granted())
+        table.release(await request.wait_granted())
     table.release(reader)
     assert table.size == 0
 
@@ -239,7 +239,7 @@ async def test_a_grant_and_a_time_out_in_one_moment_are_one_of_the_two(order: st
     loop = asyncio.get_running_loop()
     if order == "grant first":
         loop.call_later(0, table.release, holder)
-        task = asyncio.create_task(request.granted(0))
+        task = asyncio.create_task(request.wait_granted(0))
         table.release(await task)
     else:
         task = await waiting(request, 0)
@@ -266,16 +266,16 @@ async def test_withdrawing_is_safe_at_any_time() -> None:
     queued, ready = table.enqueue(file("a")), table.enqueue(file("b"))
     for request in (queued, ready, queued, ready):
         request.withdraw()
-    assert not ready.ready
+    assert not ready.is_ready
     had = table.enqueue(file("c"))
-    grant = await had.granted()
+    grant = await had.wait_granted()
     had.withdraw()
     assert table.try_acquire(file("c")) is None, "a grant that was taken is its taker's to release"
     table.release(grant)
     table.release(holder)
     assert table.size == 0
     with pytest.raises(UsageError, match="withdrawn"):
-        await queued.granted()
+        await queued.wait_granted()
 
 
 async def test_a_withdrawn_request_wakes_whoever_awaits_it() -> None:
@@ -284,7 +284,7 @@ async def test_a_withdrawn_request_wakes_whoever_awaits_it() -> None:
     request = table.enqueue(file("a"))
     task = await waiting(request)
     with pytest.raises(UsageError, match="Await a request once"):
-        await request.granted()
+        await request.wait_granted()
     request.withdraw()
     with pytest.raises(UsageError, match="withdrawn"):
         await task
@@ -322,7 +322,7 @@ def test_releasing_twice_is_an_error_that_changes_nothing() -> None:
     ],
 )
 def test_a_nested_call_runs_under_its_callers_locks_and_cannot_widen_them(
-    held: list[Want], asked: list[Want], covered: bool
+    held: list[RequiredLock], asked: list[RequiredLock], covered: bool
 ) -> None:
     assert taken(LockTable(), held).covers(asked) is covered
 
@@ -331,12 +331,12 @@ def test_no_wants_are_granted_at_once() -> None:
     table = LockTable()
     taken(table, WORKSPACE_X)
     grant = taken(table, [])
-    assert table.enqueue([]).ready
+    assert table.enqueue([]).is_ready
     table.release(grant)
 
 
 @pytest.mark.parametrize("wants", [[((), "S")], [(("a",), "Z")], [(("a",), "X"), ((), "S")], [("a",)], ["ab"]])
-def test_what_is_no_want_is_refused_and_leaves_nothing(wants: list[Want]) -> None:
+def test_what_is_no_want_is_refused_and_leaves_nothing(wants: list[RequiredLock]) -> None:
     table = LockTable()
     for ask in (table.try_acquire, table.enqueue):
         with pytest.raises(UsageError, match="Expected pairs"):
@@ -348,4 +348,4 @@ def test_what_is_no_want_is_refused_and_leaves_nothing(wants: list[Want]) -> Non
 async def test_a_budget_that_is_none_is_refused(budget: float) -> None:
     request = LockTable().enqueue(file("a"))
     with pytest.raises(UsageError, match="0 or more"):
-        await request.granted(budget)
+        await request.wait_granted(budget)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from handrail.arbiter.locks import Grant, LockTable, LockTimeout, Request, Want
+from handrail.arbiter.locks import LockGrant, LockTable, LockTimeout, QueuedRequest, RequiredLock
 
 pytestmark = pytest.mark.proves("L-02", "L-03", "L-05")
 
@@ -25,11 +25,11 @@ RESOURCES = (
     ("m",),
     ("m", "x"),
 )
-want: st.SearchStrategy[Want] = st.tuples(st.sampled_from(RESOURCES), st.sampled_from(("S", "X")))
+want: st.SearchStrategy[RequiredLock] = st.tuples(st.sampled_from(RESOURCES), st.sampled_from(("S", "X")))
 wanted = st.lists(want, min_size=1, max_size=3)
 
 
-def clash(some: list[Want], others: list[Want]) -> bool:
+def clash(some: list[RequiredLock], others: list[RequiredLock]) -> bool:
     """What a conflict *is*, said without intention modes: one lies within the other, and one of them writes."""
     return any(
         "X" in (mode, other_mode) and resource[: len(other)] == other[: len(resource)]
@@ -40,9 +40,9 @@ def clash(some: list[Want], others: list[Want]) -> bool:
 
 @dataclass(eq=False)
 class Live:
-    wants: list[Want]
-    request: Request | None
-    grant: Grant | None = None
+    wants: list[RequiredLock]
+    request: QueuedRequest | None
+    grant: LockGrant | None = None
 
 
 class Locks(RuleBasedStateMachine):
@@ -58,11 +58,11 @@ class Locks(RuleBasedStateMachine):
         return not any(clash(one.wants, other.wants) for other in earlier)
 
     @rule(wants=wanted)
-    def enqueue(self, wants: list[Want]) -> None:
+    def enqueue(self, wants: list[RequiredLock]) -> None:
         self.live.append(Live(wants, self.table.enqueue(wants)))
 
     @rule(wants=wanted)
-    def try_acquire(self, wants: list[Want]) -> None:
+    def try_acquire(self, wants: list[RequiredLock]) -> None:
         grant = self.table.try_acquire(wants)
         assert (grant is not None) is not any(clash(wants, other.wants) for other in self.live)
         if grant is not None:
@@ -90,7 +90,7 @@ class Locks(RuleBasedStateMachine):
     @invariant()
     def the_same_ones_have_their_turn(self) -> None:
         for one in self.live:
-            assert (one.grant is not None or (one.request is not None and one.request.ready)) is self.may_run(one)
+            assert (one.grant is not None or (one.request is not None and one.request.is_ready)) is self.may_run(one)
 
     @invariant()
     def resources_without_anybody_are_forgotten(self) -> None:
@@ -107,7 +107,7 @@ class Locks(RuleBasedStateMachine):
         if one.grant is not None:
             self.table.release(one.grant)
         else:
-            assert one.request is not None and one.request.ready, "the earliest always has its turn"
+            assert one.request is not None and one.request.is_ready, "the earliest always has its turn"
             one.request.withdraw()
 
 
@@ -123,16 +123,16 @@ TestLocks.settings = settings(max_examples=50, stateful_step_count=40, deadline=
     )
 )
 def test_calls_that_run_give_up_and_are_cancelled_at_any_step_leave_an_empty_table(
-    calls: list[tuple[list[Want], str, int, int]],
+    calls: list[tuple[list[RequiredLock], str, int, int]],
 ) -> None:
     table = LockTable()
-    running: list[list[Want]] = []
+    running: list[list[RequiredLock]] = []
     outcomes: list[str] = []
 
-    async def call(wants: list[Want], fate: str, steps: int) -> None:
+    async def call(wants: list[RequiredLock], fate: str, steps: int) -> None:
         request = table.enqueue(wants)
         try:
-            grant = await request.granted(0 if fate == "times out" else None)
+            grant = await request.wait_granted(0 if fate == "times out" else None)
         except LockTimeout:
             outcomes.append("late")
             return

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.arbiter.shaping import SECRET, Room, logged
 
-from handrail.arbiter.output.exposure import for_model, views
+from handrail.arbiter.output.exposure import neutralise_for_model, split_views
 from handrail.contract.call import Blob, Result
-from handrail.contract.text.neutral import neutralised
+from handrail.contract.text.neutralisation import neutralise_text
 from handrail.contract.tool.spec import ToolSpec
 
 pytestmark = pytest.mark.proves("O-04")
@@ -80,7 +80,7 @@ async def test_what_a_mask_leaves_is_spelled_out(tmp_path: Path) -> None:
 
 
 async def test_keys_that_are_shown_alike_are_all_shown() -> None:
-    shown = for_model(Result.output({"a\x1b": 1, "a⟦U+001B⟧": 2}))
+    shown = neutralise_for_model(Result.output({"a\x1b": 1, "a⟦U+001B⟧": 2}))
     assert shown.data == {"pairs": [["a⟦U+001B⟧", 1], ["a⟦U+001B⟧", 2]]}
 
 
@@ -90,7 +90,7 @@ async def test_what_a_model_is_shown_reads_back_as_itself(new_room: Callable[...
     room = new_room()
     shaped = await room.shape({"text": text})
     again = await room.shape(shaped.model.data)
-    assert again.model.data == shaped.model.data == {"text": neutralised(text)}
+    assert again.model.data == shaped.model.data == {"text": neutralise_text(text)}
     assert again.model is again.result
-    assert views(ToolSpec("tool", "…"), shaped.result)[1].data == shaped.model.data
+    assert split_views(ToolSpec("tool", "…"), shaped.result)[1].data == shaped.model.data
     room.shaper.close()

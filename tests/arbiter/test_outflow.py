@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.arbiter.jobs import outflow
-from handrail.arbiter.jobs.outflow import OutputFile, read, read_lines
+from handrail.arbiter.jobs import output_stream
+from handrail.arbiter.jobs.output_stream import JobOutputFile, read_output, read_output_lines
 
 SMALL = {"KEPT_AT_LEAST": 128 * 1024, "PUNCHED_EVERY": 64 * 1024}
 
@@ -21,7 +21,7 @@ SMALL = {"KEPT_AT_LEAST": 128 * 1024, "PUNCHED_EVERY": 64 * 1024}
 def small() -> Generator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in SMALL.items():
-            patch.setattr(outflow, name, value)
+            patch.setattr(output_stream, name, value)
         yield patch
 
 
@@ -32,19 +32,19 @@ def test_the_end_is_kept_under_the_same_cursors_and_what_is_not_is_counted(
 ) -> None:
     path = tmp_path_factory.mktemp("ring") / "out"
     with small():
-        output, whole = OutputFile(path, ring=True), ""
+        output, whole = JobOutputFile(path, ring=True), ""
         for number, length in enumerate(pieces):
             piece = f"{number % 10}" * (length - 1) + "\n"
             output.write(piece)
             whole += piece
         output.close()
-    found = read(str(path), cursor, 1 << 20, grows=False)
-    start = min(cursor, len(whole)) + found.skipped
-    assert (found.text, found.cursor, found.more) == (whole[start:], len(whole), False)
-    assert not found.skipped or len(whole) - start >= SMALL["KEPT_AT_LEAST"]
+    found = read_output(str(path), cursor, 1 << 20, grows=False)
+    start = min(cursor, len(whole)) + found.skipped_bytes
+    assert (found.text, found.cursor, found.has_more) == (whole[start:], len(whole), False)
+    assert not found.skipped_bytes or len(whole) - start >= SMALL["KEPT_AT_LEAST"]
     if whole:
         assert os.stat(path).st_blocks * 512 <= sum(SMALL.values()) + max(pieces) + 64 * 1024
-        assert read_lines(str(path), -1, 1, grows=False).text == whole[-pieces[-1] :][-(1 << 20) :]
+        assert read_output_lines(str(path), -1, 1, grows=False).text == whole[-pieces[-1] :][-(1 << 20) :]
 
 
 def test_where_the_file_system_knows_no_holes_the_beginning_is_kept(tmp_path: Path) -> None:
@@ -52,11 +52,11 @@ def test_where_the_file_system_knows_no_holes_the_beginning_is_kept(tmp_path: Pa
         return -1
 
     with small() as patch:
-        patch.setattr(outflow, "_fallocate", lambda: refused)
-        patch.setattr(outflow, "MAX_SIDECAR", 300_000)
-        output = OutputFile(tmp_path / "out", ring=True)
+        patch.setattr(output_stream, "_fallocate", lambda: refused)
+        patch.setattr(output_stream, "MAX_SIDECAR", 300_000)
+        output = JobOutputFile(tmp_path / "out", ring=True)
         for _ in range(5):
             output.write("x" * 100_000)
         output.close()
-    found = read(str(tmp_path / "out"), 0, 1 << 20, grows=False)
-    assert found.skipped == 0 and found.text.startswith("x" * 300_000) and "are stored]" in found.text
+    found = read_output(str(tmp_path / "out"), 0, 1 << 20, grows=False)
+    assert found.skipped_bytes == 0 and found.text.startswith("x" * 300_000) and "are stored]" in found.text

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.arbiter.shaping import METADATA, Room, logged
 
-from handrail.arbiter.output.exposure import views
-from handrail.arbiter.output.shaper import Shaped
+from handrail.arbiter.output.exposure import split_views
+from handrail.arbiter.output.shaper import ShapedOutput
 from handrail.contract.call import Blob, Result
 from handrail.contract.tool.spec import ToolSpec
 
@@ -286,13 +286,13 @@ async def test_a_masked_output_leaves_a_summary_and_a_reference_in_the_prompt(ro
 @pytest.mark.proves("O-06")
 async def test_a_recorded_result_is_seen_as_it_was_then(room: Room) -> None:
     spec = ToolSpec("tool", "…", prompt_mask=True)
-    shaped = await room.shaper.shape(spec, {"rows": [1]}, METADATA, call_id="c", session_id="s")
-    assert views(spec, Result.from_dict(logged(shaped))) == (shaped.result, shaped.model)
+    shaped = await room.shaper.shape_output(spec, {"rows": [1]}, METADATA, call_id="c", session_id="s")
+    assert split_views(spec, Result.from_dict(logged(shaped))) == (shaped.result, shaped.model)
 
 
 def test_only_the_quick_and_open_goes_the_quick_way(room: Room) -> None:
-    def small(value: object, **spec: Any) -> Shaped | None:
-        return room.shaper.shape_small(ToolSpec("tool", "…", **spec), value, {})
+    def small(value: object, **spec: Any) -> ShapedOutput | None:
+        return room.shaper.shape_small_output(ToolSpec("tool", "…", **spec), value, {})
 
     assert small({"a": 1}) and small("text") and small(3) and small(None) and small([1, "a"])
     for value in (

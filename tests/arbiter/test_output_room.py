@@ -12,41 +12,41 @@ import pytest
 from tests.arbiter.test_outflow import small
 
 from handrail import Runtime, Session, tool
-from handrail.arbiter.jobs.outflow import OutputFile, read, read_lines, stored
-from handrail.arbiter.output.sidecar import REMOVED, OutputRoom, unlink
+from handrail.arbiter.jobs.output_stream import JobOutputFile, read_output, read_output_lines, stored_bytes
+from handrail.arbiter.output.sidecar import REMOVED_SUFFIX, JobOutputQuota, delete_outputs
 from handrail.testing.kernels import temporary_kernel
 
 KIB = 1024
 
 
-def written(folder: Path, room: OutputRoom, name: str, *sizes: int, ring: bool = False, ends: bool = True) -> str:
-    with closing(OutputFile(folder / name, room, ring=ring)) as output:
+def written(folder: Path, room: JobOutputQuota, name: str, *sizes: int, ring: bool = False, ends: bool = True) -> str:
+    with closing(JobOutputFile(folder / name, room, ring=ring)) as output:
         for size in sizes:
             output.write("x" * (size - 1) + "\n")
         if ends:
-            output.ended()
+            output.mark_ended()
     return str(folder / name)
 
 
 def on_disk(folder: Path) -> int:
-    return sum(stored(str(file)) for file in folder.iterdir())
+    return sum(stored_bytes(str(file)) for file in folder.iterdir())
 
 
 def test_the_first_that_ended_make_room_and_say_so_to_whoever_reads_them(tmp_path: Path) -> None:
-    room = OutputRoom(100 * KIB)
+    room = JobOutputQuota(100 * KIB)
     first, second = [written(tmp_path, room, name, 40 * KIB) for name in ("first", "second")]
     third = written(tmp_path, room, "third", 40 * KIB)
-    found = read(first, 100, 1000, grows=False)
+    found = read_output(first, 100, 1000, grows=False)
     assert (
         found.text.startswith("[this output of 40,960 bytes was removed to free space") and "0.09766 MiB" in found.text
     )
-    assert (found.cursor, found.more, found.skipped) == (40 * KIB, False, 40 * KIB - 100)
-    assert read_lines(first, -1, 1, grows=False).text == found.text
-    after = read(first, 40 * KIB, 1000, grows=False)
-    assert (after.text, after.skipped) == ("", 0), "who has read all of it has missed nothing"
-    assert all(read(path, 0, 10, grows=False).text == "x" * 10 for path in (second, third))
+    assert (found.cursor, found.has_more, found.skipped_bytes) == (40 * KIB, False, 40 * KIB - 100)
+    assert read_output_lines(first, -1, 1, grows=False).text == found.text
+    after = read_output(first, 40 * KIB, 1000, grows=False)
+    assert (after.text, after.skipped_bytes) == ("", 0), "who has read all of it has missed nothing"
+    assert all(read_output(path, 0, 10, grows=False).text == "x" * 10 for path in (second, third))
     assert on_disk(tmp_path) <= 81 * KIB
-    unlink([first, second, third, ""])
+    delete_outputs([first, second, third, ""])
     assert not list(tmp_path.iterdir())
 
 
@@ -54,36 +54,36 @@ def test_the_first_that_ended_make_room_and_say_so_to_whoever_reads_them(tmp_pat
 def test_where_no_job_has_ended_what_has_no_room_is_not_kept_and_the_output_says_so(
     tmp_path: Path, sizes: Sequence[int]
 ) -> None:
-    room = OutputRoom(100 * KIB)
+    room = JobOutputQuota(100 * KIB)
     written(tmp_path, room, "lives", 30 * KIB, ends=False)
     ended = written(tmp_path, room, "ended", 5 * KIB)
     cut = written(tmp_path, room, "cut", *sizes, 1, ends=False)
-    text = read(cut, 0, 1 << 20, grows=False).text
+    text = read_output(cut, 0, 1 << 20, grows=False).text
     kept = 60 * KIB if len(sizes) > 1 else 0
     assert text[:kept] == "x" * (kept - 1) + "\n" * bool(kept)
     assert text[kept:].startswith("\n[more output follows; it is not stored: the limit for the outputs of all jobs is")
     assert text.endswith("]\n") and on_disk(tmp_path) <= 96 * KIB
-    assert read(ended, 0, 5, grows=False).text == "xxxxx", "nothing is removed in vain"
+    assert read_output(ended, 0, 5, grows=False).text == "xxxxx", "nothing is removed in vain"
 
 
 def test_what_an_output_forgets_of_its_beginning_is_room_for_others(tmp_path: Path) -> None:
-    room = OutputRoom(400 * KIB)
+    room = JobOutputQuota(400 * KIB)
     with small():
         ring = written(tmp_path, room, "ring", *[50 * KIB] * 40, ring=True, ends=False)
     beside = written(tmp_path, room, "beside", 150 * KIB, ends=False)
-    assert "[more output follows" not in read_lines(ring, -1, 1, grows=False).text
-    assert "[more output follows" not in read_lines(beside, -1, 1, grows=False).text
+    assert "[more output follows" not in read_output_lines(ring, -1, 1, grows=False).text
+    assert "[more output follows" not in read_output_lines(beside, -1, 1, grows=False).text
     assert on_disk(tmp_path) <= 400 * KIB
 
 
 def test_one_that_cannot_be_removed_stays_counted_and_one_that_is_gone_does_not(tmp_path: Path) -> None:
-    room = OutputRoom(100 * KIB)
+    room = JobOutputQuota(100 * KIB)
     gone, firm = [written(tmp_path, room, name, 40 * KIB) for name in ("gone", "firm")]
     os.unlink(gone)
-    assert room.take(50 * KIB) and not Path(f"{gone}{REMOVED}").exists(), "of what others removed nothing is told"
+    assert room.reserve(50 * KIB) and not Path(f"{gone}{REMOVED_SUFFIX}").exists(), "of what others removed nothing is told"
     os.unlink(firm)
     os.mkdir(firm)  # as root nothing else fails
-    assert not room.take(20 * KIB) and room.take(10 * KIB)
+    assert not room.reserve(20 * KIB) and room.reserve(10 * KIB)
 
 
 # ── with a kernel ────────────────────────────────────────────────────────────────────────────────
@@ -93,7 +93,7 @@ def test_one_that_cannot_be_removed_stays_counted_and_one_that_is_gone_does_not(
 async def fill(kib: int, runtime: Runtime) -> str:
     """Write so much."""
     for _ in range(kib):
-        runtime.output("x" * (KIB - 1) + "\n")
+        runtime.write_output("x" * (KIB - 1) + "\n")
     return "full"
 
 
@@ -101,7 +101,7 @@ async def fill(kib: int, runtime: Runtime) -> str:
 async def stay(kib: int, runtime: Runtime) -> None:
     """Write so much, and stay."""
     for _ in range(kib):
-        runtime.output("x" * (KIB - 1) + "\n")
+        runtime.write_output("x" * (KIB - 1) + "\n")
     await asyncio.Event().wait()
 
 

@@ -99,7 +99,7 @@ def test_arguments_and_texts_are_redacted_for_the_log(tmp_path: Path) -> None:
 
 
 def test_a_hash_is_of_the_value_and_not_of_its_spelling(room: Room) -> None:
-    hashed = room.shaper.hash
+    hashed = room.shaper.hash_value
     assert hashed({"a": 1, "b": [None]}) == hashed({"b": [None], "a": 1})
     different = [
         {"a": 1},

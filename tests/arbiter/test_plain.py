@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, SecretStr
 
-from handrail.arbiter.output.plain import Plain, TooLarge, encoded_as_it_is
+from handrail.arbiter.output.json_conversion import JsonConversion, ValueTooLarge, encode_plain
 from handrail.contract.call import Blob, Result
 
 pytestmark = pytest.mark.proves("K-07")
@@ -119,7 +119,7 @@ SAYABLE: list[tuple[Any, Any]] = [
 
 @pytest.mark.parametrize(("value", "plain"), SAYABLE)
 def test_what_json_has_a_way_to_say_is_said_in_it(value: object, plain: object) -> None:
-    made = Plain(value)
+    made = JsonConversion(value)
     assert made.data == plain
     assert not made.binaries
     assert orjson.loads(orjson.dumps(made.data)) == plain
@@ -141,45 +141,45 @@ def test_what_json_has_a_way_to_say_is_said_in_it(value: object, plain: object) 
     ],
 )
 def test_what_json_cannot_hold_becomes_text_and_is_noted(value: object, plain: object, note: str) -> None:
-    made = Plain(value)
+    made = JsonConversion(value)
     assert made.data == plain
     assert len(made.notes) == 1 and note in made.notes[0]
     json.dumps(made.data, allow_nan=False).encode()
 
 
 def test_an_integer_too_long_to_be_written_in_decimal_is_hexadecimal() -> None:
-    assert Plain(1 << 20_000).data == hex(1 << 20_000)
+    assert JsonConversion(1 << 20_000).data == hex(1 << 20_000)
 
 
 def test_cycles_end_and_depth_is_bounded() -> None:
     ring: dict[str, Any] = {"a": []}
     ring["a"].append(ring)
-    assert Plain(ring).data == {"a": ["<cycle>"]}
+    assert JsonConversion(ring).data == {"a": ["<cycle>"]}
     shared = [1]
-    assert Plain([shared, shared]).data == [[1], [1]], "twice is no cycle"
+    assert JsonConversion([shared, shared]).data == [[1], [1]], "twice is no cycle"
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    made = Plain(deep)
+    made = JsonConversion(deep)
     assert orjson.dumps(made.data).count(b"[") == 100
     assert "deeper than 100" in made.notes[0]
 
 
 def test_foreign_objects_are_not_consumed() -> None:
     endless = iter(int, 1)
-    made = Plain({"stream": endless})
+    made = JsonConversion({"stream": endless})
     assert made.data["stream"].startswith("<callable_iterator")
-    with pytest.raises(TooLarge):
-        Plain(range(10**18), 1000)
+    with pytest.raises(ValueTooLarge):
+        JsonConversion(range(10**18), 1000)
 
 
 def test_many_notes_are_counted() -> None:
-    made = Plain([math.nan] * 8)
+    made = JsonConversion([math.nan] * 8)
     assert len(made.notes) == 5 and made.more_notes == 3
 
 
 def test_binary_parts_are_taken_out() -> None:
-    made = Plain({"image": Blob(b"\x89PNG", "image/png"), "raw": [b"ab", bytearray(b"cd")], "odd": Blob(b"", "a\nb")})
+    made = JsonConversion({"image": Blob(b"\x89PNG", "image/png"), "raw": [b"ab", bytearray(b"cd")], "odd": Blob(b"", "a\nb")})
     assert made.data["image"] == {"artifact": None, "media_type": "image/png", "bytes": 4}
     assert [(part.data, part.media_type) for part in made.binaries] == [
         (b"\x89PNG", "image/png"),
@@ -187,14 +187,14 @@ def test_binary_parts_are_taken_out() -> None:
         (b"cd", "application/octet-stream"),
         (b"", "application/octet-stream"),
     ]
-    assert made.binaries[0].place is made.data["image"]
+    assert made.binaries[0].placeholder is made.data["image"]
 
 
 def test_the_size_of_texts_and_the_number_of_parts_are_bounded() -> None:
-    Plain(["x" * 200] * 9, 10)
+    JsonConversion(["x" * 200] * 9, 10)
     for value in (["x"] * 10, "x" * 256 * 11):
-        with pytest.raises(TooLarge):
-            Plain(value, 10)
+        with pytest.raises(ValueTooLarge):
+            JsonConversion(value, 10)
 
 
 anything = st.recursive(
@@ -218,13 +218,13 @@ anything = st.recursive(
 
 @given(anything)
 def test_any_value_becomes_json_that_orjson_and_json_agree_on(value: object) -> None:
-    data = Plain(value).data
+    data = JsonConversion(value).data
     assert orjson.loads(orjson.dumps(data)) == data == json.loads(json.dumps(data, allow_nan=False))
 
 
 @given(anything)
 def test_what_is_said_to_be_plain_already_is(value: object) -> None:
-    encoded = encoded_as_it_is(value)
+    encoded = encode_plain(value)
     if encoded is not None:
-        made = Plain(value)
+        made = JsonConversion(value)
         assert orjson.loads(encoded) == made.data and not made.notes and not made.binaries

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.arbiter.test_jobs import TOOLS, bench, kinds
 
 from handrail import Kernel, Session, ToolError
-from handrail.contract.doors.jobs import ENDED_STATES
+from handrail.contract.services.jobs import FINAL_JOB_STATES
 from handrail.testing.kernels import temporary_kernel
 
 
@@ -29,7 +29,7 @@ def test_a_promoted_call_is_answered_with_the_job_or_the_result_and_runs_once(
         caller = asyncio.create_task(session.call("job.either", {"name": str(number)}))
         await bench.entered.wait()
         call_id = next(iter(_lane(session).running))
-        promoting = asyncio.create_task(session.promote(call_id))
+        promoting = asyncio.create_task(session.move_to_background(call_id))
         for turn in range(turns):
             if turn == late:
                 if stop:
@@ -50,7 +50,7 @@ def test_a_promoted_call_is_answered_with_the_job_or_the_result_and_runs_once(
             assert cancel
         if promoted is not None:
             await session.jobs.wait(promoted, timeout_ms=30_000)
-            assert (await session.jobs.get(promoted)).state in ENDED_STATES
+            assert (await session.jobs.get(promoted)).state in FINAL_JOB_STATES
         assert bench.ran == [str(number)]
         await kernel.log.flush()
         assert kinds(kernel, call_id).count("committed") == 1

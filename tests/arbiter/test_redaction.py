@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.arbiter.output.redaction import Redactor
+from handrail.arbiter.output.redaction import SecretRedactor
 
 pytestmark = pytest.mark.proves("O-07")
 
@@ -44,20 +44,20 @@ secret_texts = st.composite(with_secrets)()
 
 
 def test_a_value_becomes_its_name_and_the_longest_wins() -> None:
-    redactor = Redactor({"short": "hunter2", "long": "hunter2-extended"})
-    assert redactor.text("a hunter2 and a hunter2-extended.") == "a [secret:short] and a [secret:long]."
+    redactor = SecretRedactor({"short": "hunter2", "long": "hunter2-extended"})
+    assert redactor.redact_text("a hunter2 and a hunter2-extended.") == "a [secret:short] and a [secret:long]."
 
 
 def test_all_of_overlapping_values_goes() -> None:
-    redactor = Redactor({"A": "abcdef", "B": "efghij"})
-    assert redactor.text("-abcdefghij-") == "-[secret:A]-"
-    assert redactor.binary(b"-abcdefghij-") == b"-[secret:A]-"
-    assert redactor.text("abcdefefghij") == "[secret:A][secret:B]"
+    redactor = SecretRedactor({"A": "abcdef", "B": "efghij"})
+    assert redactor.redact_text("-abcdefghij-") == "-[secret:A]-"
+    assert redactor.redact_bytes(b"-abcdefghij-") == b"-[secret:A]-"
+    assert redactor.redact_text("abcdefefghij") == "[secret:A][secret:B]"
 
 
 @pytest.mark.parametrize("value", ['pa"ss\\word', "line\nbreak", "pä$$wörd", "tab\tand é\u2028", "a/b?c d"])
 def test_a_value_is_found_as_json_and_in_a_url(value: str) -> None:
-    redactor = Redactor({"key": value})
+    redactor = SecretRedactor({"key": value})
     once = json.dumps({"k": value})
     for text in (
         value,
@@ -66,7 +66,7 @@ def test_a_value_is_found_as_json_and_in_a_url(value: str) -> None:
         orjson.dumps(once).decode(),
         f"https://u:{quote(value, safe='')}@host/",
     ):
-        shown = redactor.text(f"<{text}>")
+        shown = redactor.redact_text(f"<{text}>")
         assert "[secret:key]" in shown
         for form in (value, json.dumps(value)[1:-1], quote(value, safe="")):
             assert form not in shown
@@ -75,11 +75,11 @@ def test_a_value_is_found_as_json_and_in_a_url(value: str) -> None:
 @given(secret_texts)
 def test_no_value_is_left_in_a_text(case: tuple[dict[str, str], str]) -> None:
     known, text = case
-    redactor = Redactor(known)
-    shown = redactor.text(text)
+    redactor = SecretRedactor(known)
+    shown = redactor.redact_text(text)
     assert all(value not in shown for value in known.values())
-    assert redactor.binary(text.encode()).decode() == shown
-    assert redactor.text(shown) == shown
+    assert redactor.redact_bytes(text.encode()).decode() == shown
+    assert redactor.redact_text(shown) == shown
     if not any(value in text for value in known.values()) and "\\" not in text:
         assert shown is text
 
@@ -87,15 +87,15 @@ def test_no_value_is_left_in_a_text(case: tuple[dict[str, str], str]) -> None:
 @given(secret_texts, st.lists(st.integers(0, 60), max_size=10))
 def test_a_stream_shows_what_the_whole_text_would(case: tuple[dict[str, str], str], cuts: list[int]) -> None:
     known, text = case
-    redactor = Redactor(known)
-    stream = redactor.stream()
+    redactor = SecretRedactor(known)
+    stream = redactor.open_stream()
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = [stream.feed(text[a:b]) for a, b in pairwise(places)]
-    assert "".join([*pieces, stream.finish()]) == redactor.text(text)
+    assert "".join([*pieces, stream.finish()]) == redactor.redact_text(text)
 
 
 def test_a_stream_holds_back_only_what_may_be_a_secret() -> None:
-    stream = Redactor({"key": "hunter2"}).stream()
+    stream = SecretRedactor({"key": "hunter2"}).open_stream()
     assert stream.feed("hello hun") == "hello "
     assert stream.feed("ter") == ""
     assert stream.feed("mint hunter") == "huntermint "
@@ -154,21 +154,21 @@ def ways(value: str) -> dict[str, str]:
 
 @given(values)
 def test_a_value_is_found_in_every_form(value: str) -> None:
-    redactor = Redactor({"key": value})
+    redactor = SecretRedactor({"key": value})
     for name, form in ways(value).items():
         for text in (form, f"<{form}>", f"x={form}&y", json.dumps(form)):
-            assert "[secret:key]" in redactor.text(text), name
-            assert b"[secret:key]" in redactor.binary(text.encode()), name
-            assert redactor.found_in(text.encode()), name
+            assert "[secret:key]" in redactor.redact_text(text), name
+            assert b"[secret:key]" in redactor.redact_bytes(text.encode()), name
+            assert redactor.contains_secret(text.encode()), name
 
 
 def test_only_what_is_numbered_right_is_read_as_its_character() -> None:
-    redactor = Redactor({"key": "stop now"})
-    assert redactor.text("&#115;t&#x6F;p&#32no&#000000000119;!") == "[secret:key]!"
-    assert redactor.text("a&#99999999;&#xD800;&#115;top now&#33;") == "a&#99999999;&#xD800;[secret:key]&#33;"
+    redactor = SecretRedactor({"key": "stop now"})
+    assert redactor.redact_text("&#115;t&#x6F;p&#32no&#000000000119;!") == "[secret:key]!"
+    assert redactor.redact_text("a&#99999999;&#xD800;&#115;top now&#33;") == "a&#99999999;&#xD800;[secret:key]&#33;"
     for text in ("&#1150;top now", "&#;stop&#32;", "&#xZ;", "&#115;top &#1101;ow"):
-        assert redactor.text(text) is text
-    stream = redactor.stream()
+        assert redactor.redact_text(text) is text
+    stream = redactor.open_stream()
     assert [stream.feed(piece) for piece in ("a&", "#1", "15;t&#x6", "f;p &#110", "o", "w", "&amp;")] == [
         "a", "", "", "", "", "[secret:key]", "&amp;"
     ]  # fmt: skip
@@ -177,10 +177,10 @@ def test_only_what_is_numbered_right_is_read_as_its_character() -> None:
 @given(values, st.integers(0, 120), st.sampled_from([64, 76]), st.sampled_from(["\n", "\r\n"]))
 def test_a_value_is_found_in_wrapped_base64(value: str, before: int, width: int, end: str) -> None:
     """Source: MIME and PEM wrap their lines at 76 and 64 characters."""
-    redactor = Redactor({"key": value})
+    redactor = SecretRedactor({"key": value})
     text = wrapped(base64.b64encode(b"b" * before + value.encode() + b"after"), width, end)
     for form in (text, json.dumps(text)):
-        shown = redactor.text(form)
+        shown = redactor.redact_text(form)
         assert "[secret:key]" in shown
         for line in form.split(end):  # nothing of it is left but the two characters that it shares with others
             inner = base64.b64encode(b"\0" * (before % 3) + value.encode()).decode()[2:-2]
@@ -189,41 +189,41 @@ def test_a_value_is_found_in_wrapped_base64(value: str, before: int, width: int,
 
 @given(values, st.data())
 def test_a_stream_shows_every_form_as_the_whole_text_would(value: str, data: st.DataObject) -> None:
-    redactor = Redactor({"key": value})
+    redactor = SecretRedactor({"key": value})
     forms = list(ways(value).values())
     pieces = data.draw(st.lists(st.sampled_from(forms) | st.text("ab%2&=+ \\nYQ", max_size=6), max_size=5))
     text = "".join(pieces)
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12))
-    stream = redactor.stream()
+    stream = redactor.open_stream()
     places = [0, *sorted(cuts), len(text)]
     shown = [stream.feed(text[a:b]) for a, b in pairwise(places)]
-    assert "".join([*shown, stream.finish()]) == redactor.text(text)
+    assert "".join([*shown, stream.finish()]) == redactor.redact_text(text)
     assert value not in "".join(shown)
 
 
 def test_a_long_value_of_many_lines_is_found_in_every_form() -> None:
     lines = [base64.b64encode(bytes(range(n, n + 48))).decode() for n in range(24)]
     key = "\n".join(["-----BEGIN PRIVATE KEY-----", *lines, "-----END PRIVATE KEY-----", ""])
-    redactor = Redactor({"pem": key})
+    redactor = SecretRedactor({"pem": key})
     for name, form in ways(key).items():
-        shown = redactor.text(f"before {form} after")
+        shown = redactor.redact_text(f"before {form} after")
         assert "[secret:pem]" in shown and len(shown) < 40, name
     text = wrapped(base64.b64encode(b"x" + key.encode()), 76, "\n")
-    assert len(redactor.text(text)) < 24
+    assert len(redactor.redact_text(text)) < 24
 
 
 def test_ordinary_text_is_left_alone_beside_many_secrets() -> None:
-    redactor = Redactor({f"key{n}": hashlib.sha256(bytes([n])).hexdigest()[:20] for n in range(20)})
+    redactor = SecretRedactor({f"key{n}": hashlib.sha256(bytes([n])).hexdigest()[:20] for n in range(20)})
     text = Path(json.__file__).read_text() * 3
-    assert redactor.text(text) is text
+    assert redactor.redact_text(text) is text
     data = {"text": text, "n": [1, 2]}
-    assert redactor.value(data) is data and redactor.record(data) is data
+    assert redactor.redact_value(data) is data and redactor.redact_record(data) is data
 
 
 @given(secrets, plain)
 def test_no_value_is_left_in_nested_data(known: dict[str, str], data: Any) -> None:
-    redactor = Redactor(known)
-    shown = redactor.value(data)
+    redactor = SecretRedactor(known)
+    shown = redactor.redact_value(data)
 
     def texts(value: Any) -> list[str]:
         if isinstance(value, dict):

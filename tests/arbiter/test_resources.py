@@ -10,23 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.arbiter.locks import Resources, Want, conflict
+from handrail.arbiter.locks import LockResolver, RequiredLock, locks_conflict
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.spec import LockSpec, SideEffect, ToolSpec
-from handrail.runtime.files.roots import FurtherRoots, Roots
+from handrail.runtime.files.roots import FurtherRoots, SessionRoots
 
 pytestmark = pytest.mark.proves("L-04")
 
 
 @pytest.fixture
-def roots(tmp_path: Path) -> Roots:
+def roots(tmp_path: Path) -> SessionRoots:
     workspace = tmp_path / "ws"
     (workspace / "src" / "deep").mkdir(parents=True)
     (workspace / "src" / "a.py").write_text("a")
     (workspace / "link.py").symlink_to("src/a.py")
     (workspace / "linked").symlink_to("src")
     (tmp_path / "output").mkdir()
-    return Roots(workspace, [tmp_path / "output"])
+    return SessionRoots(workspace, [tmp_path / "output"])
 
 
 def spec(*locks: str, side_effect: SideEffect = "write", concurrency_safe: bool = True) -> ToolSpec:
@@ -39,8 +39,8 @@ def spec(*locks: str, side_effect: SideEffect = "write", concurrency_safe: bool 
     )
 
 
-def wants(roots: Roots, lock: str, **arguments: Any) -> tuple[Want, ...]:
-    return Resources().wants(spec(lock), arguments, roots)
+def wants(roots: SessionRoots, lock: str, **arguments: Any) -> tuple[RequiredLock, ...]:
+    return LockResolver().resolve(spec(lock), arguments, roots)
 
 
 @pytest.mark.parametrize(
@@ -56,18 +56,18 @@ def wants(roots: Roots, lock: str, **arguments: Any) -> tuple[Want, ...]:
         "../ws/src/a.py",
     ],
 )
-def test_every_spelling_of_a_file_is_one_resource(roots: Roots, spelling: str) -> None:
+def test_every_spelling_of_a_file_is_one_resource(roots: SessionRoots, spelling: str) -> None:
     path = spelling.replace("{workspace}", roots.workspace)
     assert wants(roots, "file:{path}:X", path=path) == ((("workspace", "src", "a.py"), "X"),)
     assert wants(roots, "file:<path>:X", path=path) == ((("workspace", "src", "a.py"), "X"),)
 
 
 @pytest.mark.proves("L-03")
-def test_a_lock_on_a_folder_or_the_workspace_covers_a_file_in_it(roots: Roots) -> None:
+def test_a_lock_on_a_folder_or_the_workspace_covers_a_file_in_it(roots: SessionRoots) -> None:
     file = wants(roots, "file:{path}:X", path="src/a.py")
     for around in (wants(roots, "file:{path}:S", path="src"), wants(roots, "workspace:S")):
-        assert conflict(file, around)
-    assert not conflict(file, wants(roots, "file:{path}:S", path="src/deep"))
+        assert locks_conflict(file, around)
+    assert not locks_conflict(file, wants(roots, "file:{path}:S", path="src/deep"))
 
 
 @given(st.lists(st.sampled_from([".", "..", "", "src", "deep", "new", "linked"]), max_size=6))
@@ -77,51 +77,51 @@ def test_a_path_and_its_canonical_form_are_one_resource(
     workspace = tmp_path_factory.mktemp("ws", numbered=True)
     (workspace / "src" / "deep").mkdir(parents=True)
     (workspace / "linked").symlink_to("src/deep")
-    roots = Roots(workspace)
+    roots = SessionRoots(workspace)
     path = "/".join(["src", *parts])
     canonical = os.path.realpath(workspace / path)
     assert wants(roots, "file:{path}:S", path=path) == wants(roots, "file:{path}:S", path=canonical)
 
 
-def test_a_file_that_is_not_there_yet_has_its_resource(roots: Roots) -> None:
+def test_a_file_that_is_not_there_yet_has_its_resource(roots: SessionRoots) -> None:
     assert wants(roots, "file:{path}:X", path="linked/new/b.py") == ((("workspace", "src", "new", "b.py"), "X"),)
 
 
 @pytest.mark.parametrize("path", [".", "", "src/..", None])
-def test_the_workspace_itself_is_the_root_of_its_files(roots: Roots, path: str | None) -> None:
+def test_the_workspace_itself_is_the_root_of_its_files(roots: SessionRoots, path: str | None) -> None:
     assert wants(roots, "file:{path}:S", path=path) == ((("workspace",), "S"),)
     assert wants(roots, "file:{path}:S") == ((("workspace",), "S"),), "left out: the widest it could mean"
 
 
-def test_files_elsewhere_are_independent_of_the_workspace(roots: Roots) -> None:
+def test_files_elsewhere_are_independent_of_the_workspace(roots: SessionRoots) -> None:
     (output,) = roots.readable
     found = wants(roots, "file:{path}:S", path=f"{output}/../output/call.txt")
     assert found == ((("file:/", *output.strip("/").split("/"), "call.txt"), "S"),)
-    assert not conflict(found, [(("workspace",), "X")])
+    assert not locks_conflict(found, [(("workspace",), "X")])
 
 
-def test_a_folder_that_holds_the_workspace_covers_it(roots: Roots) -> None:
+def test_a_folder_that_holds_the_workspace_covers_it(roots: SessionRoots) -> None:
     outer = wants(roots, "file:{path}:S", path=str(Path(roots.workspace).parent))
-    assert conflict(outer, wants(roots, "file:{path}:X", path="src/a.py"))
-    assert conflict(wants(roots, "file:{path}:X", path="/"), [(("workspace",), "S")])
+    assert locks_conflict(outer, wants(roots, "file:{path}:X", path="src/a.py"))
+    assert locks_conflict(wants(roots, "file:{path}:X", path="/"), [(("workspace",), "S")])
     sibling = wants(roots, "file:{path}:S", path=roots.workspace + "_secret")
-    assert not conflict(sibling, [(("workspace",), "X")])
+    assert not locks_conflict(sibling, [(("workspace",), "X")])
 
 
-def test_other_templates_are_one_resource_each(roots: Roots) -> None:
+def test_other_templates_are_one_resource_each(roots: SessionRoots) -> None:
     found = wants(roots, "account:{source}:X", source="alice/../bob")
     assert found == ((("account:alice/../bob",), "X"),)
     assert wants(roots, "page:{n}:X", n=5) == wants(roots, "page:{n}:X", n=5.0) == ((("page:5",), "X"),)
     assert wants(roots, "flag:{on}:S", on=True) == ((("flag:true",), "S"),)
 
 
-def test_a_list_stands_for_each_of_its_items(roots: Roots) -> None:
+def test_a_list_stands_for_each_of_its_items(roots: SessionRoots) -> None:
     found = wants(roots, "file:{paths}:X", paths=["src/a.py", "link.py", "b.py"])
     assert found == ((("workspace", "src", "a.py"), "X"), (("workspace", "b.py"), "X"))
     assert wants(roots, "file:{paths}:X", paths=[]) == ((("workspace",), "X"),)
 
 
-def test_what_cannot_be_a_resource_is_refused(roots: Roots) -> None:
+def test_what_cannot_be_a_resource_is_refused(roots: SessionRoots) -> None:
     for arguments in (
         {"path": {"a": 1}},
         {"path": [["a"]]},
@@ -133,45 +133,45 @@ def test_what_cannot_be_a_resource_is_refused(roots: Roots) -> None:
         assert refused.value.kind == "invalid_input"
 
 
-def test_an_argument_cannot_smuggle_a_file_past_the_workspace(roots: Roots) -> None:
+def test_an_argument_cannot_smuggle_a_file_past_the_workspace(roots: SessionRoots) -> None:
     assert wants(roots, "{resource}:X", resource="file:link.py") == ((("workspace", "src", "a.py"), "X"),)
 
 
-def test_defaults_are_strict_and_serial_is_shared_by_all_unsafe_tools(roots: Roots) -> None:
-    resources = Resources()
+def test_defaults_are_strict_and_serial_is_shared_by_all_unsafe_tools(roots: SessionRoots) -> None:
+    resources = LockResolver()
     undeclared = ToolSpec("a", "…", side_effect="external")
     reading = ToolSpec("b", "…", side_effect="read", concurrency_safe=False)
-    assert resources.wants(undeclared, {}, roots) == ((("workspace",), "X"),)
-    assert resources.wants(reading, {}, roots) == ((("workspace",), "S"), (("serial",), "X"))
-    assert resources.wants(spec(), {}, roots) == ()
+    assert resources.resolve(undeclared, {}, roots) == ((("workspace",), "X"),)
+    assert resources.resolve(reading, {}, roots) == ((("workspace",), "S"), (("serial",), "X"))
+    assert resources.resolve(spec(), {}, roots) == ()
 
 
-def test_templates_without_arguments_are_made_once(roots: Roots) -> None:
-    resources, tool = Resources(), spec("workspace:S", "account:X")
-    assert resources.wants(tool, {"a": 1}, roots) is resources.wants(tool, {"a": 2}, roots)
+def test_templates_without_arguments_are_made_once(roots: SessionRoots) -> None:
+    resources, tool = LockResolver(), spec("workspace:S", "account:X")
+    assert resources.resolve(tool, {"a": 1}, roots) is resources.resolve(tool, {"a": 2}, roots)
 
 
-def test_a_link_that_moves_is_followed_anew(roots: Roots) -> None:
-    resources, tool = Resources(), spec("file:link.py:X")
-    assert resources.wants(tool, {}, roots) == ((("workspace", "src", "a.py"), "X"),)
+def test_a_link_that_moves_is_followed_anew(roots: SessionRoots) -> None:
+    resources, tool = LockResolver(), spec("file:link.py:X")
+    assert resources.resolve(tool, {}, roots) == ((("workspace", "src", "a.py"), "X"),)
     link = Path(roots.workspace, "link.py")
     link.unlink()
     link.symlink_to("b.py")
-    assert resources.wants(tool, {}, roots) == ((("workspace", "b.py"), "X"),)
+    assert resources.resolve(tool, {}, roots) == ((("workspace", "b.py"), "X"),)
 
 
 def test_a_file_in_a_further_root_that_may_be_written_is_locked_with_the_workspace(tmp_path: Path) -> None:
     for name in ("ws/notes", "notes", "specs"):
         (tmp_path / name).mkdir(parents=True)
     real = tmp_path.resolve()
-    roots = Roots(real / "ws", (), FurtherRoots((str(real / "specs"),), (str(real / "notes"),)))
+    roots = SessionRoots(real / "ws", (), FurtherRoots((str(real / "specs"),), (str(real / "notes"),)))
     [whole] = wants(roots, "workspace:X")
     [noted] = wants(roots, "file:{path}:X", path=str(real / "notes" / "a"))
     [inside] = wants(roots, "file:{path}:X", path="notes/a")
     [specified] = wants(roots, "file:{path}:S", path=str(real / "specs" / "a"))
-    assert conflict([whole], [noted])
-    assert not conflict([noted], [inside])
-    assert not conflict([whole], [specified])
+    assert locks_conflict([whole], [noted])
+    assert not locks_conflict([noted], [inside])
+    assert not locks_conflict([whole], [specified])
     above = wants(roots, "file:{path}:X", path=str(real))
-    assert conflict(above, [noted])
-    assert conflict(above, [inside])
+    assert locks_conflict(above, [noted])
+    assert locks_conflict(above, [inside])

@@ -10,7 +10,7 @@ import pytest
 
 from handrail import Session, tool
 from handrail.arbiter.output import sidecar
-from handrail.arbiter.output.sidecar import NOTE, SidecarRoom
+from handrail.arbiter.output.sidecar import NOTE_SUFFIX, SidecarQuota
 from handrail.contract.call import Result
 from handrail.testing.kernels import temporary_kernel
 
@@ -24,20 +24,20 @@ class Sessions:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.room = SidecarRoom(folder, MOST)
+        self.room = SidecarQuota(folder, MOST)
         self.count = 0
 
     def at_work(self, *names: str) -> None:
         self.room.in_use = lambda session: session in names
 
     def another_process(self) -> None:
-        self.room = SidecarRoom(self.folder, MOST)
+        self.room = SidecarQuota(self.folder, MOST)
 
     def wrote(self, session: str, kib: int = 40) -> Path:
         """Another output of so many KiB, later than all before."""
         self.count += 1
         (self.folder / session).mkdir(exist_ok=True)
-        path, kept = sidecar.write(self.room, self.folder / session, f"call{self.count}", "x" * KIB * kib)
+        path, kept = sidecar.write_sidecar(self.room, self.folder / session, f"call{self.count}", "x" * KIB * kib)
         assert kept == KIB * kib
         os.utime(path, ns=(self.count, self.count))
         return path
@@ -143,7 +143,7 @@ def test_one_that_a_fork_has_since_it_was_looked_at_stays(sessions: Sessions) ->
 
 def test_what_could_not_be_written_takes_no_room(sessions: Sessions) -> None:
     with pytest.raises(FileNotFoundError):
-        sidecar.write(sessions.room, sessions.folder / "none", "call", "x" * MOST)
+        sidecar.write_sidecar(sessions.room, sessions.folder / "none", "call", "x" * MOST)
     assert whole(sessions.wrote("one", kib=100))
 
 
@@ -153,7 +153,7 @@ def test_a_process_that_was_killed_before_a_note_was_in_its_place_is_in_nobodys_
     victim = tmp_path_factory.mktemp("elsewhere") / "victim"
     sessions.at_work()
     old, _ = sessions.wrote("old"), sessions.wrote("new")
-    note = old.with_name(f"{old.name}{NOTE}")
+    note = old.with_name(f"{old.name}{NOTE_SUFFIX}")
     note.symlink_to(victim)
     sessions.wrote("new")
     assert old.read_text().startswith(REMOVED) and not old.is_symlink()
@@ -167,7 +167,7 @@ def test_where_no_note_can_be_put_there_the_output_stays(
     sessions.at_work()
     old, _ = sessions.wrote("old"), sessions.wrote("new")
     if step == "open":
-        old.with_name(f"{old.name}{NOTE}").mkdir()
+        old.with_name(f"{old.name}{NOTE_SUFFIX}").mkdir()
     else:
 
         def full(path: Path, target: Path) -> Path:
@@ -176,7 +176,7 @@ def test_where_no_note_can_be_put_there_the_output_stays(
         monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(OSError, match="cut_output_mib"):
         sessions.wrote("new", kib=60)
-    assert whole(old) and not [path for path in sessions.files() if path.name.endswith(NOTE)]
+    assert whole(old) and not [path for path in sessions.files() if path.name.endswith(NOTE_SUFFIX)]
 
 
 @tool(id="long.text", side_effect="read", locks=[])

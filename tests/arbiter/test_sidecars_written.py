@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from tests.arbiter.shaping import METADATA, Room, bounded
 
 from handrail.arbiter.output import sidecar
-from handrail.arbiter.output.redaction import Redactor
-from handrail.arbiter.output.shaper import Shaper
+from handrail.arbiter.output.redaction import SecretRedactor
+from handrail.arbiter.output.shaper import OutputShaper
 from handrail.arbiter.output.sidecar import file_name
 from handrail.contract.tool.spec import ToolSpec
-from handrail.record.artifacts import Artifacts
+from handrail.record.artifacts import ArtifactStore
 
 
 @pytest.mark.proves("O-01")
@@ -48,7 +48,7 @@ async def test_a_link_in_the_sidecars_place_is_not_followed(room: Room, tmp_path
 
 @pytest.mark.proves("O-01")
 async def test_a_sidecar_ends_at_its_limit_and_says_so(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sidecar.MAX_SIDECAR == 64 * 1024 * 1024
+    assert sidecar.MAX_SIDECAR_BYTES == 64 * 1024 * 1024
     limit = 1000
     monkeypatch.setattr(sidecar, "MAX_SIDECAR", limit)
     text = "€" * limit
@@ -78,18 +78,18 @@ async def test_without_room_for_the_sidecar_the_result_comes_and_says_what_is_lo
 
 
 async def test_a_folder_that_cannot_be_had_loses_the_rest_only(tmp_path: Path) -> None:
-    shaper = Shaper(Redactor(), Artifacts(tmp_path / "none"), lambda session: tmp_path / "none", bounded(tmp_path))
+    shaper = OutputShaper(SecretRedactor(), ArtifactStore(tmp_path / "none"), lambda session: tmp_path / "none", bounded(tmp_path))
     spec = ToolSpec("tool", "…", max_output=10)
-    shaped = await shaper.shape(spec, "x" * 20, METADATA, call_id="c", session_id="s")
+    shaped = await shaper.shape_output(spec, "x" * 20, METADATA, call_id="c", session_id="s")
     assert shaped.result.data == {"head": "x" * 10} and "No such file" in shaped.result.metadata["output_lost"]
     spec = ToolSpec("tool", "…")
-    shaped = await shaper.shape(spec, b"bytes", METADATA, call_id="c", session_id="s")
+    shaped = await shaper.shape_output(spec, b"bytes", METADATA, call_id="c", session_id="s")
     assert (
         shaped.result.ok and shaped.result.data["artifact"] is None and "cannot be stored" in shaped.result.data["lost"]
     )
 
 
-class Busy(Artifacts):
+class Busy(ArtifactStore):
     """Stores nothing before it is told to."""
 
     def __init__(self, folder: Path) -> None:
@@ -103,10 +103,10 @@ class Busy(Artifacts):
 
 async def test_a_cancelled_wait_whose_turn_has_not_come_still_leaves_its_file(tmp_path: Path) -> None:
     busy = Busy(tmp_path)
-    shaper = Shaper(Redactor(), busy, lambda session: tmp_path, bounded(tmp_path))
+    shaper = OutputShaper(SecretRedactor(), busy, lambda session: tmp_path, bounded(tmp_path))
     spec = ToolSpec("tool", "…", max_output=300)
     tasks = [
-        asyncio.create_task(shaper.shape(spec, value, METADATA, call_id="c", session_id="s"))
+        asyncio.create_task(shaper.shape_output(spec, value, METADATA, call_id="c", session_id="s"))
         for value in [b"a", b"b", b"c", b"d", "x" * 400]
     ]
     await asyncio.sleep(0)

@@ -13,14 +13,14 @@ import pytest
 from tests.arbiter.stepping import SETTINGS, TOOLS, asks, bench, close, opened, step
 
 from handrail import Kernel, Session, ToolError, ToolSpec, UsageError, tool
-from handrail.arbiter.call import OpenState
-from handrail.arbiter.states import States
+from handrail.arbiter.call import LiveToolSession
+from handrail.arbiter.tool_sessions import ToolSessions
 from handrail.contract.approvals import ApprovalAnswer
 from handrail.contract.call import Event
-from handrail.contract.tool.spec import faults_in
-from handrail.kernel.held import HeldKernel
-from handrail.session.session import HeldSession
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.contract.tool.spec import find_spec_faults
+from handrail.kernel.local import LocalKernel
+from handrail.session.local_session import LocalSession
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 pytestmark = pytest.mark.proves("X-03")
 
@@ -31,7 +31,7 @@ def a_fresh_bench() -> None:
 
 
 @pytest.fixture
-async def kernel(tmp_path: Path) -> AsyncGenerator[HeldKernel]:
+async def kernel(tmp_path: Path) -> AsyncGenerator[LocalKernel]:
     rules = ["allow st.*", "allow fs.write **"]
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=rules, settings=SETTINGS) as opened:
         yield opened
@@ -42,15 +42,15 @@ async def session(kernel: Kernel) -> Session:
     return await kernel.session()
 
 
-def states_of(kernel: HeldKernel) -> States:
-    return kernel.rooms.arbiter.states
+def states_of(kernel: LocalKernel) -> ToolSessions:
+    return kernel.components.arbiter.tool_sessions
 
 
-async def test_it_is_opened_gone_through_by_what_steps_are_sent_and_ends(kernel: HeldKernel, session: Session) -> None:
+async def test_it_is_opened_gone_through_by_what_steps_are_sent_and_ends(kernel: LocalKernel, session: Session) -> None:
     first = await session.call("st.notes", {"first": 7})
     state = first.data["state_id"]
     assert state.startswith("st__notes_") and first.data["step"]["number"] == 7 and "tool.step" in first.data["note"]
-    assert {"tool.step", "tool.close"} <= {spec.id for spec in session.view}, "they came into view"
+    assert {"tool.step", "tool.close"} <= {spec.id for spec in session.active_tools}, "they came into view"
     second = await step(session, state, {"any": ["json"]})
     call = f"{session.id}/2.0"
     assert second.data == {"state_id": state, "step": {"number": 8, "got": {"any": ["json"]}, "call": call}}
@@ -60,11 +60,11 @@ async def test_it_is_opened_gone_through_by_what_steps_are_sent_and_ends(kernel:
     late = await step(session, state)
     assert late.error_kind == "conflict" and "it returned its last step" in str(late.error_text)
     assert Path(kernel.workdir, "9.txt").read_text() == "enough"
-    assert not states_of(kernel).live
+    assert not states_of(kernel).open_sessions
 
 
 async def test_the_log_tells_each_step_as_a_call_of_the_tool_and_which_state_it_is_of(
-    kernel: HeldKernel, session: Session
+    kernel: LocalKernel, session: Session
 ) -> None:
     state = await opened(session, "st.notes")
     await step(session, state, "a")
@@ -80,7 +80,7 @@ async def test_the_log_tells_each_step_as_a_call_of_the_tool_and_which_state_it_
     records = list(kernel.log.reader.records(call=f"{session.id}/2.0"))
     assert [one.kind for one in records] == ["proposed", "authorised", "intended", "committed"]
     assert "shelf:X" in (records[2].body or {})["locks"]
-    again = await session.recall(f"{session.id}/2.0")
+    again = await session.recover_result(f"{session.id}/2.0")
     assert again.result.metadata["recorded"] and again.result.data["step"]["got"] == "a", "given again, not taken again"
 
 
@@ -94,7 +94,7 @@ async def test_closing_runs_what_stands_in_finally_with_the_tools_doors_and_twic
     assert bench.seen == ["ended"]
 
 
-async def test_a_state_that_is_not_there_or_is_another_sessions_is_none(kernel: HeldKernel, session: Session) -> None:
+async def test_a_state_that_is_not_there_or_is_another_sessions_is_none(kernel: LocalKernel, session: Session) -> None:
     assert "has no open tool session" in str((await step(session, "st__notes_00000000")).error_text)
     mine = await opened(session, "st.notes")
     other = await kernel.session()
@@ -163,14 +163,14 @@ async def test_a_step_that_raises_ends_the_state(session: Session, how: str, kin
     assert "one of its steps failed" in str((await step(session, state)).error_text)
 
 
-async def test_a_step_that_is_no_json_ends_the_state(kernel: HeldKernel, session: Session) -> None:
+async def test_a_step_that_is_no_json_ends_the_state(kernel: LocalKernel, session: Session) -> None:
     state = await opened(session, "st.fails", how="no JSON")
     failed = await step(session, state)
     assert failed.error_kind == "backend"
     assert "not JSON" in str(failed.error_text) and f"The tool session `{state}` has ended" in str(failed.error_text)
     await bench.left.wait()
     assert "one of its steps failed" in str((await step(session, state)).error_text)
-    assert not states_of(kernel).live
+    assert not states_of(kernel).open_sessions
 
 
 async def test_a_step_may_be_an_error_that_ends_nothing_and_a_tool_may_have_no_step(session: Session) -> None:
@@ -196,19 +196,19 @@ async def test_a_first_step_that_cannot_be_told_opens_nothing(tmp_path: Path) ->
         wrong = await session.call("st.odd", {})
         assert wrong.error_kind == "backend" and "that is not JSON" in str(wrong.error_text)
         await bench.left.wait()
-        assert not states_of(kernel).live
+        assert not states_of(kernel).open_sessions
 
 
 @pytest.mark.parametrize("how", ["", "yields", "returns", "deaf"])
 @pytest.mark.parametrize("reason", ["user", "timeout"])
 async def test_a_step_that_is_stopped_ends_the_state_whatever_the_generator_makes_of_it(
-    kernel: HeldKernel, session: Session, how: str, reason: Any
+    kernel: LocalKernel, session: Session, how: str, reason: Any
 ) -> None:
     state = await opened(session, "st.slow", how=how)
     going = asyncio.create_task(step(session, state))
     await bench.entered.wait()
-    assert isinstance(session, HeldSession)
-    (call,) = session.lane.in_flight
+    assert isinstance(session, LocalSession)
+    (call,) = session.lane.calls_in_flight
     call.execution.stop(reason)
     stopped = await going
     late = await step(session, state)
@@ -254,7 +254,7 @@ async def test_a_step_waits_for_its_locks_and_between_steps_none_is_held(session
 
 
 async def test_what_a_rule_denies_since_is_denied_at_the_step_and_the_state_can_still_be_closed(
-    kernel: HeldKernel, session: Session
+    kernel: LocalKernel, session: Session
 ) -> None:
     kept, other = await opened(session, "st.notes"), await opened(session, "st.notes")
     session.add_rules("deny fs.write 1.txt")
@@ -279,16 +279,16 @@ async def test_rules_may_speak_of_what_a_step_is_sent_and_of_steps_themselves(se
 
 async def test_a_person_is_asked_for_each_step_and_sees_what_is_sent_and_may_change_only_that(tmp_path: Path) -> None:
     given = ApprovalAnswer("once", arguments={"opened": 0, "step_input": {"page": 5}})
-    person = ScriptedPerson([ApprovalAnswer("once"), given, ApprovalAnswer("later"), ApprovalAnswer("reject", "no")])
+    person = ScriptedApprovalHandler([ApprovalAnswer("once"), given, ApprovalAnswer("later"), ApprovalAnswer("reject", "no")])
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=["ask st.asks"]) as kernel:
-        session = await kernel.session(attendant=person)
+        session = await kernel.session(approval_handler=person)
         state = await opened(session, "st.asks", opened=0)
         assert (await step(session, state, {"page": 4})).data["step"] == {"page": 5}
         assert person.requests[1].tool_id == "st.asks"
         assert person.requests[1].arguments == {"opened": 0, "step_input": {"page": 4}}
         parked = await step(session, state, {"page": 6})
         assert parked.error_kind == "unavailable" and "Nothing was run" in str(parked.error_text)
-        assert await session.parked() == []
+        assert await session.calls_awaiting_approval() == []
         assert (await step(session, state, {"page": 7})).error_kind == "denied"
         wrong = {"opened": 1, "step_input": {"page": 8}}
         person._approvals.extend([ApprovalAnswer("once", arguments=wrong)] * 5)  # pyright: ignore[reportPrivateUsage]
@@ -340,7 +340,7 @@ async def test_a_session_has_so_many_open_and_one_without_steps_ends_by_itself(t
         assert [result.error_kind for result in at_once] == [None, None, None, "limit", "limit"]
 
 
-async def test_after_each_step_it_waits_for_the_next_for_so_long(kernel: HeldKernel, session: Session) -> None:
+async def test_after_each_step_it_waits_for_the_next_for_so_long(kernel: LocalKernel, session: Session) -> None:
     states, state = states_of(kernel), await opened(session, "st.notes")
     states.limits = replace(states.limits, idle_s=0)
     assert (await step(session, state, "a")).ok
@@ -351,21 +351,21 @@ async def test_after_each_step_it_waits_for_the_next_for_so_long(kernel: HeldKer
 
 
 async def test_a_step_that_waits_keeps_its_state_from_expiring(tmp_path: Path) -> None:
-    person = ScriptedPerson([ApprovalAnswer("once")] * 100)
+    person = ScriptedApprovalHandler([ApprovalAnswer("once")] * 100)
     settings = SETTINGS + "state_idle_ms = 1\n"
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=["ask st.asks"], settings=settings) as kernel:
-        session = await kernel.session(attendant=person)
+        session = await kernel.session(approval_handler=person)
         states = states_of(kernel)
-        rests, again = states._rest, asyncio.Event()  # pyright: ignore[reportPrivateUsage]
+        rests, again = states._start_idle_timer, asyncio.Event()  # pyright: ignore[reportPrivateUsage]
 
-        def rest(one: OpenState) -> None:
+        def rest(one: LiveToolSession) -> None:
             rests(one)
             again.set()
 
         while True:  # on a busy machine it may be gone before its step begins
             state = await opened(session, "st.asks")
             person.may_answer.clear()
-            states._rest = rest  # type: ignore[method-assign] # pyright: ignore[reportPrivateUsage]
+            states._start_idle_timer = rest  # type: ignore[method-assign] # pyright: ignore[reportPrivateUsage]
             going = asyncio.create_task(step(session, state, {"page": 1}))
             waiting = asyncio.create_task(again.wait())
             await asyncio.wait([going, waiting], return_when=asyncio.FIRST_COMPLETED)
@@ -373,14 +373,14 @@ async def test_a_step_that_waits_keeps_its_state_from_expiring(tmp_path: Path) -
                 break
             waiting.cancel()
             assert (await going).error_kind == "conflict"
-            states._rest = rests  # type: ignore[method-assign] # pyright: ignore[reportPrivateUsage]
+            states._start_idle_timer = rests  # type: ignore[method-assign] # pyright: ignore[reportPrivateUsage]
             person.may_answer.set()
         person.may_answer.set()
         answer = await going
         assert answer.ok and answer.data["step"] == {"page": 1}
 
 
-async def test_closing_a_session_and_suspending_one_end_what_it_has_open(kernel: HeldKernel, session: Session) -> None:
+async def test_closing_a_session_and_suspending_one_end_what_it_has_open(kernel: LocalKernel, session: Session) -> None:
     state = await opened(session, "st.notes")
     await session.suspend()
     assert bench.left.is_set()
@@ -390,7 +390,7 @@ async def test_closing_a_session_and_suspending_one_end_what_it_has_open(kernel:
     bench.left.clear()
     await opened(again, "st.notes")
     await again.close()
-    assert bench.left.is_set() and not states_of(kernel).live
+    assert bench.left.is_set() and not states_of(kernel).open_sessions
 
 
 async def test_what_a_former_process_left_open_is_interrupted(tmp_path: Path) -> None:
@@ -404,7 +404,7 @@ async def test_what_a_former_process_left_open_is_interrupted(tmp_path: Path) ->
         assert late.error_kind == "interrupted" and "Check its effect" in str(late.error_text)
         closed = await close(session, state)
         assert closed.ok and "unknown" in closed.data["note"]
-        forked = await kernel.session(await kernel.fork(session.id))
+        forked = await kernel.session(await kernel.fork_session(session.id))
         assert (await step(forked, state)).error_kind == "invalid_input", "a fork has none of it"
 
 
@@ -426,7 +426,7 @@ async def test_a_step_that_is_stopped_before_it_begins_leaves_its_state(session:
     assert (await step(session, state, {"page": 2})).ok
 
 
-async def test_a_tool_that_is_another_since_is_not_gone_on_with(kernel: HeldKernel, session: Session) -> None:
+async def test_a_tool_that_is_another_since_is_not_gone_on_with(kernel: LocalKernel, session: Session) -> None:
     kept, changed = await opened(session, "st.asks"), await opened(session, "st.notes")
 
     @tool(id="st.notes", mode="stateful", side_effect="external", locks=[])
@@ -455,6 +455,6 @@ def test_what_cannot_be_stateful_is_said_when_it_is_made() -> None:
             tool(mode=mode)(function)  # type: ignore[call-overload] # pyright: ignore
     named: dict[str, Any] = {"type": "object", "properties": {"step_input": {}}}
     spec = ToolSpec("a", "A.", named, mode="stateful", promotable=True, output_schema={"type": "object"})
-    places = [place for place, _ in faults_in(spec)]
+    places = [place for place, _ in find_spec_faults(spec)]
     assert places == ["runtime.promotable", "runtime.output_schema", "llm.parameters.step_input"]
-    assert [place for place, _ in faults_in(ToolSpec("a", "A.", step_parameters={}))] == ["runtime.step_parameters"]
+    assert [place for place, _ in find_spec_faults(ToolSpec("a", "A.", step_parameters={}))] == ["runtime.step_parameters"]

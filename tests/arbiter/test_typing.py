@@ -12,9 +12,9 @@ import pytest
 from tests.kernel.test_agents import confined
 
 from handrail import Kernel, Session
-from handrail.arbiter.approvals.asking import runs_a_shell
+from handrail.arbiter.approvals.approval_flow import runs_a_shell
 from handrail.contract.approvals import ApprovalAnswer
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 PROMPT = "# " if os.geteuid() == 0 else "$ "
 SHELL = "bash --noprofile --norc"
@@ -149,8 +149,8 @@ async def test_other_programs_are_sent_what_rules_about_the_text_let_through(ker
 @confined
 @pytest.mark.proves("X-11", "P-07")
 async def test_a_person_sees_what_is_typed_and_may_allow_exactly_that(kernel: Kernel) -> None:
-    person = ScriptedPerson([ApprovalAnswer("session"), ApprovalAnswer("once")])
-    session = await kernel.session(attendant=person)
+    person = ScriptedApprovalHandler([ApprovalAnswer("session"), ApprovalAnswer("once")])
+    session = await kernel.session(approval_handler=person)
     shell = await opened(session, SHELL)
     assert await sent(session, shell, text="git status\n") == "typed"
     await until_shown(session, shell, "git status\n", PROMPT)
@@ -170,8 +170,8 @@ async def test_a_rule_about_a_program_holds_in_no_other_folder_than_it_was_writt
     session = await kernel.session()
     elsewhere = await session.call("terminal.start", {"command": "cat", "cwd": "deep"})
     assert elsewhere.error_kind == "denied" and "cd deep" in str(elsewhere.error_text)
-    person = ScriptedPerson([ApprovalAnswer("once")])
-    attended = await kernel.session(attendant=person)
+    person = ScriptedApprovalHandler([ApprovalAnswer("once")])
+    attended = await kernel.session(approval_handler=person)
     started = await attended.call("terminal.start", {"command": "cat", "cwd": "deep"})
     assert (
         started.ok
@@ -183,13 +183,13 @@ async def test_a_rule_about_a_program_holds_in_no_other_folder_than_it_was_writt
 @confined
 @pytest.mark.proves("P-01")
 async def test_a_line_that_was_judged_whole_is_not_typed_behind_another(kernel: Kernel) -> None:
-    person = ScriptedPerson([ApprovalAnswer("once")])
-    session = await kernel.session(rules=["allow terminal.send", "ask shell.run git push"], attendant=person)
+    person = ScriptedApprovalHandler([ApprovalAnswer("once")])
+    session = await kernel.session(rules=["allow terminal.send", "ask shell.run git push"], approval_handler=person)
     shell = await opened(session, SHELL)
     await until_shown(session, shell, PROMPT)
     person.may_answer.clear()
     judged = asyncio.ensure_future(session.call("terminal.send", {"id": shell, "text": "git push\n"}))
-    await person.asked.wait()
+    await person.request_received.wait()
     assert await sent(session, shell, keys="up") == "typed"
     person.may_answer.set()
     second = await judged

@@ -62,7 +62,7 @@ async def glance() -> str:
 @tool(id="test.slow", side_effect="read", locks=[], timeout_ms=30)
 async def slow(runtime: Runtime) -> str:
     """Never ends by itself."""
-    runtime.partial({"so far": "half"})
+    runtime.set_partial_result({"so far": "half"})
     await asyncio.Event().wait()
     return "never"
 

@@ -36,7 +36,7 @@ class Case:
     :param control: a shell text that reaches its aim where nothing confines it, printing ``sign``; run in the outer
         sandbox only, to see that the probe would notice an open door. None: it has none, as with what would exhaust the
         machine
-    :param harmless: only looks (``access(2)``, an error's number), so that it may also be tried as real root
+    :param harmless: only looks (``access_token(2)``, an error's number), so that it may also be tried as real root
     :param slow: too long for every day
     """
 

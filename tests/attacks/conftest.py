@@ -34,14 +34,14 @@ async def kernel(place: Path) -> AsyncIterator[Kernel]:
 
 @pytest.fixture
 async def session(kernel: Kernel) -> Session:
-    return await kernel.session(attendant=Agreeing())
+    return await kernel.session(approval_handler=Agreeing())
 
 
 @pytest.fixture
 def confining() -> None:
     """For what runs programs: elsewhere they are withheld, and nothing is put to the test."""
-    tier = tiers.probe()
-    if not tier.confines:
+    tier = tiers.probe_tier()
+    if not tier.is_confining:
         pytest.skip(f"this machine cannot confine programs: {tier.detail[:200]}")
 
 

@@ -37,8 +37,8 @@ async def _nested() -> int:
     """Whether Handrail can confine programs in here."""
     from handrail.sandbox import tiers
 
-    tier = tiers.probe()
-    if not tier.confines:
+    tier = tiers.probe_tier()
+    if not tier.is_confining:
         print(tier.detail, file=sys.stderr)
         return 4
     print(json.dumps({"end": True}), flush=True)

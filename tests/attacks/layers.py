@@ -18,8 +18,8 @@ from tests.attacks.outer import NotApplicable
 from tests.attacks.victim import SECRET, Agreeing, Home, put
 
 from handrail.agent.loop import Agent
-from handrail.agent.providers.script import Script, ScriptedCall, ScriptedTurn, ScriptModel
-from handrail.policy.watchdogs import Exfiltration, OutgoingSecrets
+from handrail.agent.providers.script import ModelScript, ScriptedCall, ScriptedTurn, ScriptedModel
+from handrail.policy.watchdogs import ExfiltrationWatchdog, OutgoingSecretsWatchdog
 from handrail.store.encoding import encode
 
 _TO = "http://93.184.216.35/collect"
@@ -37,11 +37,11 @@ _ATTEMPTS = (
 _UNCONFINED = '[sandbox]\nunconfined = ["bash"]\n'
 
 
-def _script() -> Script:
+def _script() -> ModelScript:
     calls = [ScriptedCall(name="read", arguments={"path": "NOTES.md"})]
     calls += [ScriptedCall(name="bash", arguments={"command": attempt, "timeout_ms": 20_000}) for attempt in _ATTEMPTS]
     turns = [ScriptedTurn(text="I do as the notes say.", calls=(call,)) for call in calls]
-    return Script(turns=(*turns, ScriptedTurn(text="Done.")))
+    return ModelScript(turns=(*turns, ScriptedTurn(text="Done.")))
 
 
 def _with(*layers: str, arrives: bool = False) -> Probe:
@@ -49,15 +49,15 @@ def _with(*layers: str, arrives: bool = False) -> Probe:
         if not os.environ.get("OUTER_INTERNET"):
             raise NotApplicable("no second network can be made here to play the internet")
         put(home.workspace / "NOTES.md", _INJECTED)
-        watchdogs: list[Any] = [Exfiltration("deny"), OutgoingSecrets(encode, lambda _: False, "deny")]
+        watchdogs: list[Any] = [ExfiltrationWatchdog("deny"), OutgoingSecretsWatchdog(encode, lambda _: False, "deny")]
         await asyncio.to_thread(arrived)
         async with home.kernel(
             name="injected",
             watchdogs=watchdogs if "watchdogs" in layers else (),
             settings="" if "sandbox" in layers else _UNCONFINED,
         ) as kernel:
-            session = await kernel.session(attendant=None if "rules" in layers else Agreeing())
-            agent = Agent(session, ScriptModel(_script(), source="the injected file"), workspace=session.workdir)
+            session = await kernel.session(approval_handler=None if "rules" in layers else Agreeing())
+            agent = Agent(session, ScriptedModel(_script(), source="the injected file"), workspace=session.workdir)
             async with aclosing(agent.run("Finish the set-up.")) as events:
                 told = [str(event) async for event in events]
             log = await asyncio.to_thread(arrived)

@@ -10,8 +10,8 @@ import pytest
 
 from handrail import tool
 from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest
-from handrail.policy.watchdogs.watchdog import Opinion, WatchdogCall, allow
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.policy.watchdogs.api import WatchdogDecision, WatchdogCall, allow
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 pytestmark = [pytest.mark.proves("P-07"), pytest.mark.attack("permission")]
 
@@ -22,7 +22,7 @@ async def transfer(source: str, steps: list[dict[str, int]]) -> dict[str, Any]:
     return {"source": source, "steps": steps}
 
 
-class Tampering(ScriptedPerson):
+class Tampering(ScriptedApprovalHandler):
     """A face that changes the request it was shown."""
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
@@ -32,16 +32,16 @@ class Tampering(ScriptedPerson):
         return await super().approve(request)
 
 
-@pytest.mark.parametrize("person", [ScriptedPerson, Tampering])
-async def test_arguments_changed_while_a_person_thinks_do_not_run(tmp_path: Path, person: type[ScriptedPerson]) -> None:
+@pytest.mark.parametrize("person", [ScriptedApprovalHandler, Tampering])
+async def test_arguments_changed_while_a_person_thinks_do_not_run(tmp_path: Path, person: type[ScriptedApprovalHandler]) -> None:
     """Source: time of check to time of use, between the approval and the call."""
     asked = person([ApprovalAnswer("once")])
     asked.may_answer.clear()
     arguments: dict[str, Any] = {"source": "a", "steps": [{"amount": 1}]}
     async with temporary_kernel(tmp_path, tools=[transfer]) as kernel:
-        session = await kernel.session(attendant=asked)
+        session = await kernel.session(approval_handler=asked)
         call = asyncio.create_task(session.call("bank.transfer", arguments))
-        await asked.asked.wait()
+        await asked.request_received.wait()
         arguments["source"] = "b"
         arguments["steps"][0]["amount"] = 999
         asked.may_answer.set()
@@ -52,7 +52,7 @@ async def test_arguments_changed_while_a_person_thinks_do_not_run(tmp_path: Path
 async def test_arguments_changed_while_a_watchdog_looks_do_not_run(tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"source": "a", "steps": [{"amount": 1}]}
 
-    async def slow(_call: WatchdogCall) -> Opinion:
+    async def slow(_call: WatchdogCall) -> WatchdogDecision:
         arguments["steps"][0]["amount"] = 999
         return allow()
 
@@ -89,14 +89,14 @@ async def test_arguments_changed_while_a_lock_is_waited_for_do_not_run(tmp_path:
 @pytest.mark.usefixtures("confining")
 async def test_once_is_for_one_call_and_for_the_session_is_for_exactly_the_shown_rule(tmp_path: Path) -> None:
     """Source: "allow once" keyed by the tool's name, so that one approved command approved every other."""
-    person = ScriptedPerson([ApprovalAnswer("once"), ApprovalAnswer("session")])
+    person = ScriptedApprovalHandler([ApprovalAnswer("once"), ApprovalAnswer("session")])
     async with temporary_kernel(tmp_path) as kernel:
-        session = await kernel.session(attendant=person)
-        other = await kernel.session(attendant=ScriptedPerson())
+        session = await kernel.session(approval_handler=person)
+        other = await kernel.session(approval_handler=ScriptedApprovalHandler())
         command = {"command": "printf '%s' '*'"}
         assert (await session.call("bash", command)).ok
         assert (await session.call("bash", command)).ok
-        assert person.requests[1].always == "allow bash printf %s '*'"
+        assert person.requests[1].suggested_rule == "allow bash printf %s '*'"
         assert (await session.call("bash", command)).ok
         assert len(person.requests) == 2
         for more in ("printf '%s' b", "printf '%s' '*' b", "printf '%s' '*' && ls", "printf '%s' '*' > f", "printf"):

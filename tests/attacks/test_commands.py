@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tests.policy.desk import Desk
 
-from handrail.contract.sandbox import Profile, Program
-from handrail.contract.tool.requires import CapabilitySet, Layer, ShellRequires
-from handrail.policy.shell.parse import parse
+from handrail.contract.sandbox import SandboxProfile, ProgramSpec
+from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, ShellRequires
+from handrail.policy.shell.parser import parse_script
 from handrail.sandbox import tiers
 
 pytestmark = [pytest.mark.proves("P-05"), pytest.mark.attack("shell")]
@@ -115,7 +115,7 @@ def _clear_texts(count: int) -> dict[str, set[tuple[str, ...]]]:
     while len(found) < count:
         head = made.choice(("", "zz "))
         text = head + "".join(made.choice(_PIECES) + made.choice(("", " ")) for _ in range(made.randint(1, 9)))
-        script = parse(text)
+        script = parse_script(text)
         if script.unclear is None and not any(c.argv[0] in (":", "", "[") or "/" in c.argv[0] for c in script.commands):
             found[text] = {command.argv for command in script.commands}
     return found
@@ -123,15 +123,15 @@ def _clear_texts(count: int) -> dict[str, set[tuple[str, ...]]]:
 
 def _opens_all(text: str) -> bool:
     """Whether its redirections can all be opened: one that cannot ends its command before it begins."""
-    files = parse(text).files
+    files = parse_script(text).files
     return ">&" not in text and not any(file.capability == "fs.read" or "/" in file.target for file in files)
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(6_000, marks=pytest.mark.slow)])
 async def test_bash_itself_runs_exactly_the_words_that_were_judged(tmp_path: Path, count: int) -> None:
     """Source: parser differentials, where the checker and the shell disagree on one text."""
-    sandbox = tiers.choose()
-    if not sandbox.tier.confines:
+    sandbox = tiers.choose_sandbox()
+    if not sandbox.tier.is_confining:
         pytest.skip("this machine cannot confine programs")
     place = tmp_path.resolve()
     workspace, scratch = place / "ws", place / "scratch"
@@ -141,11 +141,11 @@ async def test_bash_itself_runs_exactly_the_words_that_were_judged(tmp_path: Pat
     for number in range(count):
         (workspace / "opened" / str(number)).mkdir(parents=True)
     (workspace / "texts").write_bytes(b"".join(text.encode() + b"\0" for text in texts))
-    layer = Layer("t", (str(workspace),), (str(workspace),), (), (ShellRequires.model_validate({"cmd": "*"}),))
+    layer = CapabilityLayer("t", (str(workspace),), (str(workspace),), (), (ShellRequires.model_validate({"cmd": "*"}),))
     process = await sandbox.start(
         CapabilitySet((layer,)),
-        Profile(str(workspace), str(scratch)),
-        Program(("/bin/bash", "--noprofile", "--norc", "-c", _LISTEN)),
+        SandboxProfile(str(workspace), str(scratch)),
+        ProgramSpec(("/bin/bash", "--noprofile", "--norc", "-c", _LISTEN)),
     )
     try:
         await process.communicate(b"", 10_000)
@@ -158,7 +158,7 @@ async def test_bash_itself_runs_exactly_the_words_that_were_judged(tmp_path: Pat
         assert run <= expected, text
         assert run == expected or not _opens_all(text), text
     for number, text in enumerate(texts):
-        judged = {os.path.normpath(file.target) for file in parse(text).files if file.capability == "fs.write"}
+        judged = {os.path.normpath(file.target) for file in parse_script(text).files if file.capability == "fs.write"}
         made = {path.name for path in (workspace / "opened" / str(number)).iterdir()}
         assert made <= judged, text
         assert made == judged or not _opens_all(text), text

@@ -13,14 +13,14 @@ import pytest
 from tests.attacks.conftest import Probe
 from tests.attacks.victim import Agreeing
 
-from handrail.kernel.doctor import of_machine
+from handrail.kernel.doctor import check_machine
 from handrail.kernel.kernel import Kernel
-from handrail.kernel.opening import open_kernel
+from handrail.kernel.startup import open_kernel
 from handrail.origins.programs import ProgramRefused, find_program
-from handrail.runtime.ripgrep import installed
+from handrail.runtime.ripgrep import find_ripgrep
 from handrail.sandbox import tiers
-from handrail.session.session import HeldSession as Session
-from handrail.store.folders import prepare
+from handrail.session.local_session import LocalSession as Session
+from handrail.store.folders import prepare_folders
 
 pytestmark = pytest.mark.attack("sandbox")
 
@@ -84,7 +84,7 @@ async def test_no_tool_reaches_the_state_of_the_kernel(session: Session, place: 
     ]
     for name, arguments in calls:
         assert (await session.call(name, arguments)).error_kind == "denied", (name, arguments)
-    if tiers.probe().confines:
+    if tiers.probe_tier().is_confining:
         for command in (f"cat {path}", f"rm -rf {folder}", f"echo x > {folder}/new"):
             result = await session.call("bash", {"command": command})
             assert "SQLite" not in str(result.data)
@@ -94,7 +94,7 @@ async def test_no_tool_reaches_the_state_of_the_kernel(session: Session, place: 
 @pytest.mark.proves("S-01")
 async def test_state_inside_a_mounted_toolchain_is_not_seen(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Source: an installation prefix on PATH is mounted whole, whatever else an operator keeps in it."""
-    if not tiers.probe().confines:
+    if not tiers.probe_tier().is_confining:
         pytest.skip("this machine cannot confine programs")
     prefix = place / "prefix"
     for name in ("bin", "lib"):
@@ -103,7 +103,7 @@ async def test_state_inside_a_mounted_toolchain_is_not_seen(place: Path, monkeyp
     state, config = prefix / "var" / "state", place / "handrail.toml"
     config.touch()
     async with open_kernel(place / "ws", state=state, config=config) as kernel:
-        session, other = await kernel.session(attendant=Agreeing()), await kernel.session(attendant=Agreeing())
+        session, other = await kernel.session(approval_handler=Agreeing()), await kernel.session(approval_handler=Agreeing())
         assert (await other.call("bash", {"command": "echo OTHERS > $HOME/theirs"})).ok
         text = f"ls {prefix}; find {state}; cat $(find {state} -type f); echo mine > $HOME/a && cat $HOME/a"
         output = (await session.call("bash", {"command": text})).data["output"]
@@ -119,10 +119,10 @@ async def test_state_inside_a_mounted_toolchain_is_not_seen(place: Path, monkeyp
 
 @pytest.mark.proves("O-01")
 async def test_a_session_reads_neither_outputs_nor_scratch_of_another(kernel: Kernel, session: Session) -> None:
-    other = await kernel.session(attendant=Agreeing())
+    other = await kernel.session(approval_handler=Agreeing())
     (Path(kernel.workdir) / "long").write_text("OTHERS\n" * 60_000)
     cut = await other.call("read", {"path": "long", "limit": 50_000})
-    outputs = Path(session._lane.around.roots.readable[0]).parent  # pyright: ignore[reportPrivateUsage]
+    outputs = Path(session._lane.environment.roots.readable[0]).parent  # pyright: ignore[reportPrivateUsage]
     theirs = outputs / other.id
     (theirs / "kept.txt").write_text("OTHERS")
     assert cut.ok
@@ -211,16 +211,16 @@ def test_a_program_planted_in_the_workspace_is_not_what_the_kernel_runs(
         with pytest.raises(ProgramRefused):
             find_program(name, outside=(str(workspace),))
     else:
-        assert os.path.realpath(installed(str(workspace), confined=True)) == str(honest)
+        assert os.path.realpath(find_ripgrep(str(workspace), confined=True)) == str(honest)
 
 
 def test_doctor_says_when_handrail_itself_can_be_changed_by_a_call(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Source: tools installed in the environment of the project that they guard."""
-    assert "installation" not in {check.name for check in of_machine(str(place / "ws"))}
+    assert "installation" not in {check.name for check in check_machine(str(place / "ws"))}
     monkeypatch.setattr(sys, "path", [*sys.path, str(place / "ws" / ".venv" / "lib")])
-    assert "installation" in {check.name for check in of_machine(str(place / "ws"))}
+    assert "installation" in {check.name for check in check_machine(str(place / "ws"))}
 
 
 # ── what is left behind ──────────────────────────────────────────────────────────────────────────
@@ -228,8 +228,8 @@ def test_doctor_says_when_handrail_itself_can_be_changed_by_a_call(
 
 def test_a_session_is_removed_however_deep_it_was_filled(place: Path) -> None:
     """Source: folders 5,000 deep, which end every recursive removal."""
-    folders = prepare(place / "ws", place / "state")
-    scratch = folders.scratch("deep")
+    folders = prepare_folders(place / "ws", place / "state")
+    scratch = folders.prepare_scratch("deep")
     (scratch / "locked").mkdir()
     (scratch / "locked" / "f").write_text("x")
     (scratch / "locked").chmod(0)
@@ -241,7 +241,7 @@ def test_a_session_is_removed_however_deep_it_was_filled(place: Path) -> None:
         os.close(here)
         here = below
     os.close(here)
-    folders.discard("deep")
+    folders.remove_session_files("deep")
     assert not scratch.exists()
     assert (place / "beside" / "key").read_text() == "TOP-SECRET"
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from handrail.contract.errors import LoadError
-from handrail.kernel.opening import open_kernel
+from handrail.kernel.startup import open_kernel
 from handrail.sandbox import tiers
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = [
     pytest.mark.attack("environment"),
     pytest.mark.proves("R-02"),
-    pytest.mark.skipif(not tiers.probe().confines, reason="this machine cannot confine programs"),
+    pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="this machine cannot confine programs"),
 ]
 
 SAYS = """#!/bin/sh
@@ -64,7 +64,7 @@ async def test_an_answer_cannot_say_what_only_the_kernel_says(tmp_path: Path, an
     (tools / "answer").write_text(json.dumps(answer))
     async with temporary_kernel(tmp_path, rules=["allow liar"]) as kernel:
         result = await (await kernel.session()).call("liar", {})
-        assert result.metadata["confined_by"] == kernel.generation.entries["liar"].confined_by
+        assert result.metadata["confined_by"] == kernel.generation.entries["liar"].sandbox
         assert "bubblewrap" in result.metadata["confined_by"]
         assert result.error_kind in (None, "failed")
         assert not {"recorded", "unrecorded", "stopped_by", "still_running"} & set(result.metadata)

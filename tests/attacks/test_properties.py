@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from tests.policy.desk import Desk
 
 from handrail.contract.errors import ToolError
-from handrail.contract.text.hosts import grant_covers, host_matches, read_host, read_url
-from handrail.contract.text.patterns import escape, path_matches
+from handrail.contract.text.hosts import grant_covers, host_matches, parse_host, parse_url
+from handrail.contract.text.patterns import escape_pattern, path_matches
 from handrail.contract.tool.requires import Capability
-from handrail.runtime.files.files import RootedFiles, SeenFiles
-from handrail.runtime.files.roots import Roots
-from handrail.sandbox.network.egress import fault_in_address
+from handrail.runtime.files.rooted_files import RootedFiles, SeenFiles
+from handrail.runtime.files.roots import SessionRoots
+from handrail.sandbox.network.egress import explain_blocked_address
 
 SECRET = "TOP-SECRET"
 
@@ -68,7 +68,7 @@ def test_the_file_that_is_opened_is_the_one_that_was_judged(place: Path, path: s
         judged.append(target)
         return None
 
-    files = RootedFiles(Roots(place), SeenFiles(), may)
+    files = RootedFiles(SessionRoots(place), SeenFiles(), may)
     try:
         got = asyncio.run(files.read_bytes(path))
     except ToolError as error:
@@ -89,8 +89,8 @@ _TREE = st.lists(_NAMES, min_size=1, max_size=4).map("/".join)
 @pytest.mark.attack("files")
 @given(_TREE, _TREE)
 def test_an_escaped_path_is_a_glob_for_exactly_that_path(one: str, other: str) -> None:
-    assert path_matches(escape(one), one)
-    assert path_matches(escape(one), other) == (other == one or other.startswith(f"{one}/"))
+    assert path_matches(escape_pattern(one), one)
+    assert path_matches(escape_pattern(one), other) == (other == one or other.startswith(f"{one}/"))
 
 
 _LABELS = st.text(st.sampled_from("abA-0x7f1.①²。%\0\r\n @:/\\#?[]_é\u200b"), max_size=12)
@@ -111,7 +111,7 @@ _URLS = st.tuples(
 def test_the_host_that_is_judged_is_the_host_that_another_reader_would_dial(url: str) -> None:
     """What two readers could take differently is refused; what is taken is one name or one address."""
     try:
-        address = read_url(url)
+        address = parse_url(url)
     except ValueError:
         return
     seen = urlsplit(url).hostname
@@ -128,7 +128,7 @@ def test_the_host_that_is_judged_is_the_host_that_another_reader_would_dial(url:
 @given(_HOSTS, _HOSTS)
 def test_a_grant_for_a_host_opens_that_host_and_no_longer_name(one: str, other: str) -> None:
     try:
-        first, second = read_host(one), read_host(other)
+        first, second = parse_host(one), parse_host(other)
     except ValueError:
         return
     if host_matches(str(first), str(second)):
@@ -141,8 +141,8 @@ def test_a_grant_for_a_host_opens_that_host_and_no_longer_name(one: str, other: 
 @given(st.ip_addresses(v=4), st.sampled_from(["::ffff:{}", "64:ff9b::{}", "::{}"]))
 def test_an_address_in_another_ones_clothes_is_as_closed_as_itself(address: object, form: str) -> None:
     inner = ip_address(str(address))
-    if fault_in_address(inner) is not None:
-        assert fault_in_address(ip_address(form.format(inner))) is not None
+    if explain_blocked_address(inner) is not None:
+        assert explain_blocked_address(ip_address(form.format(inner))) is not None
 
 
 _ACTIONS = st.sampled_from(["allow", "ask", "deny"])

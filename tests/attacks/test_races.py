@@ -96,7 +96,7 @@ async def test_a_link_that_takes_a_files_place_is_never_followed_out(
     # An edit judges, reads and writes: among swaps without a pause none would ever come through.
     with _swapping(place, 0.002 if name == "edit" else 0.0) as swaps:
         async with temporary_kernel(place) as kernel:
-            session = await kernel.session(attendant=Agreeing())
+            session = await kernel.session(approval_handler=Agreeing())
             done, answered, result = 0, 0, None
             wanted = rounds // 10 if name in _SEARCHES else rounds
             # A busy machine may let none through for long.

@@ -11,7 +11,7 @@ import pytest
 
 from handrail.contract.approvals import ApprovalAnswer
 from handrail.contract.call import Event
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 pytestmark = [pytest.mark.proves("O-07"), pytest.mark.attack("secrets")]
 
@@ -47,10 +47,10 @@ async def test_no_secret_is_answered_told_shown_or_kept(tmp_path: Path) -> None:
     told: list[Event] = []
     said: list[str] = []
     answers = [ApprovalAnswer("session"), ApprovalAnswer("session"), ApprovalAnswer("reject", f"not {SECRET}")]
-    person = ScriptedPerson(answers, [[[SECRET]]])
+    person = ScriptedApprovalHandler(answers, [[[SECRET]]])
     rules = ["allow write", "allow bash echo *"]
     async with temporary_kernel(tmp_path, rules=rules, secrets={"token": SECRET}) as kernel:
-        session = await kernel.session(attendant=person)
+        session = await kernel.session(approval_handler=person)
         session.watch(told.append)
         said += [repr(await session.call(name, arguments)) for name, arguments in CALLS]
         said.append(repr(await session.call_all([("read", {"path": f"{SECRET}.txt"})] * 2)))
@@ -59,7 +59,7 @@ async def test_no_secret_is_answered_told_shown_or_kept(tmp_path: Path) -> None:
     said += map(repr, (*told, *person.requests))
     assert not [text for text in said if "hunter2" in text.replace("'pattern': 'hunter2'", "")]
     assert "[secret:token]" in repr(person.requests[0].arguments)
-    assert person.requests[0].always is None, (
+    assert person.requests[0].suggested_rule is None, (
         "a rule is stored as it is shown, so none is offered that would hold a secret"
     )
     forms = (BASE64[8:-4], SECRET.encode().hex(), quote(SECRET))

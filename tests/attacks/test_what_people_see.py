@@ -7,7 +7,7 @@ import os
 import pytest
 
 from handrail.contract.approvals import ApprovalRequest
-from handrail.frontends.cli.terminal import Terminal
+from handrail.frontends.cli.terminal_approvals import TerminalApprovalHandler
 
 pytestmark = [pytest.mark.proves("P-07"), pytest.mark.attack("model-facing")]
 
@@ -49,7 +49,7 @@ async def _shown(capsys: pytest.CaptureFixture[str], **parts: object) -> str:
             "always": None,
             **parts,
         }
-        answer = await Terminal(reading).approve(ApprovalRequest(**values))  # pyright: ignore[reportArgumentType]
+        answer = await TerminalApprovalHandler(reading).approve(ApprovalRequest(**values))  # pyright: ignore[reportArgumentType]
     finally:
         os.close(reading)
     assert answer.choice == "reject"

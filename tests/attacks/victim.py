@@ -19,13 +19,13 @@ from typing import Any
 from tests.attacks.outer import NAMESPACES, Mode, NotApplicable
 
 from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest
-from handrail.contract.call import Answer, Result
-from handrail.contract.doors.runtime import Question
+from handrail.contract.call import CallAnswer, Result
+from handrail.contract.services.runtime import UserQuestion
 from handrail.contract.session import Session
 from handrail.contract.tool.tool import Tool
 from handrail.kernel.kernel import Kernel
-from handrail.kernel.opening import open_kernel
-from handrail.policy.watchdogs.watchdog import Watchdog
+from handrail.kernel.startup import open_kernel
+from handrail.policy.watchdogs.api import Watchdog
 
 SECRET = "TOP-SECRET"
 """Stands in everything that must not be read: in a breach it is seen."""
@@ -71,7 +71,7 @@ class Agreeing:
         self.requests.append(request)
         return ApprovalAnswer("once")
 
-    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]]:
+    async def answer_questions(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]]:
         return [["yes"]] * len(questions)
 
 
@@ -186,7 +186,7 @@ class Home:
     async def session(self, **options: Any) -> AsyncGenerator[Session]:
         """A session of :meth:`kernel` whose person agrees to everything."""
         async with self.kernel(**options) as kernel:
-            yield await kernel.session(attendant=Agreeing())
+            yield await kernel.session(approval_handler=Agreeing())
 
     @asynccontextmanager
     async def elsewhere(self, **options: Any) -> AsyncGenerator[tuple[Session, Path]]:
@@ -205,10 +205,10 @@ class Home:
         assert self._session is not None
         return await self._session.call(tool, arguments)
 
-    async def call_all(self, *calls: tuple[str, dict[str, Any]]) -> Sequence[Answer]:
+    async def call_all(self, *calls: tuple[str, dict[str, Any]]) -> Sequence[CallAnswer]:
         """Calls of one reply in that session, with what a model is shown of each."""
         assert self._session is not None
-        return await self._session.turn().call_all(calls)
+        return await self._session.start_turn().call_all(calls)
 
     async def shell(self, text: str, timeout_ms: int = 60_000) -> str:
         """What a shell text prints in Handrail's sandbox, both streams; also that of a call that failed."""

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from handrail.authoring.linting import Finding, lint
+from handrail.authoring.linter import LintFinding, lint
 from handrail.contract.errors import UsageError
-from handrail.contract.schema.schema import compile_schema
+from handrail.contract.schema.validation import compile_schema
 from handrail.sandbox import tiers
 
-SANDBOX = tiers.choose()
+SANDBOX = tiers.choose_sandbox()
 GOOD = {
     "llm": {
         "name": "notes.add",
@@ -44,7 +44,7 @@ def manifest(
 
 
 def said(path: Path) -> list[tuple[str, str]]:
-    return [(finding.severity, f"{finding.where}: {finding.text}") for finding in lint(path, SANDBOX)[1]]
+    return [(finding.severity, f"{finding.path}: {finding.text}") for finding in lint(path, SANDBOX)[1]]
 
 
 def property_(name: str, **schema: Any) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def test_a_tool_that_no_call_can_ever_fit_is_an_error(tmp_path: Path, parameters
     found = [text for severity, text in said(manifest(tmp_path, llm={"parameters": parameters})) if severity == "error"]
     assert len(found) == 1 and found[0].startswith(f"{where}: names 'word', which properties lacks"), found
     values = [{}, {"line": "a"}, {"word": "b"}, {"line": "a", "word": "b"}, {"line": {"word": "b", "run": "c"}}]
-    assert all(compile_schema(parameters).problems(value) for value in values)
+    assert all(compile_schema(parameters).list_problems(value) for value in values)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_tools_made_in_code_are_looked_at_too(tmp_path: Path) -> None:
     path.write_text(textwrap.dedent(source))
     tools, findings = lint(path, SANDBOX)
     assert set(tools) >= {"greet", "whole"}
-    about = {(finding.tool, finding.where) for finding in findings if "named nowhere" in finding.text}
+    about = {(finding.tool, finding.path) for finding in findings if "named nowhere" in finding.text}
     assert about == {("greet", "parameters.mood")}
 
 
@@ -295,7 +295,7 @@ def test_tools_in_a_list_are_looked_at_and_a_class_that_others_are_made_of_is_no
     tools, findings = lint(path, SANDBOX)
     assert sorted(tools) == ["add.1", "add.2", "hello"]
     assert not [finding for finding in findings if finding.severity == "error"]
-    assert {finding.tool for finding in findings if finding.where == "parameters.unused"} == {"add.1", "add.2"}
+    assert {finding.tool for finding in findings if finding.path == "parameters.unused"} == {"add.1", "add.2"}
 
 
 @pytest.mark.parametrize("name", ["accessToken", "api-key", "apiKey", "user_password", "GITHUB_TOKEN"])
@@ -327,7 +327,7 @@ def test_a_file_that_cannot_be_imported_is_an_error_and_no_traceback(tmp_path: P
     path = tmp_path / "mine.py"
     path.write_text("import no_such_package\n")
     assert lint(path, SANDBOX)[1] == [
-        Finding("error", str(path), "", "cannot be imported: ModuleNotFoundError: No module named 'no_such_package'")
+        LintFinding("error", str(path), "", "cannot be imported: ModuleNotFoundError: No module named 'no_such_package'")
     ]
 
 
@@ -346,10 +346,10 @@ def test_what_holds_no_tool_says_what_was_expected(tmp_path: Path, name: str, te
 def test_resources_and_prompts_are_checked_like_manifests(tmp_path: Path) -> None:
     file = tmp_path / "offering.json"
     file.write_text('{"resources": [{"uri": "a:b", "name": "x", "text": "t"}]}')
-    assert lint(file, tiers.choose()) == lint(tmp_path, tiers.choose()) == (["offering.json"], [])
+    assert lint(file, tiers.choose_sandbox()) == lint(tmp_path, tiers.choose_sandbox()) == (["offering.json"], [])
     file.write_text('{"resources": [{"uri": "a:b", "name": "x"}]}')
-    (found,) = lint(file, tiers.choose())[1]
-    assert (found.severity, found.where) == ("error", "resources[0]")
+    (found,) = lint(file, tiers.choose_sandbox())[1]
+    assert (found.severity, found.path) == ("error", "resources[0]")
 
 
 @pytest.mark.parametrize("draft", ["draft-04/schema#", "draft-07/schema#", "draft/2019-09/schema"])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from handrail.contract.doors.runtime import Runtime
-from handrail.contract.generation import BUILT_IN, Entry, Foreign, Generation
-from handrail.contract.schema.schema import compile_schema
+from handrail.contract.services.runtime import Runtime
+from handrail.contract.generation import BUILT_IN, ToolEntry, ThirdPartyOrigin, Generation
+from handrail.contract.schema.validation import compile_schema
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
 
@@ -27,24 +27,24 @@ def entry(
     *,
     source: str = "here",
     withheld: str | None = None,
-    foreign: Foreign | None = None,
+    foreign: ThirdPartyOrigin | None = None,
     **declared: Any,
-) -> Entry:
+) -> ToolEntry:
     given: dict[str, Any] = {"description": f"Does {tool_id}.", "side_effect": "read", "locks": (), **declared}
     spec = ToolSpec(id=tool_id, **given)
-    return Entry(
+    return ToolEntry(
         spec,
         Still(spec),
         compile_schema(spec.parameters),
         source,
         spec.definition_hash,
         withheld,
-        foreign=foreign,
-        untrusted="" if foreign is None else source,
+        third_party=foreign,
+        untrusted_source="" if foreign is None else source,
     )
 
 
-def built_in(tool_id: str, *, core: bool = False, **declared: Any) -> Entry:
+def built_in(tool_id: str, *, core: bool = False, **declared: Any) -> ToolEntry:
     given: dict[str, Any] = {"category": "system", "tier": "core" if core else None, **declared}
     return entry(tool_id, source=BUILT_IN, **given)
 
@@ -52,10 +52,10 @@ def built_in(tool_id: str, *, core: bool = False, **declared: Any) -> Entry:
 CORE = tuple(built_in(name, core=True) for name in ("read", "bash", "browse_tools", "load_tools", "find_tools"))
 
 
-def many(count: int, category: str = "reports", **declared: Any) -> list[Entry]:
+def many(count: int, category: str = "reports", **declared: Any) -> list[ToolEntry]:
     return [entry(f"{category}.t{number:04d}", category=category, **declared) for number in range(count)]
 
 
-def generation(*entries: Entry | Iterable[Entry], number: int = 1) -> Generation:
-    flat = [one for given in entries for one in ([given] if isinstance(given, Entry) else given)]
+def generation(*entries: ToolEntry | Iterable[ToolEntry], number: int = 1) -> Generation:
+    flat = [one for given in entries for one in ([given] if isinstance(given, ToolEntry) else given)]
     return Generation(number, flat)

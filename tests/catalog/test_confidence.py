@@ -10,76 +10,76 @@ from handrail.catalog.search.index import (
     LEAST,
     LEAST_BY_WORDS,
     NAMED_SURE,
-    Evidence,
-    confidences,
-    fitting,
-    tail,
-    together,
+    HitEvidence,
+    compute_confidences,
+    estimate_fit,
+    find_tail,
+    merge_confidences,
 )
 
 _FIGURE = st.floats(-1, 1, allow_nan=False)
 _EVIDENCE = st.builds(
-    Evidence, st.none() | _FIGURE, st.floats(0, 1), st.floats(-5, 30), st.integers(0, 3), st.booleans()
+    HitEvidence, st.none() | _FIGURE, st.floats(0, 1), st.floats(-5, 30), st.integers(0, 3), st.booleans()
 )
 _HITS = st.lists(_EVIDENCE, min_size=1, max_size=8)
 
 
 @given(_HITS, st.integers(1, 200_000))
 def test_every_hit_has_a_confidence_and_the_best_is_of_the_tail_only_where_it_is_not_worth_naming(
-    hits: list[Evidence], tools: int
+    hits: list[HitEvidence], tools: int
 ) -> None:
-    sure = confidences(hits, tools)
-    assert all(0 <= each <= 1 for each in sure) and 0 <= fitting(hits, tools) <= 1
-    last = tail(hits, sure)
+    sure = compute_confidences(hits, tools)
+    assert all(0 <= each <= 1 for each in sure) and 0 <= estimate_fit(hits, tools) <= 1
+    last = find_tail(hits, sure)
     assert last[sure.index(max(sure))] == (max(sure) < NAMED_SURE)
     assert all(out for at, out in enumerate(last) if sure[at] < NAMED_SURE)
     assert all(sure[at] < max(sure) for at, out in enumerate(last) if out and sure[at] >= NAMED_SURE)
 
 
 def test_more_meaning_more_words_and_more_distance_to_the_others_make_surer() -> None:
-    others = [Evidence(0.1, 0.05, 1.0)] * 4
-    base = [Evidence(0.3, 0.2, 4.0), *others]
-    for more in (Evidence(0.4, 0.2, 4.0), Evidence(0.3, 0.3, 4.0), Evidence(0.3, 0.2, 5.0)):
-        assert confidences([more, *others], 100)[0] > confidences(base, 100)[0]
-        if more.shared == base[0].shared:  # words make a tool stand out: by that they count once
-            assert fitting([more, *others], 100) > fitting(base, 100)
-    assert fitting([Evidence(None, 0.3, 4.0)], 100) > fitting([Evidence(None, 0.2, 4.0)], 100)
+    others = [HitEvidence(0.1, 0.05, 1.0)] * 4
+    base = [HitEvidence(0.3, 0.2, 4.0), *others]
+    for more in (HitEvidence(0.4, 0.2, 4.0), HitEvidence(0.3, 0.3, 4.0), HitEvidence(0.3, 0.2, 5.0)):
+        assert compute_confidences([more, *others], 100)[0] > compute_confidences(base, 100)[0]
+        if more.word_share == base[0].word_share:  # words make a tool stand out: by that they count once
+            assert estimate_fit([more, *others], 100) > estimate_fit(base, 100)
+    assert estimate_fit([HitEvidence(None, 0.3, 4.0)], 100) > estimate_fit([HitEvidence(None, 0.2, 4.0)], 100)
 
 
 @pytest.mark.parametrize("near", [0.3, None])
 def test_a_request_that_says_a_tools_whole_name_speaks_for_that_tool_wherever_it_is_among_the_best(
     near: float | None,
 ) -> None:
-    said, unsaid = Evidence(near, 0.2, 4.0, named=True, elsewhere=0.5), Evidence(near, 0.2, 4.0, elsewhere=0.5)
+    said, unsaid = HitEvidence(near, 0.2, 4.0, named=True, out_of_domain=0.5), HitEvidence(near, 0.2, 4.0, out_of_domain=0.5)
     for at in range(5):
         hits = [said if place == at else unsaid for place in range(5)]
-        assert confidences(hits, 5_000)[at] > 2 * confidences([unsaid] * 5, 5_000)[at]
-        assert fitting(hits, 5_000) > 2 * fitting([unsaid] * 5, 5_000)
-    assert fitting([*[unsaid] * 5, said], 5_000) == fitting([unsaid] * 5, 5_000)
+        assert compute_confidences(hits, 5_000)[at] > 2 * compute_confidences([unsaid] * 5, 5_000)[at]
+        assert estimate_fit(hits, 5_000) > 2 * estimate_fit([unsaid] * 5, 5_000)
+    assert estimate_fit([*[unsaid] * 5, said], 5_000) == estimate_fit([unsaid] * 5, 5_000)
 
 
 def test_a_name_that_is_said_but_means_something_else_serves_nothing() -> None:
-    assert fitting([Evidence(-0.1, 0.02, 1.0, named=True)], 5_000) < LEAST
-    assert fitting([Evidence(None, 0.02, 1.0, named=True)], 5_000) < LEAST_BY_WORDS
+    assert estimate_fit([HitEvidence(-0.1, 0.02, 1.0, named=True)], 5_000) < LEAST
+    assert estimate_fit([HitEvidence(None, 0.02, 1.0, named=True)], 5_000) < LEAST_BY_WORDS
 
 
 def test_the_same_evidence_says_less_among_more_tools() -> None:
     for near in (0.3, None):
-        hits = [Evidence(near, 0.2, 4.0), Evidence(near, 0.1, 2.0)]
-        assert fitting(hits, 20) > fitting(hits, 200) > fitting(hits, 20_000)
+        hits = [HitEvidence(near, 0.2, 4.0), HitEvidence(near, 0.1, 2.0)]
+        assert estimate_fit(hits, 20) > estimate_fit(hits, 200) > estimate_fit(hits, 20_000)
 
 
 def test_a_second_need_keeps_its_best_hit_and_a_near_copy_stays() -> None:
     hits = [
-        Evidence(0.8, 0.5, 8.0, 1),
-        Evidence(0.75, 0.5, 7.8, 1),
-        Evidence(0.1, 0.0, 0.5, 1),
-        Evidence(0.35, 0.2, 3.5, 2),
+        HitEvidence(0.8, 0.5, 8.0, 1),
+        HitEvidence(0.75, 0.5, 7.8, 1),
+        HitEvidence(0.1, 0.0, 0.5, 1),
+        HitEvidence(0.35, 0.2, 3.5, 2),
     ]
-    assert tail(hits, [0.95, 0.9, 0.05, 0.06]) == [False, False, True, False]
-    assert tail(hits, [0.95, 0.9, 0.05, 0.01]) == [False, False, True, True]
+    assert find_tail(hits, [0.95, 0.9, 0.05, 0.06]) == [False, False, True, False]
+    assert find_tail(hits, [0.95, 0.9, 0.05, 0.01]) == [False, False, True, True]
 
 
 def test_tools_that_do_the_same_share_what_each_is_sure_of_and_others_get_nothing_of_it() -> None:
     same = [[True, True, False], [True, True, False], [False, False, True]]
-    assert together([0.4, 0.3, 0.2], same) == pytest.approx([0.58, 0.58, 0.2])
+    assert merge_confidences([0.4, 0.3, 0.2], same) == pytest.approx([0.58, 0.58, 0.2])

@@ -9,23 +9,23 @@ import pytest
 from tests.catalog.stock import CORE, entry, generation, many
 
 from handrail.catalog.dialects import GEMINI, MCP
-from handrail.catalog.fitting import offered
-from handrail.catalog.prompt import costs_of, estimated, index_of, of_json, of_spec, source_of, tokens_of, tool_part
-from handrail.catalog.view import CatalogOptions, View
-from handrail.contract.generation import Entry, Foreign
-from handrail.contract.sandbox import Tier
-from handrail.contract.tool.names import OFFER_IDS
-from handrail.registry.loading import load_generation
-from handrail.registry.sources.code import BuiltinSource
+from handrail.catalog.schema_adapter import adapt_tool
+from handrail.catalog.prompt import compute_costs, estimate_tokens, format_index, estimate_json_tokens, estimate_spec_tokens, source_group, estimate_tool_tokens, tool_sections
+from handrail.catalog.view import CatalogOptions, CatalogView
+from handrail.contract.generation import ToolEntry, ThirdPartyOrigin
+from handrail.contract.sandbox import SandboxTier
+from handrail.contract.tool.names import RESOURCE_IDS
+from handrail.registry.generation_loader import load_generation
+from handrail.registry.sources.code_sources import BuiltinSource
 
 OPTIONS = CatalogOptions()
 
 
-def view(*entries: object) -> View:
-    return View(generation(*entries), OPTIONS)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+def view(*entries: object) -> CatalogView:
+    return CatalogView(generation(*entries), OPTIONS)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-def realistic(number: int) -> Entry:
+def realistic(number: int) -> ToolEntry:
     """One of the tools that other systems have by the hundred: a sentence, and a few parameters with one each."""
     properties = {
         f"{name}_{number % 7}": {"type": kind, "description": f"The {name} that the {kind} of this request is for."}
@@ -39,45 +39,45 @@ def realistic(number: int) -> Entry:
     )
 
 
-def shipped() -> list[Entry]:
-    entries = load_generation([BuiltinSource()], tier=Tier("test", "")).entries.values()
-    return [entry for entry in entries if entry.withheld is None]
+def shipped() -> list[ToolEntry]:
+    entries = load_generation([BuiltinSource()], tier=SandboxTier("test", "")).entries.values()
+    return [entry for entry in entries if entry.unavailable_reason is None]
 
 
 @pytest.mark.proves("D-10")
 def test_what_is_in_view_of_a_thousand_tools_costs_at_most_three_hundredths_of_the_whole_with_its_index() -> None:
-    costs = costs_of(
-        view(shipped(), [realistic(n) for n in range(1_000 - len(shipped()) + len(OFFER_IDS))]), OPTIONS.index_tokens
+    costs = compute_costs(
+        view(shipped(), [realistic(n) for n in range(1_000 - len(shipped()) + len(RESOURCE_IDS))]), OPTIONS.index_tokens
     )
-    assert len(costs.tools) == 1_000 and costs.index > 100
-    assert {tool.standing for tool in costs.shown} == {"core"} and "read" in {tool.id for tool in costs.shown}
-    assert costs.in_view <= 0.03 * costs.whole
-    assert costs.whole < 200 * 1_000, "the others are no larger than tools are elsewhere"
+    assert len(costs.tools) == 1_000 and costs.index_tokens > 100
+    assert {tool.standing for tool in costs.active_tools} == {"core"} and "read" in {tool.id for tool in costs.active_tools}
+    assert costs.active_tokens <= 0.03 * costs.total_tokens
+    assert costs.total_tokens < 200 * 1_000, "the others are no larger than tools are elsewhere"
 
 
 @pytest.mark.proves("D-10")
 def test_tools_categories_and_sources_each_add_up_to_the_whole() -> None:
-    foreign = [replace(one, foreign=Foreign("mail")) for one in many(30, "letters")]
+    foreign = [replace(one, foreign=ThirdPartyOrigin("mail")) for one in many(30, "letters")]
     arranged = view(CORE, many(12, "git"), foreign, entry("off", withheld="it cannot run here"))
-    costs = costs_of(arranged, OPTIONS.index_tokens)
-    assert costs.whole == sum(of_spec(one.spec) for one in arranged.ready.values()), "each provider is given the same"
+    costs = compute_costs(arranged, OPTIONS.index_tokens)
+    assert costs.total_tokens == sum(estimate_spec_tokens(one.spec) for one in arranged.available_tools.values()), "each provider is given the same"
     for shares in (costs.categories, costs.sources):
-        assert sum(share.tokens for share in shares) == costs.whole
-        assert sum(share.in_view for share in shares) + costs.index == costs.in_view
+        assert sum(share.tokens for share in shares) == costs.total_tokens
+        assert sum(share.in_view for share in shares) + costs.index_tokens == costs.active_tokens
         assert sum(share.tools for share in shares) == len(costs.tools) == 47
     assert {share.name: share.tools for share in costs.categories} == {"core": 5, "git": 12, "mail": 30}
     assert {share.name: share.tools for share in costs.sources} == {"built-in": 5, "here": 12, "mail": 30}
-    assert costs.index == estimated("# More tools\n\n" + index_of(arranged, OPTIONS.index_tokens))
+    assert costs.index_tokens == estimate_tokens("# More tools\n\n" + format_index(arranged, OPTIONS.index_tokens))
     assert [tool.tokens for tool in costs.tools] == sorted((tool.tokens for tool in costs.tools), reverse=True)
 
 
 @pytest.mark.proves("D-10")
 def test_where_everything_is_in_view_there_is_no_index_and_guidance_counts() -> None:
     guided = entry("a.guided", guidance="Call it first.")
-    costs = costs_of(view(guided, entry("b.plain")), OPTIONS.index_tokens)
-    assert costs.index == 0 and costs.in_view == costs.whole == sum(tool.tokens for tool in costs.tools)
-    assert tokens_of(guided.spec, MCP) == of_spec(guided.spec) + estimated(tool_part("", [guided.spec])[0])
-    assert costs_of(view(), OPTIONS.index_tokens).to_dict()["whole"] == 0
+    costs = compute_costs(view(guided, entry("b.plain")), OPTIONS.index_tokens)
+    assert costs.index_tokens == 0 and costs.active_tokens == costs.total_tokens == sum(tool.tokens for tool in costs.tools)
+    assert estimate_tool_tokens(guided.spec, MCP) == estimate_spec_tokens(guided.spec) + estimate_tokens(tool_sections("", [guided.spec])[0])
+    assert compute_costs(view(), OPTIONS.index_tokens).to_dict()["whole"] == 0
 
 
 def test_what_is_counted_is_the_form_of_the_provider_who_is_given_the_most() -> None:
@@ -90,15 +90,15 @@ def test_what_is_counted_is_the_form_of_the_provider_who_is_given_the_most() -> 
         "$defs": {**held, "d6": {"type": "string"}},
     }
     one = entry("grow", parameters=parameters)
-    costs = costs_of(view(one), OPTIONS.index_tokens)
-    sent = offered(one.spec.llm_view(), GEMINI)[0]
+    costs = compute_costs(view(one), OPTIONS.index_tokens)
+    sent = adapt_tool(one.spec.llm_view(), GEMINI)[0]
     assert costs.dialect == costs.to_dict()["dialect"] == "gemini"
-    assert costs.whole > 2 * of_spec(one.spec)
-    assert costs.whole == pytest.approx(of_json(sent), rel=0.02)
+    assert costs.total_tokens > 2 * estimate_spec_tokens(one.spec)
+    assert costs.total_tokens == pytest.approx(estimate_json_tokens(sent), rel=0.02)
 
 
 def test_a_source_is_what_its_tools_have_in_common() -> None:
-    assert source_of(entry("a", source="/config/tools/a.json")) == "/config/tools"
-    assert source_of(entry("a", source="bank.tools.transfer")) == "bank.tools"
-    assert source_of(entry("a", source="entry point a (b.c:d)")) == "entry point a (b.c:d)"
-    assert source_of(entry("a", source="mail: a", foreign=Foreign("mail"))) == "mail"
+    assert source_group(entry("a", source="/config/tools/a.json")) == "/config/tools"
+    assert source_group(entry("a", source="bank.tools.transfer")) == "bank.tools"
+    assert source_group(entry("a", source="entry point a (b.c:d)")) == "entry point a (b.c:d)"
+    assert source_group(entry("a", source="mail: a", foreign=ThirdPartyOrigin("mail"))) == "mail"

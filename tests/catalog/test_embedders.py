@@ -13,11 +13,11 @@ import numpy
 import pytest
 from tests.catalog.texts_of import ALL, STOCK, Directions
 
-from handrail.catalog.embedders.choosing import GROUP, Chosen, encoder_of
-from handrail.catalog.search.cache import Cache
-from handrail.catalog.search.encoding import Encoder
-from handrail.catalog.search.index import Index
-from handrail.catalog.search.lexical import passage
+from handrail.catalog.embedders.selection import ENTRY_POINT_GROUP, EmbedderChoice, make_encoder_factory
+from handrail.catalog.search.cache import SearchCache
+from handrail.catalog.search.encoder import EncoderThread
+from handrail.catalog.search.index import ToolIndex
+from handrail.catalog.search.lexical_index import make_passage
 
 
 class Letters:
@@ -41,16 +41,16 @@ def points(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
     module.wrong = lambda: 3  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "handrail_test_embedders", module)
     values = {"ready": "letters", "made": "Letters", "odd": "wrong", "gone": "nothing"}
-    return [EntryPoint(name, f"handrail_test_embedders:{value}", GROUP) for name, value in values.items()]
+    return [EntryPoint(name, f"handrail_test_embedders:{value}", ENTRY_POINT_GROUP) for name, value in values.items()]
 
 
 @pytest.mark.proves("R-09", "D-07")
 @pytest.mark.parametrize("name", ["ready", "made"])
 def test_packages_add_embedders_by_entry_points(points: list[EntryPoint], name: str) -> None:
-    encoder, why = encoder_of(Chosen(name), lambda: points)(None)
+    encoder, why = make_encoder_factory(EmbedderChoice(name), lambda: points)(None)
     assert encoder is not None and why == ""
     try:
-        (vector,) = encoder.request(["aab"], 60) or []
+        (vector,) = encoder.encode_query(["aab"], 60) or []
         assert vector.shape == (3,)
     finally:
         encoder.close()
@@ -60,25 +60,25 @@ def test_packages_add_embedders_by_entry_points(points: list[EntryPoint], name: 
 @pytest.mark.parametrize(
     ("chosen", "why"),
     [
-        (Chosen("none"), "turned off"),
-        (Chosen("none", why_none="the key is not known"), "the key is not known"),
-        (Chosen("nobodys"), "unknown embedder 'nobodys'; the value of embedder in [search] is one of local, none, endpoint"),
-        (Chosen("odd"), "is a int; expected fingerprint, load() and encode()"),
-        (Chosen("gone"), "failed to load: AttributeError"),
-        (Chosen("endpoint", url="ftp://x", model="m"), "is not a valid endpoint URL"),
-        (Chosen("endpoint", url="http://me:key@x/v1", model="m"), "set the key separately"),
-        (Chosen("fastembed"), "fastembed is not installed"),
+        (EmbedderChoice("none"), "turned off"),
+        (EmbedderChoice("none", why_none="the key is not known"), "the key is not known"),
+        (EmbedderChoice("nobodys"), "unknown embedder 'nobodys'; the value of embedder in [search] is one of local, none, endpoint"),
+        (EmbedderChoice("odd"), "is a int; expected fingerprint, load() and encode()"),
+        (EmbedderChoice("gone"), "failed to load: AttributeError"),
+        (EmbedderChoice("endpoint", url="ftp://x", model="m"), "is not a valid endpoint URL"),
+        (EmbedderChoice("endpoint", url="http://me:key@x/v1", model="m"), "set the key separately"),
+        (EmbedderChoice("fastembed"), "fastembed is not installed"),
     ],
 )
 def test_one_that_cannot_be_had_leaves_a_search_by_words_and_says_why(
-    points: list[EntryPoint], chosen: Chosen, why: str
+    points: list[EntryPoint], chosen: EmbedderChoice, why: str
 ) -> None:
-    encoder, told = encoder_of(chosen, lambda: points)(None)
+    encoder, told = make_encoder_factory(chosen, lambda: points)(None)
     assert encoder is None and why in told
 
 
 def test_a_key_is_in_no_representation() -> None:
-    assert "hunter2" not in repr(Chosen("endpoint", "https://x", "m", "hunter2"))
+    assert "hunter2" not in repr(EmbedderChoice("endpoint", "https://x", "m", "hunter2"))
 
 
 class Faulty(Directions):
@@ -90,23 +90,23 @@ class Faulty(Directions):
 
     def encode(self, texts: Sequence[str]) -> Any:
         rows = super().encode(texts)
-        rows[[passage(STOCK).startswith(text) for text in texts]] *= self.factor
+        rows[[make_passage(STOCK).startswith(text) for text in texts]] *= self.factor
         return rows[self.missing :]
 
 
 @pytest.mark.parametrize("factor", [float("nan"), float("inf")])
 @pytest.mark.proves("D-07")
 def test_a_tool_whose_vector_is_no_number_is_searched_by_words_and_spoils_no_other(factor: float) -> None:
-    index = Index(ALL, encoder=Encoder(Faulty(factor)))
+    index = ToolIndex(ALL, encoder=EncoderThread(Faulty(factor)))
     assert index.wait(60)
     found = index.search("hotel room")
-    assert (found.means, found.hits[0].id, found.nothing_fits) == ("lexical and meaning", "book_hotel", False)
+    assert (found.search_method, found.hits[0].id, found.nothing_fits) == ("lexical and meaning", "book_hotel", False)
     assert "1 tool is searched by words only" in found.note
 
 
 @pytest.mark.proves("D-07")
 def test_vectors_of_any_length_are_compared_by_their_direction() -> None:
-    found = [Index(ALL, encoder=Encoder(Faulty(factor))) for factor in (1.0, 1e30)]
+    found = [ToolIndex(ALL, encoder=EncoderThread(Faulty(factor))) for factor in (1.0, 1e30)]
     assert all(index.wait(60) for index in found)
     one, other = (index.search("price of a share").hits for index in found)
     assert [hit.id for hit in one] == [hit.id for hit in other]
@@ -114,7 +114,7 @@ def test_vectors_of_any_length_are_compared_by_their_direction() -> None:
 
 @pytest.mark.proves("D-07")
 def test_an_embedder_that_gives_too_few_vectors_is_told_of() -> None:
-    index = Index(ALL, encoder=Encoder(Faulty(missing=1)))
+    index = ToolIndex(ALL, encoder=EncoderThread(Faulty(missing=1)))
     assert not index.wait()
     assert "expected one row for each text" in index.search("hotel room").note
 
@@ -122,8 +122,8 @@ def test_an_embedder_that_gives_too_few_vectors_is_told_of() -> None:
 @pytest.mark.proves("D-07")
 def test_another_model_under_the_same_name_is_told_and_the_next_start_makes_its_vectors(tmp_path: Path) -> None:
     def notes(wide: int) -> str:
-        encoder = Encoder(Faulty(wide=wide), Cache(tmp_path))
-        index = Index(ALL, encoder=encoder)
+        encoder = EncoderThread(Faulty(wide=wide), SearchCache(tmp_path))
+        index = ToolIndex(ALL, encoder=encoder)
         index.wait(60)
         found = index.search("hotel room")
         encoder.close(60)

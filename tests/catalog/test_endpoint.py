@@ -14,11 +14,11 @@ import numpy
 import pytest
 from tests.catalog.texts_of import ALL, HOTEL, Directions, tool
 
-from handrail.catalog.embedders.choosing import Endpoint, FastEmbed
-from handrail.catalog.embedders.embedder import EmbedderError
-from handrail.catalog.search.cache import Cache
-from handrail.catalog.search.encoding import Encoder
-from handrail.catalog.search.index import Index
+from handrail.catalog.embedders.selection import EndpointEmbedder, FastEmbedEmbedder
+from handrail.catalog.embedders.protocol import EmbedderError
+from handrail.catalog.search.cache import SearchCache
+from handrail.catalog.search.encoder import EncoderThread
+from handrail.catalog.search.index import ToolIndex
 
 Answer = Callable[[BaseHTTPRequestHandler, dict[str, Any]], None]
 
@@ -64,7 +64,7 @@ def server(answer: Answer) -> Generator[tuple[str, list[tuple[str, dict[str, Any
 def test_the_endpoints_vectors_are_those_of_the_texts_in_order_and_of_length_one() -> None:
     texts = [f"text about thing{n}" for n in range(70)]
     with server(good) as (url, asked):
-        rows = Endpoint(url, "m", key="k").encode(texts)
+        rows = EndpointEmbedder(url, "m", key="k").encode(texts)
     assert rows == pytest.approx(Directions().encode(texts), abs=1e-5)
     assert [len(body["input"]) for _, body in asked] == [64, 6]
     assert asked[0][0] == "Bearer k"
@@ -73,10 +73,10 @@ def test_the_endpoints_vectors_are_those_of_the_texts_in_order_and_of_length_one
 
 def test_a_search_by_meaning_works_over_an_endpoint() -> None:
     with server(good) as (url, _):
-        index = Index(ALL, encoder=Encoder(Endpoint(url, "m")))
+        index = ToolIndex(ALL, encoder=EncoderThread(EndpointEmbedder(url, "m")))
         assert index.wait(60)
         found = index.search("hotel room", patience_s=60)
-    assert (found.means, found.hits[0].id) == ("lexical and meaning", "book_hotel")
+    assert (found.search_method, found.hits[0].id) == ("lexical and meaning", "book_hotel")
 
 
 def _with(body: bytes, status: int = 200) -> Answer:
@@ -99,7 +99,7 @@ def _with(body: bytes, status: int = 200) -> Answer:
 )
 def test_an_answer_that_is_no_embedding_is_told_without_the_key(answer: Answer, said: str) -> None:
     with server(answer) as (url, _), pytest.raises(EmbedderError) as told:
-        Endpoint(url, "m", key="sk-secret").encode(["text"])
+        EndpointEmbedder(url, "m", key="sk-secret").encode(["text"])
     assert said in str(told.value)
     assert "sk-secret" not in str(told.value)
 
@@ -114,13 +114,13 @@ def test_vectors_that_mean_nothing_are_refused_and_never_kept(vector: list[float
         _say(handler, json.dumps({"data": data}).encode())
 
     with server(senseless) as (url, _):
-        endpoint, cache = Endpoint(url, "m"), Cache(tmp_path)
+        endpoint, cache = EndpointEmbedder(url, "m"), SearchCache(tmp_path)
         with pytest.raises(EmbedderError, match=said):
             endpoint.encode(["send a letter", "book a room"])
-        index = Index(ALL, encoder=Encoder(endpoint, cache))
+        index = ToolIndex(ALL, encoder=EncoderThread(endpoint, cache))
         assert not index.wait()
         assert "check that 'm' is an embedding model" in index.search("hotel room").note
-        assert cache.vectors(endpoint.fingerprint) == {}
+        assert cache.load_vectors(endpoint.fingerprint) == {}
 
 
 def test_texts_that_say_the_same_may_have_one_vector_and_large_numbers_are_vectors_too() -> None:
@@ -129,7 +129,7 @@ def test_texts_that_say_the_same_may_have_one_vector_and_large_numbers_are_vecto
         _say(handler, json.dumps({"data": data}).encode())
 
     with server(large) as (url, _):
-        rows = Endpoint(url, "m").encode(["Send it", "send  it"])
+        rows = EndpointEmbedder(url, "m").encode(["Send it", "send  it"])
     assert rows == pytest.approx(numpy.array([[0.5**0.5, -(0.5**0.5)]] * 2))
 
 
@@ -156,25 +156,25 @@ def test_a_text_beyond_the_models_length_counts_by_its_beginning_and_costs_no_ot
     status: int, tmp_path: Path
 ) -> None:
     with server(taking(status=status)) as (url, asked):
-        index = Index([*MANY, *ALL, LONG], encoder=Encoder(Endpoint(url, "m"), Cache(tmp_path)))
+        index = ToolIndex([*MANY, *ALL, LONG], encoder=EncoderThread(EndpointEmbedder(url, "m"), SearchCache(tmp_path)))
         assert index.wait(60)
         found = index.search("polishing brass doorknobs", patience_s=60)
-        assert (found.means, found.note, found.hits[0].id) == ("lexical and meaning", "", LONG.id)
+        assert (found.search_method, found.note, found.hits[0].id) == ("lexical and meaning", "", LONG.id)
         assert any(reason.startswith("meaning") for reason in found.hits[0].reasons)
-        assert index.search("hotel room", patience_s=60).means == "lexical and meaning"
+        assert index.search("hotel room", patience_s=60).search_method == "lexical and meaning"
         before = len(asked)
-        again = Index([*MANY, *ALL, LONG], encoder=Encoder(Endpoint(url, "m"), Cache(tmp_path)))
+        again = ToolIndex([*MANY, *ALL, LONG], encoder=EncoderThread(EndpointEmbedder(url, "m"), SearchCache(tmp_path)))
         assert again.wait(60)
         assert len(asked) == before, "the next start asks for nothing that is known"
 
 
 def test_a_text_that_is_refused_at_any_length_is_found_by_words_and_it_is_told_how_many_are() -> None:
     with server(taking(but="frobnicate")) as (url, asked):
-        encoder = Encoder(Endpoint(url, "m"))
-        index = Index([*MANY, *ALL, LONG], encoder=encoder)
+        encoder = EncoderThread(EndpointEmbedder(url, "m"))
+        index = ToolIndex([*MANY, *ALL, LONG], encoder=encoder)
         assert index.wait(60)
         found = index.search("polish brass doorknobs", patience_s=60)
-        assert (found.means, found.hits[0].id) == ("lexical and meaning", LONG.id)
+        assert (found.search_method, found.hits[0].id) == ("lexical and meaning", LONG.id)
         assert found.note.startswith("1 tool is searched by words only") and encoder.state == found.note
         assert found.hits[0].reasons == ("description: polish, brass, doorknobs",)
         assert index.search("hotel room", patience_s=60).hits[0].id == HOTEL.id
@@ -186,23 +186,23 @@ def test_a_text_that_is_refused_at_any_length_is_found_by_words_and_it_is_told_h
 
 def test_a_server_that_takes_few_texts_at_once_is_given_them_one_by_one() -> None:
     with server(taking(texts=1)) as (url, _):
-        index = Index([*MANY, *ALL], encoder=Encoder(Endpoint(url, "m")))
+        index = ToolIndex([*MANY, *ALL], encoder=EncoderThread(EndpointEmbedder(url, "m")))
         assert index.wait(60)
         found = index.search("hotel room", patience_s=60)
-    assert (found.means, found.note, found.hits[0].id) == ("lexical and meaning", "", HOTEL.id)
+    assert (found.search_method, found.note, found.hits[0].id) == ("lexical and meaning", "", HOTEL.id)
 
 
 def test_a_request_that_is_refused_goes_by_its_beginning_and_turns_nothing_off() -> None:
     with server(taking()) as (url, _):
-        index = Index(ALL, encoder=Encoder(Endpoint(url, "m")))
+        index = ToolIndex(ALL, encoder=EncoderThread(EndpointEmbedder(url, "m")))
         assert index.wait(60)
         found = index.search("hotel room " * 600, patience_s=60)
-        assert (found.means, found.hits[0].id) == ("lexical and meaning", HOTEL.id)
+        assert (found.search_method, found.hits[0].id) == ("lexical and meaning", HOTEL.id)
     with server(taking(but="snow")) as (url, _):
-        index = Index(ALL, encoder=Encoder(Endpoint(url, "m")))
+        index = ToolIndex(ALL, encoder=EncoderThread(EndpointEmbedder(url, "m")))
         assert index.wait(60)
-        assert index.search("weather and snow", patience_s=60).means == "lexical"
-        assert index.search("hotel room", patience_s=60).means == "lexical and meaning"
+        assert index.search("weather and snow", patience_s=60).search_method == "lexical"
+        assert index.search("hotel room", patience_s=60).search_method == "lexical and meaning"
 
 
 @pytest.mark.parametrize("status", [400, 401, 500])
@@ -213,15 +213,15 @@ def test_a_server_that_takes_nothing_any_more_is_asked_a_few_times_and_left_alon
         _say(handler, b"", status) if broken.is_set() else good(handler, asked)
 
     with server(until) as (url, asked):
-        endpoint, encoder = Endpoint(url, "m"), Encoder(Endpoint(url, "m"), Cache(tmp_path))
-        assert Index(ALL, encoder=encoder).wait(60)
+        endpoint, encoder = EndpointEmbedder(url, "m"), EncoderThread(EndpointEmbedder(url, "m"), SearchCache(tmp_path))
+        assert ToolIndex(ALL, encoder=encoder).wait(60)
         encoder.close(60)
         broken.set()
         asked.clear()
-        index = Index([*MANY, *ALL], encoder=Encoder(endpoint, Cache(tmp_path)))
+        index = ToolIndex([*MANY, *ALL], encoder=EncoderThread(endpoint, SearchCache(tmp_path)))
         assert not index.wait()
         found = index.search("hotel room", patience_s=60)
-        assert (found.means, found.hits[0].id) == ("lexical", HOTEL.id)
+        assert (found.search_method, found.hits[0].id) == ("lexical", HOTEL.id)
         assert f"answered with status {status}" in found.note
         assert len(asked) <= 2
 
@@ -235,11 +235,11 @@ def test_an_endpoint_that_hangs_is_given_up_and_no_search_waits_for_it() -> None
 
     with server(hang) as (url, _):
         try:
-            index = Index(ALL, encoder=Encoder(Endpoint(url, "m", timeout_s=100)))
+            index = ToolIndex(ALL, encoder=EncoderThread(EndpointEmbedder(url, "m", timeout_s=100)))
             assert entered.wait(60)
             assert index.search("hotel room", patience_s=100).hits[0].id == "book_hotel"
             with pytest.raises(EmbedderError, match=r"within 0\.2 s"):
-                Endpoint(url, "m", timeout_s=0.2).encode(["text"])
+                EndpointEmbedder(url, "m", timeout_s=0.2).encode(["text"])
         finally:
             gone.set()
 
@@ -260,7 +260,7 @@ def test_an_answer_that_drips_is_given_up_too() -> None:
     with server(drip) as (url, _):
         try:
             with pytest.raises(EmbedderError, match="did not complete its answer within"):
-                Endpoint(url, "m", timeout_s=0.3).encode(["text"])
+                EndpointEmbedder(url, "m", timeout_s=0.3).encode(["text"])
         finally:
             gone.set()
 
@@ -269,23 +269,23 @@ def test_nobody_there_is_told() -> None:
     with server(good) as (url, _):
         pass
     with pytest.raises(EmbedderError, match="cannot be reached"):
-        Endpoint(url, "m", timeout_s=5).encode(["text"])
+        EndpointEmbedder(url, "m", timeout_s=5).encode(["text"])
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8080", "file:///etc/passwd", "http://"])
 def test_what_is_no_address_is_refused_at_once(url: str) -> None:
     with pytest.raises(EmbedderError, match="is not a valid endpoint URL"):
-        Endpoint(url, "m")
+        EndpointEmbedder(url, "m")
 
 
 def test_a_key_inside_an_address_is_refused_and_not_repeated() -> None:
     with pytest.raises(EmbedderError) as told:
-        Endpoint("http://user:sk-secret@host/v1", "m")
+        EndpointEmbedder("http://user:sk-secret@host/v1", "m")
     assert "sk-secret" not in str(told.value)
 
 
 def test_two_endpoints_and_two_models_have_vectors_of_their_own() -> None:
-    prints = {Endpoint(url, model).fingerprint for url in ("http://a/v1", "http://b/v1") for model in ("m", "n")}
+    prints = {EndpointEmbedder(url, model).fingerprint for url in ("http://a/v1", "http://b/v1") for model in ("m", "n")}
     assert len(prints) == 4
 
 
@@ -295,4 +295,4 @@ def test_fastembed_that_is_not_installed_is_told() -> None:
     if find_spec("fastembed") is not None:
         pytest.skip("fastembed is installed")
     with pytest.raises(EmbedderError, match="pip install fastembed"):
-        FastEmbed()
+        FastEmbedEmbedder()

@@ -15,15 +15,15 @@ from tests.catalog.texts_of import Directions
 from tests.kernel.doors import Opens, by_both_doors
 from tests.tools.desk import Memory
 
-from handrail.catalog.interaction import Interaction
-from handrail.catalog.search.cache import Cache
-from handrail.catalog.search.encoding import Encoder
-from handrail.catalog.search.finding import Searches
+from handrail.catalog.interaction import InteractionState
+from handrail.catalog.search.cache import SearchCache
+from handrail.catalog.search.encoder import EncoderThread
+from handrail.catalog.search.service import SearchIndexes
 from handrail.catalog.view import CatalogOptions
-from handrail.contract.doors.jobs import Findings
-from handrail.contract.doors.runtime import Runtime
+from handrail.contract.services.jobs import ToolSearchResult
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.generation import Generation
-from handrail.tools.discovery import FindTools, ToolSearch
+from handrail.tools.discovery import FindToolsTool, ToolSearchTool
 
 kernel_in = by_both_doors(rules=["allow *"])
 MAIL = entry("mail.send", description="Sends a letter to one or more recipients.")
@@ -42,18 +42,18 @@ class Desk:
 
     def __init__(self, embedder: Directions, **options: Any) -> None:
         self.embedder, self.made = embedder, 0
-        self.searches = Searches(None, self._make, **options)
-        self.of = Interaction("s", CatalogOptions(), Memory(), self.searches)
+        self.searches = SearchIndexes(None, self._make, **options)
+        self.of = InteractionState("s", CatalogOptions(), Memory(), self.searches)
 
-    def _make(self, cache: Cache | None) -> tuple[Encoder, str]:
+    def _make(self, cache: SearchCache | None) -> tuple[EncoderThread, str]:
         self.made += 1
-        return Encoder(self.embedder, cache, hangs_s=0.01), ""
+        return EncoderThread(self.embedder, cache, hangs_s=0.01), ""
 
-    async def find(self, there: Generation = THERE, **how: Any) -> Findings:
+    async def find(self, there: Generation = THERE, **how: Any) -> ToolSearchResult:
         return await self.of.find(there, NEED, limit=3, **how)
 
-    async def told(self, tool: FindTools | ToolSearch) -> dict[str, Any]:
-        return cast("dict[str, Any]", await tool.execute({"query": NEED}, cast("Runtime", Around(self.of.door(THERE)))))
+    async def told(self, tool: FindToolsTool | ToolSearchTool) -> dict[str, Any]:
+        return cast("dict[str, Any]", await tool.execute({"query": NEED}, cast("Runtime", Around(self.of.make_catalog(THERE)))))
 
 
 @pytest.fixture
@@ -77,26 +77,26 @@ async def test_the_first_searches_wait_for_one_loading_and_compare_meanings(desk
     first = [asyncio.create_task(at.find()) for _ in range(6)]
     await asyncio.to_thread(at.embedder.entered.wait)
     by_words = await at.find(by_words=True)
-    assert by_words.means.startswith("words only") and not any(task.done() for task in first), "others go on meanwhile"
+    assert by_words.search_method.startswith("words only") and not any(task.done() for task in first), "others go on meanwhile"
     assert at.embedder.until is not None
     at.embedder.until.set()
     for found in await asyncio.gather(*first):
-        assert (found.means, found.hits[0].tool_id) == ("words and meaning", "mail.send")
+        assert (found.search_method, found.matches[0].tool_id) == ("words and meaning", "mail.send")
     of_tools = [text for text in at.embedder.encoded if text != NEED]
     assert at.made == 1 and len(of_tools) == len(set(of_tools)), "no text of a tool is encoded twice"
 
 
 @pytest.mark.proves("D-05", "D-07")
-@pytest.mark.parametrize("tool", [FindTools(), ToolSearch()], ids=lambda tool: tool.spec.id)
+@pytest.mark.parametrize("tool", [FindToolsTool(), ToolSearchTool()], ids=lambda tool: tool.spec.id)
 async def test_where_loading_takes_longer_than_a_search_waits_its_answer_says_so(
-    desk: Callable[..., Desk], tool: FindTools | ToolSearch
+    desk: Callable[..., Desk], tool: FindToolsTool | ToolSearchTool
 ) -> None:
     at = desk(until=threading.Event(), first_wait_s=0.01)
     message = (await at.told(tool))["message"]
     assert "Compared by words only, not by meaning (the model is " in message
     assert at.embedder.until is not None
     at.embedder.until.set()
-    assert (await at.find(patience_s=600)).means == "words and meaning"
+    assert (await at.find(patience_s=600)).search_method == "words and meaning"
     assert "Compared" not in str(await at.told(tool))
 
 
@@ -104,15 +104,15 @@ async def test_where_loading_takes_longer_than_a_search_waits_its_answer_says_so
 async def test_a_search_does_not_wait_for_what_has_failed_and_its_answer_says_why(desk: Callable[..., Desk]) -> None:
     at = desk(first_wait_s=600)
     at.embedder.broken = "the file of the model is damaged"
-    message = (await at.told(FindTools()))["message"]
+    message = (await at.told(FindToolsTool()))["message"]
     assert "Compared by words only, not by meaning (the file of the model is damaged)" in message
 
 
 @pytest.mark.proves("D-05")
 async def test_a_search_waits_once_for_loading_that_hangs_and_later_ones_do_not(desk: Callable[..., Desk]) -> None:
     at = desk(until=threading.Event(), first_wait_s=0.01)
-    assert (await at.find()).means.startswith("words only")
-    assert (await at.find()).means == "words only: the model is encoding its first texts"
+    assert (await at.find()).search_method.startswith("words only")
+    assert (await at.find()).search_method == "words only: the model is encoding its first texts"
 
 
 @pytest.mark.proves("D-05")
@@ -120,25 +120,25 @@ async def test_loading_begins_when_a_model_is_shown_a_catalog_that_holds_more_th
     desk: Callable[..., Desk],
 ) -> None:
     at = desk(ahead_s=0)
-    at.of.turn(WHOLE)
+    at.of.start_turn(WHOLE)
     narrow = generation(many(25), [built_in("browse_tools", core=True), built_in("load_tools", core=True)])
-    Interaction("t", CatalogOptions(), Memory(), at.searches).turn(narrow)
+    InteractionState("t", CatalogOptions(), Memory(), at.searches).start_turn(narrow)
     await at.find(WHOLE, by_words=True)  # whatever was due at once has begun by now
     assert at.made == 0, "nothing can be searched for"
-    at.of.turn(THERE)
-    at.of.turn(THERE)
+    at.of.start_turn(THERE)
+    at.of.start_turn(THERE)
     await asyncio.to_thread(at.embedder.entered.wait)
     assert at.made == 1
-    assert (await at.find()).means == "words and meaning" and at.made == 1
+    assert (await at.find()).search_method == "words and meaning" and at.made == 1
 
 
 @pytest.mark.proves("D-05")
 async def test_an_embedder_elsewhere_is_sent_nothing_before_a_search(desk: Callable[..., Desk]) -> None:
     at = desk(ahead_s=None)
-    at.of.turn(THERE)
+    at.of.start_turn(THERE)
     await at.find(by_words=True)
     assert at.made == 0
-    assert (await at.find()).means == "words and meaning"
+    assert (await at.find()).search_method == "words and meaning"
 
 
 @pytest.mark.proves("D-05")
@@ -147,9 +147,9 @@ async def test_the_first_find_tools_of_a_process_compares_meanings_by_either_doo
 ) -> None:
     """With the model that ships, whose vectors of the tools were kept by an earlier process."""
     async with kernel_in(tmp_path, settings="[search]\n") as kernel:
-        assert (await kernel.find("undo my last commit", patience_s=60)).means == "words and meaning"
+        assert (await kernel.find_tools("undo my last commit", timeout_s=60)).search_method == "words and meaning"
     async with kernel_in(tmp_path, settings="[search]\n") as kernel:
         session = await kernel.session()
         told = (await session.call("find_tools", {"query": "undo my last commit"})).data
         assert told["tools"] and "Compared" not in told["message"]
-        assert (await kernel.find("undo my last commit")).means == "words and meaning"
+        assert (await kernel.find_tools("undo my last commit")).search_method == "words and meaning"

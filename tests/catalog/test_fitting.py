@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.catalog.providers import DIALECT, NARROW, check_against_the_provider, nodes
 
-from handrail.catalog.dialects import ANTHROPIC, DIALECTS, GEMINI, MCP, OPENAI_CHAT, OPENAI_RESPONSES, Dialect
-from handrail.catalog.fitting import ALWAYS_TAKEN, MAX_GROWTH, described, fit, length, offered
+from handrail.catalog.dialects import ANTHROPIC, DIALECTS, GEMINI, MCP, OPENAI_CHAT, OPENAI_RESPONSES, SchemaDialect
+from handrail.catalog.schema_adapter import ALWAYS_ALLOWED, MAX_GROWTH, append_notes, adapt_schema, json_length, adapt_tool
 
 # --- what is kept -------------------------------------------------------------------------------------------------
 
@@ -36,8 +36,8 @@ NESTED: dict[str, Any] = {
 
 @DIALECT
 @pytest.mark.proves("D-11")
-def test_nested_properties_and_enums_stay_where_they_are(dialect: Dialect) -> None:
-    found = fit(NESTED, dialect).parameters
+def test_nested_properties_and_enums_stay_where_they_are(dialect: SchemaDialect) -> None:
+    found = adapt_schema(NESTED, dialect).parameters
     assert found["properties"]["filter"]["properties"]["deep"]["items"]["properties"]["x"]["type"] == "integer"
     assert found["properties"]["filter"]["required"] == ["field"]
     assert found["properties"]["colour"]["enum"] == ["red", "green"]
@@ -51,7 +51,7 @@ def test_a_tool_has_each_providers_form() -> None:
         "description": "The log.",
         "parameters": {"type": "object", "properties": {}},
     }
-    forms = {name: offered(view, dialect)[0] for name, dialect in DIALECTS.items()}
+    forms = {name: adapt_tool(view, dialect)[0] for name, dialect in DIALECTS.items()}
     empty: dict[str, Any] = {"type": "object", "properties": {}}
     assert forms == {
         "openai-chat": {
@@ -81,11 +81,11 @@ def test_alternatives_at_the_root_become_optional_properties_and_a_sentence() ->
             {"properties": {"url": {"type": "string"}, "depth": {"type": "integer"}}, "required": ["url", "depth"]},
         ],
     }
-    tool, fitted = offered({"name": "a", "description": "Fetch it.", "parameters": schema}, ANTHROPIC)
+    tool, fitted = adapt_tool({"name": "a", "description": "Fetch it.", "parameters": schema}, ANTHROPIC)
     assert set(tool["input_schema"]["properties"]) == {"note", "path", "url", "depth"}
     assert "required" not in fitted.parameters
     assert tool["description"] == "Fetch it. Give exactly one of: path; url and depth."
-    assert fit(schema, MCP).parameters is schema
+    assert adapt_schema(schema, MCP).parameters is schema
 
 
 @pytest.mark.proves("D-11")
@@ -95,13 +95,13 @@ def test_a_reference_that_a_provider_does_not_follow_is_written_out() -> None:
         "properties": {"at": {"$ref": "#/$defs/point", "description": "where"}},
         "$defs": {"point": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}},
     }
-    assert fit(schema, GEMINI).parameters["properties"]["at"] == {
+    assert adapt_schema(schema, GEMINI).parameters["properties"]["at"] == {
         "type": "object",
         "properties": {"x": {"type": "number"}},
         "required": ["x"],
         "description": "where",
     }
-    assert fit(schema, OPENAI_CHAT).parameters is schema
+    assert adapt_schema(schema, OPENAI_CHAT).parameters is schema
 
 
 @pytest.mark.proves("D-11")
@@ -110,7 +110,7 @@ def test_a_form_that_holds_itself_is_written_out_twice_and_then_named() -> None:
         "type": "object",
         "properties": {"name": {"type": "string"}, "children": {"type": "array", "items": {"$ref": "#/$defs/tree"}}},
     }
-    found = fit({"type": "object", "properties": {"root": {"$ref": "#/$defs/tree"}}, "$defs": {"tree": tree}}, GEMINI)
+    found = adapt_schema({"type": "object", "properties": {"root": {"$ref": "#/$defs/tree"}}, "$defs": {"tree": tree}}, GEMINI)
     text = json.dumps(found.parameters)
     assert text.count('"name"') == 2
     assert "same schema as the enclosing tree" in text
@@ -168,9 +168,9 @@ GROWING = {
 
 @DIALECT
 @pytest.mark.parametrize("schema", GROWING.values(), ids=GROWING.keys())
-def test_a_fitted_schema_stays_in_proportion_to_the_tools_own(dialect: Dialect, schema: dict[str, Any]) -> None:
-    fitted = fit(schema, dialect)
-    assert length(fitted.parameters) <= max(MAX_GROWTH * length(schema), ALWAYS_TAKEN)
+def test_a_fitted_schema_stays_in_proportion_to_the_tools_own(dialect: SchemaDialect, schema: dict[str, Any]) -> None:
+    fitted = adapt_schema(schema, dialect)
+    assert json_length(fitted.parameters) <= max(MAX_GROWTH * json_length(schema), ALWAYS_ALLOWED)
     check_against_the_provider(fitted, dialect)
 
 
@@ -178,7 +178,7 @@ def test_a_fitted_schema_stays_in_proportion_to_the_tools_own(dialect: Dialect, 
 def test_where_references_are_cut_short_every_one_is_followed_as_deep_and_the_cut_is_told(
     schema: dict[str, Any],
 ) -> None:
-    found = fit(schema, GEMINI).parameters["properties"]
+    found = adapt_schema(schema, GEMINI).parameters["properties"]
     assert found["last"] == {"type": "string", "description": "said after it"}
     assert {json.dumps(one) for one in found["a"]["properties"].values()} == {
         json.dumps(found["a"]["properties"]["k0"])
@@ -188,15 +188,15 @@ def test_where_references_are_cut_short_every_one_is_followed_as_deep_and_the_cu
 
 def test_a_renamed_property_leaves_references_what_they_are() -> None:
     schema = mutual(6, **{"odd name": {"type": "string"}})
-    fitted = fit(schema, ANTHROPIC)
-    assert length(fitted.parameters) < 2 * length(schema)
+    fitted = adapt_schema(schema, ANTHROPIC)
+    assert json_length(fitted.parameters) < 2 * json_length(schema)
     assert fitted.parameters["properties"]["a"] == {"$ref": "#/$defs/d0"}
     ((sent, own),) = fitted.renamed.items()
     assert own == "odd name" and sent in fitted.parameters["$defs"]["d3"]["properties"]
     given = {"a": {"p3": {"p3": {sent: "x", "p0": {sent: "y"}}}}}
     validator = jsonschema_rs.validator_for(cast("dict[str, Any]", fitted.parameters))
     assert validator.is_valid(given) and not validator.is_valid({"a": {"p3": {"p1": {"p3": {sent: 5}}}}})
-    assert fitted.restored(given) == {"a": {"p3": {"p3": {"odd name": "x", "p0": {"odd name": "y"}}}}}
+    assert fitted.restore_arguments(given) == {"a": {"p3": {"p3": {"odd name": "x", "p0": {"odd name": "y"}}}}}
 
 
 def deep_values(names: list[str]) -> st.SearchStrategy[Any]:
@@ -213,13 +213,13 @@ def deep_values(names: list[str]) -> st.SearchStrategy[Any]:
 @pytest.mark.parametrize("which", ["mutual with an odd name", "by allOf", "by anyOf", "of itself"])
 @given(data=st.data())
 def test_however_deep_a_value_goes_the_fitted_schema_takes_it(
-    dialect: Dialect, which: str, data: st.DataObject
+    dialect: SchemaDialect, which: str, data: st.DataObject
 ) -> None:
     schema = GROWING[which]
     value: dict[str, Any] = {"a": data.draw(deep_values([*"almr", "p0", "p1", "p5"]))}
     if not jsonschema_rs.is_valid(schema, value):
         return
-    fitted = fit(schema, dialect)
+    fitted = adapt_schema(schema, dialect)
     wire = {name: wire for wire, name in fitted.renamed.items()}
     assert jsonschema_rs.is_valid(cast("dict[str, Any]", fitted.parameters), renamed(value, wire))
 
@@ -239,14 +239,14 @@ def test_what_a_provider_has_no_word_for_is_said_in_the_description() -> None:
             "n": {"type": ["integer", "null"], "exclusiveMinimum": 0},
         },
     }
-    found = fit(schema, GEMINI).parameters["properties"]
+    found = adapt_schema(schema, GEMINI).parameters["properties"]
     assert found["code"] == {"type": "string", "description": 'Airport. (pattern: "^[A-Z]{3}$")'}
     assert found["n"]["anyOf"] == [{"type": "integer", "description": "(exclusiveMinimum: 0)"}, {"type": "null"}]
 
 
 @NARROW
 @pytest.mark.proves("D-11")
-def test_a_property_that_a_provider_refuses_travels_under_another_name_and_back(dialect: Dialect) -> None:
+def test_a_property_that_a_provider_refuses_travels_under_another_name_and_back(dialect: SchemaDialect) -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -255,23 +255,23 @@ def test_a_property_that_a_provider_refuses_travels_under_another_name_and_back(
         },
         "required": ["$filter"],
     }
-    fitted = fit(schema, dialect)
+    fitted = adapt_schema(schema, dialect)
     check_against_the_provider(fitted, dialect)
     wire = {name: wire for wire, name in fitted.renamed.items()}
     sent = {wire.get("$filter", "$filter"): "x", wire.get("größe", "größe"): {wire.get("in cm", "in cm"): 1.5}}
     assert fitted.parameters["required"] == [wire.get("$filter", "$filter")]
-    assert fitted.restored(sent) == {"$filter": "x", "größe": {"in cm": 1.5}}
+    assert fitted.restore_arguments(sent) == {"$filter": "x", "größe": {"in cm": 1.5}}
     assert jsonschema_rs.is_valid(cast("dict[str, Any]", fitted.parameters), sent)
 
 
 @pytest.mark.proves("D-11")
 def test_a_long_description_ends_with_a_sentence_and_says_where_the_rest_is() -> None:
     text = "One sentence of a long manual. " * 60
-    told = described(text.strip(), (), OPENAI_RESPONSES.max_description)
+    told = append_notes(text.strip(), (), OPENAI_RESPONSES.max_description)
     assert len(told) <= 1024
     assert told.endswith("manual. … (use info for the rest)")
-    assert len(described("x" * 5000, (), 1024)) <= 1024
-    assert described("short", ("Give a.",), 1024) == "short Give a."
+    assert len(append_notes("x" * 5000, (), 1024)) <= 1024
+    assert append_notes("short", ("Give a.",), 1024) == "short Give a."
 
 
 # --- never narrower -----------------------------------------------------------------------------------------------
@@ -375,24 +375,24 @@ def drawn_together(schema: dict[str, Any]) -> dict[str, Any]:
 @given(made=roots())
 @pytest.mark.proves("D-11")
 def test_what_the_tool_takes_its_fitted_schema_takes_and_every_provider_takes_that(
-    dialect: Dialect, made: tuple[dict[str, Any], dict[str, Any]]
+    dialect: SchemaDialect, made: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
     schema, value = made
     assert jsonschema_rs.is_valid(schema, value)
-    fitted = fit(schema, dialect)
+    fitted = adapt_schema(schema, dialect)
     check_against_the_provider(fitted, dialect)
     wire = {name: wire for wire, name in fitted.renamed.items()}
     assert jsonschema_rs.is_valid(cast("dict[str, Any]", fitted.parameters), renamed(value, wire))
-    assert fitted.restored(renamed(value, wire)) == value
+    assert fitted.restore_arguments(renamed(value, wire)) == value
 
 
 @DIALECT
 @given(made=roots())
 @pytest.mark.proves("D-11")
 def test_every_property_of_the_tool_is_named_in_the_fitted_schema(
-    dialect: Dialect, made: tuple[dict[str, Any], dict[str, Any]]
+    dialect: SchemaDialect, made: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
-    text = json.dumps(fit(made[0], dialect).parameters, ensure_ascii=False)
+    text = json.dumps(adapt_schema(made[0], dialect).parameters, ensure_ascii=False)
     for node in nodes(made[0]):
         for name in node.get("properties", {}):
             assert name in text
@@ -406,4 +406,4 @@ def test_a_schema_whose_references_multiply_is_written_in_bounded_work() -> None
         "$defs": {"n": {"type": "object", "properties": {f"q{number}": again for number in range(30)}}},
     }
     for dialect in (GEMINI, OPENAI_CHAT):
-        assert length(fit(wide, dialect).parameters) <= max(MAX_GROWTH * length(wide), ALWAYS_TAKEN)
+        assert json_length(adapt_schema(wide, dialect).parameters) <= max(MAX_GROWTH * json_length(wide), ALWAYS_ALLOWED)

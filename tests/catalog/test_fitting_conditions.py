@@ -8,8 +8,8 @@ import jsonschema_rs
 import pytest
 from tests.catalog.providers import DIALECT, NARROW, check_against_the_provider
 
-from handrail.catalog.dialects import ANTHROPIC, GEMINI, OPENAI_CHAT, OPENAI_RESPONSES, Dialect
-from handrail.catalog.fitting import fit
+from handrail.catalog.dialects import ANTHROPIC, GEMINI, OPENAI_CHAT, OPENAI_RESPONSES, SchemaDialect
+from handrail.catalog.schema_adapter import adapt_schema
 
 WHEN_CARD: dict[str, Any] = {
     "if": {"properties": {"how": {"const": "card"}}},
@@ -49,9 +49,9 @@ NAMING: dict[str, tuple[dict[str, Any], set[str]]] = {
 @pytest.mark.parametrize(("schema", "names"), NAMING.values(), ids=NAMING.keys())
 @pytest.mark.proves("D-11")
 def test_what_conditions_and_choices_of_choices_name_stands_among_the_properties(
-    dialect: Dialect, schema: dict[str, Any], names: set[str]
+    dialect: SchemaDialect, schema: dict[str, Any], names: set[str]
 ) -> None:
-    fitted = fit(schema, dialect)
+    fitted = adapt_schema(schema, dialect)
     assert fitted.parameters["properties"].keys() == names
     check_against_the_provider(fitted, dialect)
     for value in ({"how": "card", "number": "1"}, {"how": "bank", "iban": "1"}, {"text": "x", "list": "y"}, {}):
@@ -61,7 +61,7 @@ def test_what_conditions_and_choices_of_choices_name_stands_among_the_properties
 
 def test_what_two_conditions_ask_is_told_in_words_without_what_their_properties_say_already() -> None:
     told = {"properties": {"number": {"type": "string", "description": "as it stands on the card " * 20}}}
-    notes = " ".join(fit({**HOW, "allOf": [{**WHEN_CARD, "then": told}, WHEN_BANK]}, OPENAI_CHAT).notes)
+    notes = " ".join(adapt_schema({**HOW, "allOf": [{**WHEN_CARD, "then": told}, WHEN_BANK]}, OPENAI_CHAT).notes)
     assert '"card"' in notes and '"number"' in notes and '"bank"' in notes and '"iban"' in notes
     assert "stands on the card" not in notes
 
@@ -76,35 +76,35 @@ def test_what_two_conditions_ask_is_told_in_words_without_what_their_properties_
     ],
 )
 def test_a_form_that_holds_itself_beside_another_reference_comes_to_an_end(
-    dialect: Dialect, schema: dict[str, Any]
+    dialect: SchemaDialect, schema: dict[str, Any]
 ) -> None:
-    fitted = fit({"type": "object", **schema, "$defs": {"a": {}}}, dialect)
+    fitted = adapt_schema({"type": "object", **schema, "$defs": {"a": {}}}, dialect)
     check_against_the_provider(fitted, dialect)
 
 
 @pytest.mark.parametrize("reference", ["#/$defs/a%20b", "#place"])
 @NARROW
-def test_a_reference_leads_to_its_place_however_it_is_written(dialect: Dialect, reference: str) -> None:
+def test_a_reference_leads_to_its_place_however_it_is_written(dialect: SchemaDialect, reference: str) -> None:
     schema = {
         "type": "object",
         "properties": {"x": {"$ref": reference}, "odd name": {"$ref": "#/properties/x"}},
         "$defs": {"a b": {"$anchor": "place", "type": "object", "properties": {"inner": {"type": "string"}}}},
     }
-    fitted = fit(schema, dialect)
+    fitted = adapt_schema(schema, dialect)
     validator = jsonschema_rs.validator_for(cast("dict[str, Any]", fitted.parameters))
     assert validator.is_valid({"x": {"inner": "y"}}) and not validator.is_valid({"x": {"inner": 5}})
 
 
 def test_a_format_stands_in_each_alternative_where_a_provider_takes_nothing_beside_them() -> None:
     moment = {"anyOf": [{"type": "string"}, {"type": "null"}], "format": "date-time"}
-    fitted = fit({"type": "object", "properties": {"when": moment}}, GEMINI)
+    fitted = adapt_schema({"type": "object", "properties": {"when": moment}}, GEMINI)
     check_against_the_provider(fitted, GEMINI)
     assert fitted.parameters["properties"]["when"]["anyOf"][0] == {"type": "string", "format": "date-time"}
 
 
 @NARROW
-def test_a_choice_whose_parts_are_loosened_refuses_no_more_than_before(dialect: Dialect) -> None:
+def test_a_choice_whose_parts_are_loosened_refuses_no_more_than_before(dialect: SchemaDialect) -> None:
     inner: dict[str, Any] = {"anyOf": [{}], "oneOf": [{}, {"type": "string", "$ref": "#"}]}
     schema: dict[str, Any] = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": inner}}
     assert jsonschema_rs.is_valid(schema, {"a": ""})
-    assert jsonschema_rs.is_valid(cast("dict[str, Any]", fit(schema, dialect).parameters), {"a": ""})
+    assert jsonschema_rs.is_valid(cast("dict[str, Any]", adapt_schema(schema, dialect).parameters), {"a": ""})

@@ -13,20 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.catalog.texts_of import MAIL, tool
 
-from handrail.catalog.search import lexical as module
-from handrail.catalog.search.lexical import K1, B, Bag, Document, Lexical, bag, fields, says_whole_name
+from handrail.catalog.search import lexical_index as module
+from handrail.catalog.search.lexical_index import K1, B, TermVector, ToolDocument, LexicalIndex, make_term_vector, extract_fields, says_whole_name
 
 
-def of(weights: Mapping[str, float]) -> Bag:
-    return Bag(weights, sum(weights.values()))
+def of(weights: Mapping[str, float]) -> TermVector:
+    return TermVector(weights, sum(weights.values()))
 
 
 THREE = [of({"cat": 2.0, "dog": 1.0}), of({"cat": 1.0}), of({"bird": 4.0, "fish": 2.0})]
 
 
 def test_scores_are_those_worked_out_by_hand() -> None:
-    index = Lexical.of(THREE)
-    found = index.scores(["cat", "dog", "cow"], 10)
+    index = LexicalIndex.from_vectors(THREE)
+    found = index.score_documents(["cat", "dog", "cow"], 10)
     average = (3 + 1 + 6) / 3
     idf_cat = math.log(1 + (3 - 2 + 0.5) / (2 + 0.5))
     idf_dog = math.log(1 + (3 - 1 + 0.5) / (1 + 0.5))
@@ -42,25 +42,25 @@ def test_scores_are_those_worked_out_by_hand() -> None:
 
 
 def test_with_numpy_the_scores_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    index = Lexical.of([of({f"t{n % 7}": 1.0 + n % 3, f"u{n % 5}": 2.0}) for n in range(200)])
+    index = LexicalIndex.from_vectors([of({f"t{n % 7}": 1.0 + n % 3, f"u{n % 5}": 2.0}) for n in range(200)])
     several: list[tuple[str, ...]] = [(), ("u3",), ("t1", "t2", "u3")]
-    plains = [index.scores(["t1", "t2", "u3", "none"], 20, hollow) for hollow in several]
+    plains = [index.score_documents(["t1", "t2", "u3", "none"], 20, hollow) for hollow in several]
     monkeypatch.setattr(module, "_BY_NUMPY", 0)
     for hollow, plain in zip(several, plains, strict=True):
-        quick = index.scores(["t1", "t2", "u3", "none"], 20, hollow)
+        quick = index.score_documents(["t1", "t2", "u3", "none"], 20, hollow)
         assert list(quick.best) == list(plain.best)
         assert [quick.score(n) for n in range(200)] == pytest.approx([plain.score(n) for n in range(200)], rel=1e-6)
         assert (quick.mean, quick.deviation) == pytest.approx((plain.mean, plain.deviation), rel=1e-6)
 
 
 def test_what_is_hollow_counts_beside_what_tells_and_hardly_by_itself() -> None:
-    index = Lexical.of([of({"cat": 1.0}), of({"cat": 1.0, "3": 1.0}), of({"3": 1.0}), of({"bird": 1.0})])
-    whole, found = index.scores(["cat", "3"], 4), index.scores(["cat", "3"], 4, {"3"})
+    index = LexicalIndex.from_vectors([of({"cat": 1.0}), of({"cat": 1.0, "3": 1.0}), of({"3": 1.0}), of({"bird": 1.0})])
+    whole, found = index.score_documents(["cat", "3"], 4), index.score_documents(["cat", "3"], 4, {"3"})
     assert list(found.best) == [1, 0, 2]
     assert [found.score(n) for n in (0, 1)] == [whole.score(n) for n in (0, 1)]
     assert 0 < found.score(2) < whole.score(2) / 50
-    alone = index.scores(["3"], 4, {"3"})
-    assert alone.best and max(alone.standing(n) for n in range(4)) <= 0 < index.scores(["3"], 4).standing(2)
+    alone = index.score_documents(["3"], 4, {"3"})
+    assert alone.best and max(alone.z_score(n) for n in range(4)) <= 0 < index.score_documents(["3"], 4).z_score(2)
 
 
 def test_numpy_that_another_thread_is_still_importing_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,21 +68,21 @@ def test_numpy_that_another_thread_is_still_importing_is_not_used(monkeypatch: p
     half.__spec__ = ModuleSpec("numpy", None)
     half.__spec__._initializing = True  # type: ignore[attr-defined] # as the import system says it
     monkeypatch.setitem(sys.modules, "numpy", half)
-    monkeypatch.setattr("handrail.catalog.search.lexical._BY_NUMPY", 0)
-    index = Lexical.of(THREE)
-    assert list(index.scores(["bird"], 5).best) == [2]
+    monkeypatch.setattr("handrail.catalog.search.lexical_index._BY_NUMPY", 0)
+    index = LexicalIndex.from_vectors(THREE)
+    assert list(index.score_documents(["bird"], 5).best) == [2]
 
 
 def test_names_count_more_than_what_is_said_and_parameters_are_read() -> None:
-    terms = bag(fields(MAIL)).weights
+    terms = make_term_vector(extract_fields(MAIL)).weights
     assert terms["email"] > terms["sent" if "sent" in terms else "recipi"]
     assert terms["subject"] == 1.0 + 0.5
 
 
 def test_a_parameter_inside_a_parameter_and_its_choices_are_found() -> None:
     inner = {"type": "object", "properties": {"colour": {"enum": ["crimson", "teal"]}}}
-    found = bag(
-        fields(Document("paint", parameters={"properties": {"what": {"type": "array", "items": inner}}}))
+    found = make_term_vector(
+        extract_fields(ToolDocument("paint", parameters={"properties": {"what": {"type": "array", "items": inner}}}))
     ).weights
     assert {"colour", "crimson", "teal"} <= set(found)
 
@@ -91,22 +91,22 @@ _BAG = st.dictionaries(st.sampled_from("abcdefg"), st.sampled_from([0.5, 1.0, 3.
 
 
 @given(st.lists(_BAG, max_size=8), st.lists(_BAG, max_size=4), st.data())
-def test_an_index_after_changes_is_the_one_built_anew(before: list[Bag], new: list[Bag], data: st.DataObject) -> None:
+def test_an_index_after_changes_is_the_one_built_anew(before: list[TermVector], new: list[TermVector], data: st.DataObject) -> None:
     stays = data.draw(st.lists(st.sampled_from(range(len(before))), unique=True) if before else st.just([]))
     order = data.draw(st.permutations([("old", n) for n in stays] + [("new", n) for n in range(len(new))]))
     kept = {n: at for at, (kind, n) in enumerate(order) if kind == "old"}
     added = {at: new[n] for at, (kind, n) in enumerate(order) if kind == "new"}
-    changed = Lexical.of(before).changed(kept, added)
-    anew = Lexical.of([before[n] if kind == "old" else new[n] for kind, n in order])
+    changed = LexicalIndex.from_vectors(before).with_changes(kept, added)
+    anew = LexicalIndex.from_vectors([before[n] if kind == "old" else new[n] for kind, n in order])
     assert changed.average == anew.average
     for wanted in (["a"], ["a", "b", "c"], list("abcdefgh")):
-        one, other = changed.scores(wanted, 10), anew.scores(wanted, 10)
+        one, other = changed.score_documents(wanted, 10), anew.score_documents(wanted, 10)
         assert list(one.best) == list(other.best)
         assert [one.score(n) for n in range(len(order))] == [other.score(n) for n in range(len(order))]
 
 
 def test_an_index_of_nothing_finds_nothing() -> None:
-    found = Lexical.of([]).scores(["cat"], 5)
+    found = LexicalIndex.from_vectors([]).score_documents(["cat"], 5)
     assert (list(found.best), found.mean, found.deviation) == ([], 0.0, 0.0)
 
 
@@ -115,24 +115,24 @@ def test_an_index_of_nothing_finds_nothing() -> None:
     [None, {}, {"properties": 5}, {"properties": {"a": None, "b": {"description": 5, "enum": "no"}}}, {"items": [1]}],
 )
 def test_a_schema_of_any_shape_is_read_as_far_as_it_goes(parameters: dict[str, object] | None) -> None:
-    assert "thing" in bag(fields(Document("thing", parameters=parameters))).weights
+    assert "thing" in make_term_vector(extract_fields(ToolDocument("thing", parameters=parameters))).weights
 
 
 def test_a_schema_that_holds_itself_ends() -> None:
     schema: dict[str, object] = {"type": "object"}
     schema["properties"] = {"again": schema}
-    assert fields(Document("loop", parameters=schema)).parameter_names == "again again again"
+    assert extract_fields(ToolDocument("loop", parameters=schema)).parameter_names == "again again again"
 
 
 def test_repetitions_beyond_a_few_count_as_length_only() -> None:
-    few, many = bag(fields(tool("x", "rain " * 3))), bag(fields(tool("x", "rain " * 100)))
+    few, many = make_term_vector(extract_fields(tool("x", "rain " * 3))), make_term_vector(extract_fields(tool("x", "rain " * 100)))
     assert few.weights["rain"] == many.weights["rain"] == 3
     assert many.length > few.length + 90
 
 
-COMPOUNDS = Lexical.of(
+COMPOUNDS = LexicalIndex.from_vectors(
     [
-        bag(fields(tool(name, description)))
+        make_term_vector(extract_fields(tool(name, description)))
         for name, description in (
             ("send", "Sends an e-mail."),
             ("note", "Writes into the to-do list."),
@@ -159,21 +159,21 @@ COMPOUNDS = Lexical.of(
     ],
 )
 def test_a_compound_is_found_however_it_is_written(request_: str, number: int) -> None:
-    assert list(COMPOUNDS.scores(COMPOUNDS.understood(request_), 5).best) == [number]
+    assert list(COMPOUNDS.score_documents(COMPOUNDS.request_terms(request_), 5).best) == [number]
 
 
 def test_a_request_of_very_many_words_is_read_as_far_as_terms_are_looked_up() -> None:
-    assert len(COMPOUNDS.understood(" ".join(f"word{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(600)))) == 64
+    assert len(COMPOUNDS.request_terms(" ".join(f"word{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(600)))) == 64
 
 
 def test_what_no_tool_has_together_is_no_compound() -> None:
-    assert COMPOUNDS.understood("a carpet") == ["carpet"]
-    assert COMPOUNDS.understood("well-known") == ["well", "known"]
+    assert COMPOUNDS.request_terms("a carpet") == ["carpet"]
+    assert COMPOUNDS.request_terms("well-known") == ["well", "known"]
 
 
 def test_a_huge_description_counts_with_its_beginning() -> None:
     huge = tool("huge", "word " * 100_000)
-    assert len(fields(huge).description) <= 2_000
+    assert len(extract_fields(huge).description) <= 2_000
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_a_huge_description_counts_with_its_beginning() -> None:
     ],
 )
 def test_a_request_says_a_name_in_whatever_order_and_spelling(request_: str, name: str, category: str) -> None:
-    understood = Lexical.of([bag(fields(Document(name)))]).understood(request_)
+    understood = LexicalIndex.from_vectors([make_term_vector(extract_fields(ToolDocument(name)))]).request_terms(request_)
     assert says_whole_name(understood, name, category)
 
 
@@ -213,5 +213,5 @@ def test_a_request_says_a_name_in_whatever_order_and_spelling(request_: str, nam
 def test_a_name_of_which_a_word_is_missing_or_that_is_one_word_is_not_said(
     request_: str, name: str, category: str
 ) -> None:
-    understood = Lexical.of([bag(fields(Document(name)))]).understood(request_)
+    understood = LexicalIndex.from_vectors([make_term_vector(extract_fields(ToolDocument(name)))]).request_terms(request_)
     assert not says_whole_name(understood, name, category)

@@ -8,11 +8,11 @@ import pytest
 from tests.catalog.stock import CORE, entry, generation, many
 from tests.tools.desk import Memory
 
-from handrail.catalog.interaction import Interaction, ManualsRead, example_of
+from handrail.catalog.interaction import InteractionState, DocumentationReads, make_example
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.errors import ToolError
-from handrail.contract.generation import Entry, Foreign
-from handrail.contract.tool.tool import Tool, checked
+from handrail.contract.generation import ToolEntry, ThirdPartyOrigin
+from handrail.contract.tool.tool import Tool, check_spec
 from handrail.tools import BUILTINS
 
 SCHEMA: dict[str, Any] = {
@@ -38,8 +38,8 @@ async def test_a_manual_is_whole() -> None:
         guidance="Seldom.",
         category="office",
     )
-    of = Interaction("s", CatalogOptions(), Memory())
-    manual = await of.door(generation(CORE, one)).manual("press__print")
+    of = InteractionState("s", CatalogOptions(), Memory())
+    manual = await of.make_catalog(generation(CORE, one)).read_documentation("press__print")
     assert (manual.id, manual.name, manual.category) == ("press.print", "press__print", "office")
     assert (manual.documentation, manual.guidance) == ("Long and careful.", "Seldom.")
     assert manual.example == {"path": "notes.md", "mode": "fast", "count": 3, "parts": [{"on": True}]}
@@ -47,32 +47,32 @@ async def test_a_manual_is_whole() -> None:
 
 
 async def test_the_words_of_a_foreign_tool_are_told_as_such() -> None:
-    of = Interaction("s", CatalogOptions(), Memory())
-    manual = await of.door(generation(CORE, entry("gh_x", foreign=Foreign("github")))).manual("gh_x")
+    of = InteractionState("s", CatalogOptions(), Memory())
+    manual = await of.make_catalog(generation(CORE, entry("gh_x", foreign=ThirdPartyOrigin("github")))).read_documentation("gh_x")
     assert manual.source == "github"
 
 
 @pytest.mark.proves("D-13")
 async def test_what_was_read_is_kept_with_the_session_and_bound_to_the_definition() -> None:
     kept, tool = Memory(), entry("press.print", documentation="One.")
-    of = Interaction("s", CatalogOptions(), kept)
-    assert of.manuals is not None and not await of.manuals.has(tool)
-    await of.door(generation(tool)).manual("press.print")
-    assert await of.manuals.has(tool)
-    assert await ManualsRead("s", kept).has(tool), "a later process knows"
-    assert not await ManualsRead("other", kept).has(tool)
-    assert not await of.manuals.has(entry("press.print", documentation="Two.")), "the manual has changed since"
+    of = InteractionState("s", CatalogOptions(), kept)
+    assert of.documentation_reads is not None and not await of.documentation_reads.has_read(tool)
+    await of.make_catalog(generation(tool)).read_documentation("press.print")
+    assert await of.documentation_reads.has_read(tool)
+    assert await DocumentationReads("s", kept).has_read(tool), "a later process knows"
+    assert not await DocumentationReads("other", kept).has_read(tool)
+    assert not await of.documentation_reads.has_read(entry("press.print", documentation="Two.")), "the manual has changed since"
 
 
 @pytest.mark.proves("D-13", "D-09")
 async def test_a_manual_that_there_is_not() -> None:
-    of = Interaction("s", CatalogOptions(), Memory())
-    door = of.door(generation(CORE, many(3), entry("no.go", withheld="not here")))
+    of = InteractionState("s", CatalogOptions(), Memory())
+    door = of.make_catalog(generation(CORE, many(3), entry("no.go", withheld="not here")))
     with pytest.raises(ToolError, match=r"Did you mean reports\.t0001") as told:
-        await door.manual("reports.t001")
+        await door.read_documentation("reports.t001")
     assert told.value.kind == "unknown_tool"
     with pytest.raises(ToolError, match="not here"):
-        await door.manual("no.go")
+        await door.read_documentation("no.go")
 
 
 @pytest.mark.parametrize(
@@ -84,24 +84,24 @@ async def test_a_manual_that_there_is_not() -> None:
     ],
 )
 def test_an_example_that_would_not_fit_is_none(schema: dict[str, Any]) -> None:
-    assert example_of(entry("x", parameters=schema)) is None
+    assert make_example(entry("x", parameters=schema)) is None
 
 
 def test_an_example_has_what_its_tool_does_not_do_without() -> None:
     entries = {tool.spec.id: entry_of(tool) for tool in BUILTINS}
-    assert example_of(entries["add_schedule"]) == {"prompt": "<prompt>", "every_minutes": 1}
-    assert example_of(entries["edit"]) == {"path": "notes.md", "old": "<old>", "new": "<new>"}
+    assert make_example(entries["add_schedule"]) == {"prompt": "<prompt>", "every_minutes": 1}
+    assert make_example(entries["edit"]) == {"path": "notes.md", "old": "<old>", "new": "<new>"}
     for one in entries.values():
-        if (example := example_of(one)) is not None:
-            one.admitted(example)
-    assert [id for id, one in entries.items() if example_of(one) is None] == [
+        if (example := make_example(one)) is not None:
+            one.validate_arguments(example)
+    assert [id for id, one in entries.items() if make_example(one) is None] == [
         "file.patch",
         "scratchpad",
         "artifact.read",
     ]
 
 
-def entry_of(tool: Tool) -> Entry:
-    schema = checked(tool.spec).schema
+def entry_of(tool: Tool) -> ToolEntry:
+    schema = check_spec(tool.spec).schema
     assert schema is not None
-    return Entry(tool.spec, tool, schema, "here", "hash")
+    return ToolEntry(tool.spec, tool, schema, "here", "hash")

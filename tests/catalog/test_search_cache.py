@@ -11,12 +11,12 @@ import numpy
 import pytest
 from tests.catalog.texts_of import ALL, WEATHER, Directions, tool
 
-from handrail.catalog.search.cache import Cache, Unusable, key_of, read, write
-from handrail.catalog.search.encoding import Encoder
-from handrail.catalog.search.index import Index
-from handrail.catalog.search.lexical import Bag, Lexical, passage
+from handrail.catalog.search.cache import SearchCache, UnusableCacheFile, text_key, read_cache_file, write_cache_file
+from handrail.catalog.search.encoder import EncoderThread
+from handrail.catalog.search.index import ToolIndex
+from handrail.catalog.search.lexical_index import TermVector, LexicalIndex, make_passage
 
-VECTORS = {key_of(name): numpy.arange(4, dtype=numpy.float16) + at for at, name in enumerate("abc")}
+VECTORS = {text_key(name): numpy.arange(4, dtype=numpy.float16) + at for at, name in enumerate("abc")}
 
 
 def _one(folder: Path, start: str) -> Path:
@@ -25,33 +25,33 @@ def _one(folder: Path, start: str) -> Path:
 
 
 def test_vectors_come_back_as_they_were_kept(tmp_path: Path) -> None:
-    Cache(tmp_path).keep_vectors("model", VECTORS)
-    found = Cache(tmp_path).vectors("model")
+    SearchCache(tmp_path).store_vectors("model", VECTORS)
+    found = SearchCache(tmp_path).load_vectors("model")
     assert found.keys() == VECTORS.keys()
     assert all((found[key] == VECTORS[key]).all() for key in VECTORS)
 
 
 def test_another_model_has_vectors_of_its_own(tmp_path: Path) -> None:
-    Cache(tmp_path).keep_vectors("model", VECTORS)
-    assert Cache(tmp_path).vectors("another") == {}
-    assert Cache(tmp_path).vectors("model")
+    SearchCache(tmp_path).store_vectors("model", VECTORS)
+    assert SearchCache(tmp_path).load_vectors("another") == {}
+    assert SearchCache(tmp_path).load_vectors("model")
 
 
 def test_a_file_of_another_model_under_this_ones_name_is_not_used(tmp_path: Path) -> None:
     told: list[str] = []
-    cache = Cache(tmp_path, told.append)
-    cache.keep_vectors("model", VECTORS)
+    cache = SearchCache(tmp_path, told.append)
+    cache.store_vectors("model", VECTORS)
     mine = _one(tmp_path, "vectors")
-    cache.keep_vectors("another", VECTORS)
+    cache.store_vectors("another", VECTORS)
     (other,) = (path for path in tmp_path.glob("vectors*") if path != mine)
     other.replace(mine)
-    assert cache.vectors("model") == {}
+    assert cache.load_vectors("model") == {}
     assert "has another embedder" in told[0]
 
 
 def test_what_is_kept_is_its_owners_alone(tmp_path: Path) -> None:
     folder = tmp_path / "search"
-    Cache(folder).keep_vectors("model", VECTORS)
+    SearchCache(folder).store_vectors("model", VECTORS)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE(_one(folder, "vectors").stat().st_mode) == 0o600
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
@@ -60,8 +60,8 @@ def test_what_is_kept_is_its_owners_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("harm", ["flipped", "cut", "empty", "foreign", "longer", "folder", "pipe", "link"])
 def test_a_file_that_is_no_good_is_told_of_and_made_again(harm: str, tmp_path: Path) -> None:
     told: list[str] = []
-    cache = Cache(tmp_path, told.append)
-    cache.keep_vectors("model", VECTORS)
+    cache = SearchCache(tmp_path, told.append)
+    cache.store_vectors("model", VECTORS)
     path = _one(tmp_path, "vectors")
     content = path.read_bytes()
     path.unlink()
@@ -83,113 +83,113 @@ def test_a_file_that_is_no_good_is_told_of_and_made_again(harm: str, tmp_path: P
                 "longer": content + b"x",
             }[harm]
         )
-    assert cache.vectors("model") == {}
+    assert cache.load_vectors("model") == {}
     assert len(told) == 1
     assert told[0].endswith("It is made again.")
     if harm != "folder":
-        cache.keep_vectors("model", VECTORS)
-        assert cache.vectors("model").keys() == VECTORS.keys()
+        cache.store_vectors("model", VECTORS)
+        assert cache.load_vectors("model").keys() == VECTORS.keys()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX permissions")
 @pytest.mark.parametrize("mode", [0o620, 0o602])
 def test_what_somebody_else_could_have_written_is_not_used(mode: int, tmp_path: Path) -> None:
     told: list[str] = []
-    cache = Cache(tmp_path, told.append)
-    cache.keep_vectors("model", VECTORS)
+    cache = SearchCache(tmp_path, told.append)
+    cache.store_vectors("model", VECTORS)
     _one(tmp_path, "vectors").chmod(mode)
-    assert cache.vectors("model") == {}
+    assert cache.load_vectors("model") == {}
     assert "can be written by another user" in told[0]
 
 
 def test_processes_that_encode_at_one_time_lose_nothing_of_one_another(tmp_path: Path) -> None:
-    one, other = Cache(tmp_path), Cache(tmp_path)
-    assert one.vectors("model") == other.vectors("model") == {}
-    mine, theirs = key_of("mine"), key_of("theirs")
-    one.keep_vectors("model", {mine: numpy.ones(4, numpy.float16)})
-    other.keep_vectors("model", {theirs: numpy.zeros(4, numpy.float16)})
-    assert Cache(tmp_path).vectors("model").keys() == {mine, theirs}
-    assert Cache(tmp_path).vectors("model", [theirs]).keys() == {theirs}
+    one, other = SearchCache(tmp_path), SearchCache(tmp_path)
+    assert one.load_vectors("model") == other.load_vectors("model") == {}
+    mine, theirs = text_key("mine"), text_key("theirs")
+    one.store_vectors("model", {mine: numpy.ones(4, numpy.float16)})
+    other.store_vectors("model", {theirs: numpy.zeros(4, numpy.float16)})
+    assert SearchCache(tmp_path).load_vectors("model").keys() == {mine, theirs}
+    assert SearchCache(tmp_path).load_vectors("model", [theirs]).keys() == {theirs}
 
 
 def test_many_small_files_become_one_and_the_newest_vectors_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("handrail.catalog.search.cache._MOST_VECTORS", 12)
-    cache = Cache(tmp_path)
+    cache = SearchCache(tmp_path)
     for number in range(20):
-        assert cache.keep_vectors("model", {key_of(str(number)): numpy.full(4, number, numpy.float16)})
+        assert cache.store_vectors("model", {text_key(str(number)): numpy.full(4, number, numpy.float16)})
         for path in tmp_path.iterdir():  # a file system's clock may be coarse
             os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns - 10**9))
-    found = cache.vectors("model")
+    found = cache.load_vectors("model")
     assert len(list(tmp_path.iterdir())) <= 8
-    assert all(float(found[key_of(str(number))][0]) == number for number in range(8, 20))
-    assert key_of("0") not in found
+    assert all(float(found[text_key(str(number))][0]) == number for number in range(8, 20))
+    assert text_key("0") not in found
 
 
 def test_a_server_that_changed_its_model_under_one_name_is_not_mixed(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
-    cache.keep_vectors("model", {key_of("old"): numpy.ones(8, numpy.float16)})
+    cache = SearchCache(tmp_path)
+    cache.store_vectors("model", {text_key("old"): numpy.ones(8, numpy.float16)})
     os.utime(_one(tmp_path, "vectors"), ns=(0, 0))
-    cache.keep_vectors("model", VECTORS)
-    assert cache.vectors("model").keys() == VECTORS.keys()
+    cache.store_vectors("model", VECTORS)
+    assert cache.load_vectors("model").keys() == VECTORS.keys()
 
 
 def test_catalogues_are_kept_beside_one_another_and_those_not_used_go_first(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
-    made = Lexical.of([Bag({"cat": 1.0}, 1)])
+    cache = SearchCache(tmp_path)
+    made = LexicalIndex.from_vectors([TermVector({"cat": 1.0}, 1)])
     for number in range(10):
-        cache.keep_lexical([str(number)], made)
+        cache.store_lexical([str(number)], made)
         for path in tmp_path.iterdir():
             os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns - 10**9))
-        assert cache.lexical(["0"]) == made, "it is used all the time"
-    assert [number for number in range(10) if cache.lexical([str(number)]) is not None] == [0, 5, 6, 7, 8, 9]
+        assert cache.load_lexical(["0"]) == made, "it is used all the time"
+    assert [number for number in range(10) if cache.load_lexical([str(number)]) is not None] == [0, 5, 6, 7, 8, 9]
 
 
 def test_a_head_that_lies_about_its_blocks_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "file", {"kind": "x", "sizes": []}, [b"abc"])
+    write_cache_file(tmp_path / "file", {"kind": "x", "sizes": []}, [b"abc"])
     content = (tmp_path / "file").read_bytes()
-    assert read(tmp_path / "file", {"kind": "x"}) is not None
+    assert read_cache_file(tmp_path / "file", {"kind": "x"}) is not None
     import hashlib
 
     lying = content[:-32].replace(b"[3]", b"[9]")
     (tmp_path / "file").write_bytes(lying + hashlib.blake2b(lying, digest_size=32).digest())
-    with pytest.raises(Unusable, match="has another length than its head says"):
-        read(tmp_path / "file", {"kind": "x"})
+    with pytest.raises(UnusableCacheFile, match="has another length than its head says"):
+        read_cache_file(tmp_path / "file", {"kind": "x"})
 
 
 def test_a_place_that_cannot_be_written_costs_only_the_keeping(tmp_path: Path) -> None:
     told: list[str] = []
     (tmp_path / "file").write_text("in the way")
-    index = Index(ALL, cache=Cache(tmp_path / "file", told.append))
+    index = ToolIndex(ALL, cache=SearchCache(tmp_path / "file", told.append))
     assert index.search("weather forecast").hits[0].id == "get_weather"
     assert any("cannot be" in text for text in told)
 
 
 def test_the_words_of_a_catalogue_are_kept_and_those_of_another_are_not_taken(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
+    cache = SearchCache(tmp_path)
     tools = sorted(ALL, key=lambda each: each.id)
     keys = [each.key for each in tools]
-    made = Lexical.of([Bag({"cat": 1.0}, 1), Bag({"dog": 2.0}, 2), Bag({"cat": 3.0}, 3), Bag({}, 0)])
-    cache.keep_lexical(keys, made)
-    found = cache.lexical(keys)
+    made = LexicalIndex.from_vectors([TermVector({"cat": 1.0}, 1), TermVector({"dog": 2.0}, 2), TermVector({"cat": 3.0}, 3), TermVector({}, 0)])
+    cache.store_lexical(keys, made)
+    found = cache.load_lexical(keys)
     assert found is not None
     assert found == made
-    assert cache.lexical(keys[:-1]) is None
-    assert Index(ALL, cache=cache).search("dog").hits[0].id == tools[1].id  # what was kept is searched
+    assert cache.load_lexical(keys[:-1]) is None
+    assert ToolIndex(ALL, cache=cache).search("dog").hits[0].id == tools[1].id  # what was kept is searched
     changed = [*tools[:-1], tool(tools[-1].id, "Something else by now.")]
-    assert cache.lexical([each.key for each in changed]) is None
+    assert cache.load_lexical([each.key for each in changed]) is None
 
 
 def test_a_second_start_encodes_only_what_is_new(tmp_path: Path) -> None:
     first = Directions()
-    encoder = Encoder(first, Cache(tmp_path))
-    index = Index(ALL, encoder=encoder)
+    encoder = EncoderThread(first, SearchCache(tmp_path))
+    index = ToolIndex(ALL, encoder=encoder)
     assert index.wait(60)
     encoder.close(60)
     second = Directions()
     more = tool("translate_text", "Translates text.")
-    index = Index([*ALL, more], encoder=Encoder(second, Cache(tmp_path)))
+    index = ToolIndex([*ALL, more], encoder=EncoderThread(second, SearchCache(tmp_path)))
     assert index.wait(60)
     assert second.encoded == ["translate text: Translates text."]
     assert WEATHER.description in " ".join(first.encoded)
@@ -204,15 +204,15 @@ def test_what_was_encoded_when_a_process_ends_is_not_encoded_again_by_the_next(t
         ended.wait(60)
 
     first = Directions()
-    encoder = Encoder(first, Cache(tmp_path), progress=told)
-    index = Index(many, encoder=encoder)
+    encoder = EncoderThread(first, SearchCache(tmp_path), progress=told)
+    index = ToolIndex(many, encoder=encoder)
     assert some.wait(60)
     encoder.close()
     ended.set()
     encoder.close(60)
     second = Directions()
-    index = Index(many, encoder=Encoder(second, Cache(tmp_path)))
+    index = ToolIndex(many, encoder=EncoderThread(second, SearchCache(tmp_path)))
     assert index.wait(60)
-    of_tools = {passage(each) for each in many}
+    of_tools = {make_passage(each) for each in many}
     assert 0 < len(of_tools.intersection(first.encoded)) < 64
     assert of_tools.intersection(second.encoded) == of_tools.difference(first.encoded)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.catalog.texts_of import HOTEL, MAIL, STOCK, Directions
 
-from handrail.catalog.search.encoding import Encoder
-from handrail.catalog.search.index import Index
+from handrail.catalog.search.encoder import EncoderThread
+from handrail.catalog.search.index import ToolIndex
 
 if TYPE_CHECKING:
-    from handrail.catalog.embedders.embedder import Vectors
+    from handrail.catalog.embedders.protocol import Vectors
 
 
 class Turned(Directions):
@@ -37,18 +37,18 @@ class Elsewhere(Turned):
 def test_a_request_for_what_others_have_and_this_catalogue_has_not_is_less_likely_to_be_served() -> None:
     told: list[float] = []
     for embedder in (Turned(), Elsewhere()):
-        encoder = Encoder(embedder)
-        index = Index([MAIL, STOCK, HOTEL], encoder=encoder)
+        encoder = EncoderThread(embedder)
+        index = ToolIndex([MAIL, STOCK, HOTEL], encoder=encoder)
         assert index.wait(60)
-        told.append(index.search("the weather for my stock", patience_s=60).fitting)
+        told.append(index.search("the weather for my stock", patience_s=60).fit_probability)
         encoder.close(10)
     assert told[1] < told[0] / 2
 
 
 @pytest.mark.parametrize(("embedder", "also"), [(Turned(), True), (Directions(), False)])
 def test_requests_are_read_by_their_telling_words_too_where_that_was_measured(embedder: Directions, also: bool) -> None:
-    encoder = Encoder(embedder)
-    found = encoder.request(["could you tell me whether it will rain"], 100)
+    encoder = EncoderThread(embedder)
+    found = encoder.encode_query(["could you tell me whether it will rain"], 100)
     encoder.close(10)
     assert found is not None
     assert ("whether rain" in embedder.encoded) == also

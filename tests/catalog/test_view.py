@@ -11,27 +11,27 @@ from hypothesis import strategies as st
 from tests.catalog.stock import CORE, built_in, entry, generation, many
 from tests.tools.desk import Memory
 
-from handrail.catalog.interaction import Interaction, InView
-from handrail.catalog.view import MOST_IN_VIEW, CatalogOptions, View, view_of
+from handrail.catalog.interaction import InteractionState, ActiveState
+from handrail.catalog.view import MAX_INITIALLY_ACTIVE, CatalogOptions, CatalogView, get_view
 from handrail.contract.errors import ToolError
-from handrail.contract.generation import Foreign, Generation
+from handrail.contract.generation import ThirdPartyOrigin, Generation
 
 NAMES = [one.id for one in CORE]
 
 
-def interaction(**options: object) -> Interaction:
-    return Interaction("s", CatalogOptions(**options), Memory())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+def interaction(**options: object) -> InteractionState:
+    return InteractionState("s", CatalogOptions(**options), Memory())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-def shown(of: Interaction, at: Generation, in_view: InView | None = None) -> list[str]:
-    return [spec.id for spec in of.specs(at, in_view)]
+def shown(of: InteractionState, at: Generation, in_view: ActiveState | None = None) -> list[str]:
+    return [spec.id for spec in of.active_specs(at, in_view)]
 
 
 @pytest.mark.proves("D-06")
 def test_up_to_twenty_tools_are_in_view_from_the_start_and_above_that_the_core_ones() -> None:
-    few = generation(CORE, many(MOST_IN_VIEW - len(CORE)))
-    assert len(shown(interaction(), few)) == MOST_IN_VIEW
-    assert shown(interaction(), generation(CORE, many(MOST_IN_VIEW - len(CORE) + 1))) == NAMES
+    few = generation(CORE, many(MAX_INITIALLY_ACTIVE - len(CORE)))
+    assert len(shown(interaction(), few)) == MAX_INITIALLY_ACTIVE
+    assert shown(interaction(), generation(CORE, many(MAX_INITIALLY_ACTIVE - len(CORE) + 1))) == NAMES
 
 
 @pytest.mark.proves("D-06")
@@ -48,13 +48,13 @@ def test_twenty_tools_are_the_most_that_are_in_view_without_being_asked_for(coun
 @pytest.mark.proves("D-06")
 def test_a_few_tools_of_ones_own_are_in_view_however_many_ship() -> None:
     shipped = [built_in(f"git.t{n}", category="git") for n in range(30)]
-    theirs = entry("x_a", foreign=Foreign("x"))
+    theirs = entry("x_a", foreign=ThirdPartyOrigin("x"))
     of = interaction()
     few = generation(CORE, shipped, many(3), theirs)
     assert shown(of, few) == [*(one.id for one in CORE), "reports.t0000", "reports.t0001", "reports.t0002"]
-    assert View(few, CatalogOptions()).standing(few.entries["reports.t0001"]) == "in view"
-    assert View(few, CatalogOptions()).standing(theirs) == "to be loaded"
-    more = generation(CORE, shipped, many(MOST_IN_VIEW - len(CORE) + 1))
+    assert CatalogView(few, CatalogOptions()).status_of(few.entries["reports.t0001"]) == "in view"
+    assert CatalogView(few, CatalogOptions()).status_of(theirs) == "to be loaded"
+    more = generation(CORE, shipped, many(MAX_INITIALLY_ACTIVE - len(CORE) + 1))
     assert shown(interaction(), more) == [one.id for one in CORE]
 
 
@@ -62,8 +62,8 @@ def test_withheld_tools_neither_count_nor_show() -> None:
     there = generation(CORE, many(15), many(30, "gone", withheld="no"), built_in("git.x", core=True, withheld="no"))
     of = interaction()
     assert len(shown(of, there)) == 20
-    of.bring(there, ["gone.t0001", "git.x", "nowhere"])
-    assert len(shown(of, there)) == 20 and "gone" not in View(there, CatalogOptions()).members
+    of.load_tools(there, ["gone.t0001", "git.x", "nowhere"])
+    assert len(shown(of, there)) == 20 and "gone" not in CatalogView(there, CatalogOptions()).category_members
 
 
 @pytest.mark.proves("D-01a")
@@ -78,9 +78,9 @@ def test_what_the_agents_manifest_names_is_core_after_what_ships() -> None:
 
 @pytest.mark.proves("D-01a")
 def test_a_foreign_tool_that_says_that_it_is_core_is_in_its_category() -> None:
-    claims = entry("x_a", tier="core", foreign=Foreign("x"))
+    claims = entry("x_a", tier="core", foreign=ThirdPartyOrigin("x"))
     there = generation(CORE, many(30), claims)
-    assert shown(interaction(), there) == NAMES and View(there, CatalogOptions()).members["x"] == ("x_a",)
+    assert shown(interaction(), there) == NAMES and CatalogView(there, CatalogOptions()).category_members["x"] == ("x_a",)
 
 
 @pytest.mark.proves("D-01a")
@@ -94,7 +94,7 @@ def test_what_was_in_view_from_the_start_stays_when_there_come_to_be_more_tools(
     before = shown(of, generation(CORE, many(10)))
     after = shown(of, generation(CORE, many(100), number=2))
     assert after == before and len(after) == 15
-    of.begin()
+    of.start()
     assert shown(of, generation(CORE, many(100), number=3)) == NAMES
 
 
@@ -102,8 +102,8 @@ def test_what_was_in_view_from_the_start_stays_when_there_come_to_be_more_tools(
 async def test_a_category_a_tool_and_nothing_twice() -> None:
     there = generation(CORE, many(12), many(12, "sales"), entry("one.off", category="other"))
     of = interaction()
-    door = of.door(there)
-    turn = of.turn(there)
+    door = of.make_catalog(there)
+    turn = of.start_turn(there)
     brought = await door.load("sales")
     assert (brought.name, len(brought.tools), brought.added) == ("sales", 12, brought.tools)
     assert shown(of, there, turn) == NAMES, "the turn that is under way keeps what it began with"
@@ -112,8 +112,8 @@ async def test_a_category_a_tool_and_nothing_twice() -> None:
     assert (again.tools, again.added) == (brought.tools, ())
     assert (await door.load("one.off")).added == ("one.off",)
     assert (await door.load("one__off")).name == "one.off"
-    assert (await door.load("read")).core and (await door.load("core")).core
-    assert shown(of, there) == [*NAMES, *brought.tools, "one.off"] == list(await door.active())
+    assert (await door.load("read")).is_core and (await door.load("core")).is_core
+    assert shown(of, there) == [*NAMES, *brought.tools, "one.off"] == list(await door.list_active())
     empty = await door.load("hooks")
     assert (empty.kind, empty.tools) == ("category", ())
 
@@ -121,7 +121,7 @@ async def test_a_category_a_tool_and_nothing_twice() -> None:
 @pytest.mark.proves("D-02")
 async def test_what_there_is_not_is_answered_with_what_there_is() -> None:
     there = generation(CORE, many(30), many(3, "sales"), entry("no.go", category="x", withheld="its key is missing"))
-    door = interaction().door(there)
+    door = interaction().make_catalog(there)
     with pytest.raises(
         ToolError, match=r"No category or tool has the name 'sale'\. Did you mean sales.*: reports, sales\.$"
     ) as told:
@@ -130,7 +130,7 @@ async def test_what_there_is_not_is_answered_with_what_there_is() -> None:
     with pytest.raises(ToolError, match="its key is missing") as told:
         await door.load("no.go")
     assert told.value.kind == "unavailable"
-    crowd = interaction().door(generation(CORE, *(many(1, f"d{n}") for n in range(100))))
+    crowd = interaction().make_catalog(generation(CORE, *(many(1, f"d{n}") for n in range(100))))
     with pytest.raises(ToolError, match="and 70 more, which browse_tools lists") as told:
         await crowd.load("?" * 5_000)
     assert len(told.value.text) < 700
@@ -138,11 +138,11 @@ async def test_what_there_is_not_is_answered_with_what_there_is() -> None:
 
 async def test_categories_are_counted_live() -> None:
     of = interaction()
-    first = await of.door(generation(CORE, many(30), many(2, "git"))).categories()
+    first = await of.make_catalog(generation(CORE, many(30), many(2, "git"))).list_categories()
     assert [(one.name, one.tool_count) for one in first if one.tool_count] == [("git", 2), ("reports", 30)]
-    second = await of.door(
+    second = await of.make_catalog(
         generation(CORE, many(30), many(5, "git"), many(1, "zoo", withheld="x"), number=2)
-    ).categories()
+    ).list_categories()
     assert [(one.name, one.tool_count) for one in second if one.tool_count] == [("git", 5), ("reports", 30)]
 
 
@@ -157,19 +157,19 @@ def test_a_view_only_grows_at_its_end_until_the_next_interaction(data: st.DataOb
         if data.draw(st.booleans()):
             ids = data.draw(st.lists(st.sampled_from(known), max_size=5))
             before = set(history[-1])
-            added, left = of.bring(there, ids)
+            added, left = of.load_tools(there, ids)
             assert not left
             assert set(added) == set(ids) - before - {"nowhere"} and len(set(added)) == len(added)
             now = shown(of, there)
             assert now == [*history[-1], *added]
         else:
-            of.begin()
+            of.start()
             now = shown(of, there)
             assert now == NAMES
             history = [now]
         history.append(now)
         assert len(set(now)) == len(now) and now[: len(NAMES)] == NAMES
-        assert shown(of, there, of.turn(there)) == now
+        assert shown(of, there, of.start_turn(there)) == now
         assert all(of.was_shown(there, tool_id) for tool_id in now)
 
 
@@ -177,8 +177,8 @@ def test_a_view_does_not_keep_its_generation() -> None:
     """Its tools could never end."""
     there = generation(CORE, many(3))
     of = interaction()
-    view_of(there, CatalogOptions())
-    of.turn(there)
+    get_view(there, CatalogOptions())
+    of.start_turn(there)
     gone = weakref.ref(there)
     del there
     gc.collect()

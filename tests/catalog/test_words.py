@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.catalog.search.lexical import Document, passage
-from handrail.catalog.search.words import MOST_PARTS, hollow, names_in, parts, spelled, stem, telling, terms, words
+from handrail.catalog.search.lexical_index import ToolDocument, make_passage
+from handrail.catalog.search.words import MAX_REQUEST_PARTS, find_hollow_terms, find_names, split_request, join_e_words, stem_word, remove_filler, extract_terms, split_words
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from handrail.catalog.search.words import MOST_PARTS, hollow, names_in, parts, s
     ],
 )
 def test_an_identifier_comes_apart_into_its_words(identifier: str, expected: str) -> None:
-    assert " ".join(words(identifier)) == expected
+    assert " ".join(split_words(identifier)) == expected
 
 
 _WORD = st.text("abcdefghijklmnopqrstuvwxyz", min_size=2, max_size=8)
@@ -36,13 +36,13 @@ _WORD = st.text("abcdefghijklmnopqrstuvwxyz", min_size=2, max_size=8)
 def test_every_way_of_joining_words_comes_apart_the_same(several: list[str]) -> None:
     camel = several[0] + "".join(word.capitalize() for word in several[1:])
     for joined in ("_".join(several), ".".join(several), "-".join(several), " ".join(several), camel):
-        assert words(joined) == several
+        assert split_words(joined) == several
 
 
 @given(st.text())
 def test_any_text_has_words_that_are_short_and_not_empty(text: str) -> None:
-    assert all(0 < len(word) <= 40 for word in words(text))
-    assert len(terms(text)) <= 3 * len(words(text))
+    assert all(0 < len(word) <= 40 for word in split_words(text))
+    assert len(extract_terms(text)) <= 3 * len(split_words(text))
 
 
 @pytest.mark.parametrize(
@@ -64,11 +64,11 @@ def test_any_text_has_words_that_are_short_and_not_empty(text: str) -> None:
     ],
 )
 def test_inflections_of_a_word_have_one_stem(word: str, expected: str) -> None:
-    assert stem(word) == expected
+    assert stem_word(word) == expected
 
 
 def test_filler_is_no_term() -> None:
-    assert terms("Can you please tell me what the weather is?") == ["weather"]
+    assert extract_terms("Can you please tell me what the weather is?") == ["weather"]
 
 
 @pytest.mark.parametrize(
@@ -88,21 +88,21 @@ def test_filler_is_no_term() -> None:
     ],
 )
 def test_a_compound_is_also_the_word_that_it_is_written_together(written: str, as_one: str) -> None:
-    assert stem(as_one) in terms(written)
+    assert stem_word(as_one) in extract_terms(written)
 
 
 def test_a_model_is_given_an_e_mail_as_one_word() -> None:
-    assert spelled("Send an e-mail, E-Books; re-use e-2, the-mail") == "Send an email, E-Books; re-use e-2, the-mail"
-    assert passage(Document("send", "An e‑mail.")) == "send: An email."
+    assert join_e_words("Send an e-mail, E-Books; re-use e-2, the-mail") == "Send an email, E-Books; re-use e-2, the-mail"
+    assert make_passage(ToolDocument("send", "An e‑mail.")) == "send: An email."
 
 
 @pytest.mark.parametrize("apart", ["get-current-weather", "a-1", "what to do", "x - y", "2-3"])
 def test_a_name_of_many_parts_or_figures_with_a_dash_is_no_compound(apart: str) -> None:
-    assert terms(apart) == terms(apart.replace("-", " "))
+    assert extract_terms(apart) == extract_terms(apart.replace("-", " "))
 
 
 def test_a_request_of_several_needs_comes_apart_at_sentences_and_at_what_is_asked_further() -> None:
-    assert parts("Book a room in Rome, and then tell me tomorrow's weather. Also send Dr. Who the bill!") == [
+    assert split_request("Book a room in Rome, and then tell me tomorrow's weather. Also send Dr. Who the bill!") == [
         "Book a room in Rome",
         "then tell me tomorrow's weather",
         "Also send Dr. Who the bill!",
@@ -120,39 +120,39 @@ def test_a_request_of_several_needs_comes_apart_at_sentences_and_at_what_is_aske
     ],
 )
 def test_one_need_stays_whole(single: str) -> None:
-    assert parts(single) == [single.strip()]
+    assert split_request(single) == [single.strip()]
 
 
 def test_quotation_marks_around_a_whole_request_keep_nothing_together() -> None:
-    assert parts('"Book a room in Rome. Then tell me the weather."') == [
+    assert split_request('"Book a room in Rome. Then tell me the weather."') == [
         "Book a room in Rome",
         "Then tell me the weather",
     ]
-    assert len(parts('"Feed the cat. Then call me." is what I said to "Ann"')) == 1
+    assert len(split_request('"Feed the cat. Then call me." is what I said to "Ann"')) == 1
 
 
 def test_a_list_of_many_needs_has_a_bounded_number_of_parts() -> None:
-    found = parts("\n".join(f"Find the capital of country {number}." for number in range(50)))
-    assert len(found) == MOST_PARTS
+    found = split_request("\n".join(f"Find the capital of country {number}." for number in range(50)))
+    assert len(found) == MAX_REQUEST_PARTS
     assert "country 49" in found[-1]
 
 
 @given(st.text(max_size=300) | st.text(" .,;\n'\"abAB1", max_size=300))
 def test_any_request_has_parts(text: str) -> None:
-    assert 1 <= len(parts(text)) <= MOST_PARTS
+    assert 1 <= len(split_request(text)) <= MAX_REQUEST_PARTS
 
 
 def test_names_in_a_text_are_what_only_names_are_written_like() -> None:
-    assert names_in("Use get_time, then `clock.getDate`; e.g. and/or I.T. are none, nor get, 24/7 or Paris.") == [
+    assert find_names("Use get_time, then `clock.getDate`; e.g. and/or I.T. are none, nor get, 24/7 or Paris.") == [
         "get_time",
         "clock.getDate",
     ]
 
 
 def test_the_telling_words_of_a_request_are_what_is_left_without_its_filler() -> None:
-    assert telling("Could you please tell me: is it going to rain in Oslo?") == "going rain oslo"
-    assert telling("will you have it for me") == "will you have it for me"
-    assert telling("明日の天気は?") == "明日の天気は?"
+    assert remove_filler("Could you please tell me: is it going to rain in Oslo?") == "going rain oslo"
+    assert remove_filler("will you have it for me") == "will you have it for me"
+    assert remove_filler("明日の天気は?") == "明日の天気は?"
 
 
 @pytest.mark.parametrize(
@@ -172,4 +172,4 @@ def test_the_telling_words_of_a_request_are_what_is_left_without_its_filler() ->
 def test_values_and_single_characters_that_stand_alone_are_hollow_and_parts_of_names_are_not(
     text: str, expected: str
 ) -> None:
-    assert " ".join(sorted(hollow(text))) == expected
+    assert " ".join(sorted(find_hollow_terms(text))) == expected

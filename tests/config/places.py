@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from handrail.config import Configuration, load
+from handrail.config import Configuration, load_configuration
 from handrail.contract.errors import LoadError
 from handrail.store import decisions
-from handrail.store.folders import Folders, prepare
+from handrail.store.folders import StateFolders, prepare_folders
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Layers:
         return self.workspace / "handrail.toml"
 
     @property
-    def folders(self) -> Folders:
-        return prepare(self.workspace, self.folder / "state")
+    def folders(self) -> StateFolders:
+        return prepare_folders(self.workspace, self.folder / "state")
 
     @staticmethod
     def beneath(folder: Path) -> Layers:
@@ -43,18 +43,18 @@ class Layers:
         return made
 
     def load(self, environment: Mapping[str, str] | None = None, flags: Iterable[str] = ()) -> Configuration:
-        return load(self.config, folders=self.folders, environment=environment or {}, flags=flags)
+        return load_configuration(self.config, folders=self.folders, environment=environment or {}, flags=flags)
 
     def trust(self) -> None:
         """As a person who has looked at what the workspace's file holds now."""
         found = self.load().workspace
         assert found is not None
-        decisions.grant(self.folders, found.sha256, clock=lambda: 1)
+        decisions.grant_trust(self.folders, found.sha256, clock=lambda: 1)
 
     def faults(self, environment: Mapping[str, str] | None = None, flags: Iterable[str] = ()) -> list[str]:
         """What stops a start, line by line."""
         try:
             self.load(environment, flags)
         except LoadError as error:
-            return [str(fault) for fault in error.faults]
+            return [str(fault) for fault in error.diagnostics]
         return []

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from tests.config.places import Layers
 
-from handrail.config import Settings, check_apart, load
-from handrail.config.layers import OTHERS, variable
-from handrail.config.mcp import McpServe
-from handrail.config.settings import keys
+from handrail.config import Settings, check_outside_workspace, load_configuration
+from handrail.config.layers import OTHER_VARIABLES, variable_name
+from handrail.config.mcp import McpServeSettings
+from handrail.config.settings import list_keys
 from handrail.contract.errors import LoadError, UsageError
 from handrail.contract.tool.settings import ToolSettings
 
@@ -30,7 +30,7 @@ def test_each_layer_is_stronger_than_the_one_before_and_every_value_keeps_its_or
     limits, approvals = config.settings.limits, config.settings.approvals
     assert (config.settings.agent, limits.lock_wait_ms, limits.grace_ms) == ("default", 1, 2)
     assert (approvals.request_days, approvals.grant_hours) == (3, 4)
-    in_force = {value.key: str(value.origin) for value in config.values if not value.not_in_force}
+    in_force = {value.key: str(value.origin) for value in config.values if not value.inactive_reason}
     tables = (
         "sandbox.",
         "state.",
@@ -42,7 +42,7 @@ def test_each_layer_is_stronger_than_the_one_before_and_every_value_keeps_its_or
         "limits.job",
         "limits.cut",
     )
-    untouched = {"agent", "ceiling", "mode", "secrets", "tools", *(key for key in keys() if key.startswith(tables))}
+    untouched = {"agent", "ceiling", "mode", "secrets", "tools", *(key for key in list_keys() if key.startswith(tables))}
     assert in_force == {
         **dict.fromkeys(untouched, "default"),
         "limits.lock_wait_ms": f"{layers.config}:2",
@@ -50,8 +50,8 @@ def test_each_layer_is_stronger_than_the_one_before_and_every_value_keeps_its_or
         "approvals.request_days": "HANDRAIL_APPROVALS__REQUEST_DAYS",
         "approvals.grant_hours": "--set approvals.grant_hours",
     }
-    beaten = [value for value in config.values if value.not_in_force]
-    assert len(beaten) == 6 and all(value.not_in_force.endswith("overrides it") for value in beaten)
+    beaten = [value for value in config.values if value.inactive_reason]
+    assert len(beaten) == 6 and all(value.inactive_reason.endswith("overrides it") for value in beaten)
 
 
 def test_rules_of_all_layers_hold_together_each_with_its_place_and_scope(layers: Layers) -> None:
@@ -71,7 +71,7 @@ def test_rules_of_all_layers_hold_together_each_with_its_place_and_scope(layers:
     ]
     assert config.settings.rules == tuple(rule.text for rule in config.rules)
     assert config.project_rules == config.rules[:3] and config.process_rules == config.rules[3:]
-    assert config.brought_rules == (*config.rules[:2], *config.rules[3:])
+    assert config.client_rules == (*config.rules[:2], *config.rules[3:])
 
 
 def test_the_faults_of_all_layers_are_told_at_once_with_their_places_and_the_nearest_name(layers: Layers) -> None:
@@ -135,7 +135,7 @@ def test_a_file_that_is_no_file_is_a_fault_and_nobody_waits_for_it(layers: Layer
     layers.config.mkdir()
     assert "is not a regular file" in layers.faults()[0]
     with pytest.raises(LoadError, match="not a regular file"):
-        load("/dev/zero", environment={})
+        load_configuration("/dev/zero", environment={})
     layers.config.rmdir()
     layers.config.write_bytes(b"\xff\xfe")
     assert "is not TOML" in layers.faults()[0]
@@ -151,7 +151,7 @@ def test_a_configuration_may_lie_behind_a_link_that_its_owner_made(layers: Layer
 
 def test_without_any_layer_every_value_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    config = load(None, environment={})
+    config = load_configuration(None, environment={})
     assert config.settings == Settings() and config.file is None and config.folder == tmp_path / "handrail"
     assert {str(value.origin) for value in config.values} == {"default"}
 
@@ -180,7 +180,7 @@ def test_every_setting_has_a_variable_and_a_flag(layers: Layers) -> None:
         "mcp.servers": ("{}", dict[str, str]()),
         "mcp.serve": (
             '{tokens = {a = {secret = "A"}}, scopes = ["tools"]}',
-            {**McpServe().model_dump(), "tokens": {"a": {"secret": "A", "prefix": ""}}, "scopes": ["tools"]},
+            {**McpServeSettings().model_dump(), "tokens": {"a": {"secret": "A", "prefix": ""}}, "scopes": ["tools"]},
         ),
         "tools": (
             '{"mail.send" = {config = {password = {secret = "MAIL"}}}}',
@@ -188,9 +188,9 @@ def test_every_setting_has_a_variable_and_a_flag(layers: Layers) -> None:
         ),
         "secrets": ('{A = {env = "B"}}', {"A": {"env": "B", "file": None, "command": None}}),
     }
-    for key in keys():
+    for key in list_keys():
         text, expected = given.get(key, ("7", 7))
-        for config in (layers.load({variable(key): text}), layers.load(flags=[f"{key}={text}"])):
+        for config in (layers.load({variable_name(key): text}), layers.load(flags=[f"{key}={text}"])):
             node = config.settings.model_dump(mode="json")
             for part in key.split("."):
                 node = node[part]
@@ -198,14 +198,14 @@ def test_every_setting_has_a_variable_and_a_flag(layers: Layers) -> None:
                 node = node["fs"]["read"]
             assert node == (list(expected) if isinstance(expected, tuple) else expected), key
             of = 'tools."mail.send".config.password' if key == "tools" else key
-            (value,) = [one for one in config.values if one.key == of and not one.not_in_force]
-            assert str(value.origin) in (variable(key), f"--set {key}")
+            (value,) = [one for one in config.values if one.key == of and not one.inactive_reason]
+            assert str(value.origin) in (variable_name(key), f"--set {key}")
 
 
 def test_variables_that_are_told_to_tools_or_name_places_are_no_settings_and_empty_ones_are_none(
     layers: Layers,
 ) -> None:
-    environment = dict.fromkeys(OTHERS, "x") | {
+    environment = dict.fromkeys(OTHER_VARIABLES, "x") | {
         "HANDRAIL_AGENT": "",
         "HANDRAILS": "x",
         "handrail_rules": "x",
@@ -236,8 +236,8 @@ def test_a_ceiling_of_this_machine_stands_over_a_trusted_workspaces_and_can_be_s
     layers.config.write_text('ceiling = { fs = { read = ["src"] } }\n')
     config = layers.load()
     assert config.settings.ceiling is not None and config.settings.ceiling.fs.write == ()
-    (refused,) = [value for value in config.values if value.not_in_force]
-    assert refused.origin.kind == "workspace" and "a workspace file cannot change it" in refused.not_in_force
+    (refused,) = [value for value in config.values if value.inactive_reason]
+    assert refused.origin.kind == "workspace" and "a workspace file cannot change it" in refused.inactive_reason
     wider = layers.load({"HANDRAIL_CEILING": json.dumps({"fs": {"read": ["docs"]}})}).settings.ceiling
     assert wider is not None and wider.fs.read == ("docs",)
 
@@ -249,9 +249,9 @@ def test_a_path_that_climbs_is_what_it_is_by_its_name_and_no_link_on_its_way_lea
     (tmp_path / "planted" / "mine").mkdir()
     (tmp_path / "planted" / "mine" / "handrail.toml").write_text('mode = "auto"\n')
     (tmp_path / "ws" / "sub").symlink_to(tmp_path / "planted" / "deep")
-    found = load(tmp_path / "ws" / "sub" / ".." / ".." / "mine" / "handrail.toml", environment={})
+    found = load_configuration(tmp_path / "ws" / "sub" / ".." / ".." / "mine" / "handrail.toml", environment={})
     assert found.settings.mode == "plan" and found.file == tmp_path / "mine" / "handrail.toml"
-    check_apart(found, tmp_path / "ws")
+    check_outside_workspace(found, tmp_path / "ws")
 
 
 @pytest.mark.proves("F-11", "O-01")
@@ -266,7 +266,7 @@ def test_each_setting_of_each_tool_is_overridden_by_itself_and_keeps_its_place(l
     assert (tools["glob"].enabled, tools["glob"].max_entries) == (False, 9)
     assert tools["mail.send"].config == {"sender": "ann", "host": "b", "port": "25"}
     assert tools["mail.send"].timeout_ms == 900
-    places = {one.key: str(one.origin) for one in config.values if one.key.startswith("tools") and not one.not_in_force}
+    places = {one.key: str(one.origin) for one in config.values if one.key.startswith("tools") and not one.inactive_reason}
     assert places == {
         "tools.glob.enabled": f"{layers.config}:2",
         "tools.glob.max_entries": "--set tools.glob.max_entries",
@@ -275,7 +275,7 @@ def test_each_setting_of_each_tool_is_overridden_by_itself_and_keeps_its_place(l
         'tools."mail.send".config.port': '--set tools."mail.send".config.port',
         'tools."mail.send".timeout_ms': '--set tools."mail.send".timeout_ms',
     }
-    overridden = [one for one in config.values if one.key == "tools.glob.max_entries" and one.not_in_force]
+    overridden = [one for one in config.values if one.key == "tools.glob.max_entries" and one.inactive_reason]
     assert [(one.value, str(one.origin)) for one in overridden] == [(5, f"{layers.config}:3")]
 
 

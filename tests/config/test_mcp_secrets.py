@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.config.places import Layers
 
-from handrail.upstream.configured import configured, secrets_in, secrets_in_arguments, secrets_in_url
+from handrail.upstream.server_config import load_server_definitions, find_named_secrets, find_argument_secrets, find_url_secrets
 
 BASIC = base64.b64encode(b"ann:open-sesame").decode()
 
@@ -32,16 +32,16 @@ BASIC = base64.b64encode(b"ann:open-sesame").decode()
     ],
 )  # fmt: skip
 def test_a_field_that_sounds_like_it_holds_a_secret_and_its_parts(name: str, value: str, found: set[str]) -> None:
-    assert set(secrets_in(name, value)) == found
+    assert set(find_named_secrets(name, value)) == found
 
 
 def test_the_parameters_of_a_url_as_they_are_and_as_they_are_written() -> None:
     url = "https://s.example/mcp?api_key=abc%2Fdefgh1&team=the-blue-one&token=ijklmnop#top"
-    assert set(secrets_in_url(url)) == {"abc/defgh1", "abc%2Fdefgh1", "ijklmnop"}
-    assert set(secrets_in_url("https://[")) == set()
-    assert set(secrets_in_url("https://ann:open%2Dsesame@s.example/mcp")) == {"open%2Dsesame", "open-sesame"}
-    assert set(secrets_in_url("https://abcdefgh1234@s.example/mcp")) == {"abcdefgh1234"}
-    assert set(secrets_in_url("ssh://a-long-name@s.example/mcp")) == set()
+    assert set(find_url_secrets(url)) == {"abc/defgh1", "abc%2Fdefgh1", "ijklmnop"}
+    assert set(find_url_secrets("https://[")) == set()
+    assert set(find_url_secrets("https://ann:open%2Dsesame@s.example/mcp")) == {"open%2Dsesame", "open-sesame"}
+    assert set(find_url_secrets("https://abcdefgh1234@s.example/mcp")) == {"abcdefgh1234"}
+    assert set(find_url_secrets("ssh://a-long-name@s.example/mcp")) == set()
 
 
 @pytest.mark.parametrize(
@@ -61,12 +61,12 @@ def test_the_parameters_of_a_url_as_they_are_and_as_they_are_written() -> None:
     ],
 )
 def test_the_arguments_of_a_program(arguments: list[str], found: set[str]) -> None:
-    assert set(secrets_in_arguments(arguments)) == found
+    assert set(find_argument_secrets(arguments)) == found
 
 
 @given(st.lists(st.text()))
 def test_any_arguments_are_looked_through(arguments: list[str]) -> None:
-    assert all(secrets_in_arguments(arguments))
+    assert all(find_argument_secrets(arguments))
 
 
 @pytest.mark.proves("F-04")
@@ -77,5 +77,5 @@ def test_they_are_learned_from_a_file_of_another_program_and_from_a_table_alike(
     table += '[mcp.servers.c]\ncommand = "c"\nargs = ["--key", "of-the-args"]\nenv = { DB = "pg://u:of-the-url@h/d" }\n'
     layers.config.write_text('[mcp]\nfiles = ["mcp.json"]\n' + table)
     learned: list[str] = []
-    configured(layers.load(), learn=learned.append, environment={})
+    load_server_definitions(layers.load(), register_secret=learned.append, environment={})
     assert {"abcdefgh", "ijklmnopq", "open-sesame", "of-the-args", "of-the-url"} <= set(learned)

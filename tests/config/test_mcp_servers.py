@@ -9,8 +9,8 @@ import pytest
 from tests.config.places import Layers
 
 from handrail.contract.errors import LoadError
-from handrail.upstream.configured import configured
-from handrail.upstream.install import fetches
+from handrail.upstream.server_config import load_server_definitions
+from handrail.upstream.package_installer import fetches_package
 
 FILE = {
     "mcpServers": {
@@ -26,13 +26,13 @@ def test_a_file_of_another_program_gives_servers_and_a_table_of_the_same_name_gi
     layers.config.write_text('[mcp]\nfiles = ["mcp.json"]\n[mcp.servers.files]\nread = ["docs"]\nelicitation = true\n')
     learned: list[str] = []
     found = {
-        one.name: one for one in configured(layers.load(), learn=learned.append, environment={"KEY": "sesame-1234"})
+        one.name: one for one in load_server_definitions(layers.load(), register_secret=learned.append, environment={"KEY": "sesame-1234"})
     }
     assert set(found) == {"files", "web"}, "what is disabled is not there"
     files, web = found["files"], found["web"]
     assert (files.command, files.args, files.environment) == ("mcp-files", ("/data",), {"TOKEN": "sesame-1234"})
     assert files.read == ("docs",) and files.grants == {"elicitation"} and not files.hosts and "sesame-1234" in learned
-    assert (web.transport, web.reached) == ("http", ("web.example:443",))
+    assert (web.transport, web.reachable_hosts) == ("http", ("web.example:443",))
     assert "sesame" not in repr(files)
 
 
@@ -43,7 +43,7 @@ def test_everything_wrong_with_servers_is_told_at_once(layers: Layers) -> None:
     tables = '[mcp.servers.a]\n[mcp.servers.b]\ncommand = "x"\nprefix = ""\nhosts = ["ho st"]\nread = ["../up"]\n'
     layers.config.write_text('[mcp]\nfiles = ["mcp.json"]\n' + tables + '[mcp.servers.c]\ncommand = "y"\nprefix = ""\n')
     with pytest.raises(LoadError) as caught:
-        configured(layers.load(), environment={})
+        load_server_definitions(layers.load(), environment={})
     text = str(caught.value)
     for part in ("bad name", "neither command nor url", "variable NO", "servers.a", "ho st", "climbs", "prefix"):
         assert part in text, (part, text)
@@ -60,15 +60,15 @@ def test_no_two_servers_can_give_two_tools_one_id(
     more = {"git": first, "git_hub": second}
     layers.config.write_text("".join(f'[mcp.servers.{name}]\ncommand = "x"\n{more[name]}\n' for name in names))
     if not is_refused:
-        assert {one.name for one in configured(layers.load())} == set(names)
+        assert {one.name for one in load_server_definitions(layers.load())} == set(names)
         return
     with pytest.raises(LoadError) as caught:
-        configured(layers.load())
-    [fault] = caught.value.faults
+        load_server_definitions(layers.load())
+    [fault] = caught.value.diagnostics
     assert str(fault).startswith("[mcp.servers.git_hub]: prefix: 'git_hub' begins with 'git_', as the tools of git do")
     assert "give one of the two servers another prefix" in str(fault)
     layers.config.write_text(layers.config.read_text() + "enabled = false\n")
-    assert [one.name for one in configured(layers.load())] == [names[0]]
+    assert [one.name for one in load_server_definitions(layers.load())] == [names[0]]
 
 
 def test_a_workspaces_file_names_no_servers(layers: Layers) -> None:
@@ -90,12 +90,12 @@ def test_a_workspaces_file_names_no_servers(layers: Layers) -> None:
     ],
 )
 def test_what_would_fetch_its_program_is_known(argv: tuple[str, ...], does: bool) -> None:
-    assert fetches(argv[0], argv[1:]) is does
+    assert fetches_package(argv[0], argv[1:]) is does
 
 
 def test_the_record_of_an_installed_server_holds_for_the_command_that_it_was_made_for(tmp_path: Path) -> None:
     from handrail.upstream.definition import ServerDefinition
-    from handrail.upstream.install import Refused, resolve
+    from handrail.upstream.package_installer import CommandRefused, resolve_command
 
     folder, state = tmp_path / "pkg", tmp_path / "state"
     folder.mkdir()
@@ -114,11 +114,11 @@ def test_the_record_of_an_installed_server_holds_for_the_command_that_it_was_mad
     }
     record.write_text(json.dumps(held))
     record.chmod(0o600)
-    found = resolve(ServerDefinition("s", "", "stdio", command="npx", args=("s",)), state, str(tmp_path / "ws"))
+    found = resolve_command(ServerDefinition("s", "", "stdio", command="npx", args=("s",)), state, str(tmp_path / "ws"))
     assert found.argv == (str(program), "--x") and str(folder) in found.folders
-    with pytest.raises(Refused, match="has changed since the installation"):
-        found.check()
-    with pytest.raises(Refused, match="handrail mcp install s"):
-        resolve(ServerDefinition("s", "", "stdio", command="npx", args=("other",)), state, str(tmp_path / "ws"))
-    with pytest.raises(Refused, match="is in the workspace"):
-        resolve(ServerDefinition("p", "", "stdio", command=str(program)), state, str(folder))
+    with pytest.raises(CommandRefused, match="has changed since the installation"):
+        found.verify_files()
+    with pytest.raises(CommandRefused, match="handrail mcp install s"):
+        resolve_command(ServerDefinition("s", "", "stdio", command="npx", args=("other",)), state, str(tmp_path / "ws"))
+    with pytest.raises(CommandRefused, match="is in the workspace"):
+        resolve_command(ServerDefinition("p", "", "stdio", command=str(program)), state, str(folder))

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tests.config.places import Layers
 
-from handrail.config.secrets import resolve
+from handrail.config.secret_references import resolve_secrets
 from handrail.config.settings import SecretReference
-from handrail.runtime.secrets import SecretStore
+from handrail.runtime.secret_store import SecretStore
 
 pytestmark = pytest.mark.proves("S-06")
 VALUE = "hunter2-value"
@@ -75,9 +75,9 @@ def test_a_workspaces_file_names_no_secrets(layers: Layers) -> None:
 
 
 async def one(reference: SecretReference, environment: dict[str, str] | None = None) -> tuple[str | None, str]:
-    store = await resolve({"T": reference}, environment or {})
+    store = await resolve_secrets({"T": reference}, environment or {})
     assert isinstance(store, SecretStore) and VALUE not in repr(store)
-    return store.chosen(["T"]).get("T"), store.reason_missing("T") or ""
+    return store.select(["T"]).get("T"), store.explain_missing("T") or ""
 
 
 async def test_a_variable_a_file_and_a_program_give_values(tmp_path: Path) -> None:

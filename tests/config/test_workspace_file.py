@@ -30,11 +30,11 @@ def test_untrusted_its_denies_and_asks_count_and_nothing_else(layers: Layers) ->
     layers.own.write_text(WHOLE)
     config = layers.load()
     assert [rule.text for rule in config.rules] == ["deny fs.write src/**", "ask read"]
-    assert [rule.text for rule in config.held_rules] == ["allow bash *"]
+    assert [rule.text for rule in config.inactive_rules] == ["allow bash *"]
     assert config.settings == Settings(rules=("deny fs.write src/**", "ask read"))
-    assert all(rule.narrows for rule in config.rules)
-    assert {value.key for value in config.held_back} == {"agent", "rules", "limits.grace_ms"}
-    remark = config.remark
+    assert all(rule.is_narrowing for rule in config.rules)
+    assert {value.key for value in config.untrusted_values} == {"agent", "rules", "limits.grace_ms"}
+    remark = config.untrusted_warning
     assert remark is not None and "\n" not in remark
     assert "1 allow rule, agent, limits.grace_ms" in remark and "handrail trust" in remark
 
@@ -44,8 +44,8 @@ def test_trusted_all_of_it_counts_until_one_byte_changes(layers: Layers) -> None
     layers.trust()
     config = layers.load()
     assert (config.settings.agent, config.settings.limits.grace_ms) == ("reviewer", 1)
-    assert "allow bash *" in config.settings.rules and not any(rule.narrows for rule in config.rules)
-    assert config.remark is None and not config.held_back
+    assert "allow bash *" in config.settings.rules and not any(rule.is_narrowing for rule in config.rules)
+    assert config.untrusted_warning is None and not config.untrusted_values
     layers.own.write_text(WHOLE + "\n")
     assert layers.load().settings.agent == "default"
     layers.own.write_text(WHOLE)
@@ -67,7 +67,7 @@ def test_trusted_all_of_it_counts_until_one_byte_changes(layers: Layers) -> None
 def test_no_way_of_writing_an_allow_rule_lets_it_in_untrusted(layers: Layers, text: str) -> None:
     layers.own.write_text(f"rules = [{json.dumps(text)}]")
     config = layers.load()
-    assert config.rules == () and len(config.held_rules) == 1
+    assert config.rules == () and len(config.inactive_rules) == 1
 
 
 @pytest.mark.parametrize("text", ["Allow bash", "ALLOW bash", "", "  ", "\u200ballow bash", "permit bash"])
@@ -80,7 +80,7 @@ def test_a_rule_of_no_known_action_stops_the_start(layers: Layers, text: str) ->
 def test_a_file_that_only_narrows_has_nothing_to_trust(layers: Layers) -> None:
     layers.own.write_text('rules = ["deny bash"]\n')
     config = layers.load()
-    assert config.remark is None and not config.held_back and len(config.rules) == 1
+    assert config.untrusted_warning is None and not config.untrusted_values and len(config.rules) == 1
 
 
 def test_a_faulty_file_stops_the_start_trusted_or_not(layers: Layers) -> None:
@@ -96,7 +96,7 @@ def test_a_workspaces_file_cannot_change_what_confines_programs_even_where_it_is
 ) -> None:
     content = f"[sandbox]\n{setting}\n"
     layers.own.write_text(content)
-    decisions.grant(layers.folders, hashlib.sha256(content.encode()).hexdigest(), clock=lambda: 1)
+    decisions.grant_trust(layers.folders, hashlib.sha256(content.encode()).hexdigest(), clock=lambda: 1)
     (fault,) = layers.faults()
     assert fault.startswith(f"{layers.own}:1: sandbox:") and "cannot change the sandbox" in fault
 

@@ -68,7 +68,7 @@ def parsed(text: str | bytes, expected_id: str = "reviewer") -> CheckedAgent:
 def problems(text: str | bytes) -> dict[str, str]:
     checked = parsed(text)
     assert all(fault.source == "agent.toml" for fault in checked.faults)
-    return {fault.where: fault.problem for fault in checked.faults}
+    return {fault.location: fault.problem for fault in checked.faults}
 
 
 def test_a_manifest_names_everything_an_agent_is() -> None:
@@ -93,20 +93,20 @@ def test_a_manifest_names_everything_an_agent_is() -> None:
     }
     assert agent.aliases == {"choir.fs.read": "read"}
     assert agent.core == ("read",)
-    assert (agent.role, agent.delegable.fs.read, agent.delegable.fs.write) == ("subagent", None, ("reviews/**",))
-    assert (agent.delegable.secrets, agent.delegable.presence) == (("notes_key",), True)
+    assert (agent.role, agent.delegation.fs.read, agent.delegation.fs.write) == ("subagent", None, ("reviews/**",))
+    assert (agent.delegation.secrets, agent.delegation.can_ask_user) == (("notes_key",), True)
 
 
 def test_an_agent_takes_work_of_others_only_where_it_says_so_and_they_may_hand_it_over() -> None:
     default, writer = AgentManifest(), parsed('id = "writer"\nrole = "all"', "writer").manifest
     assert default.effective_role == "all"
-    assert not parsed('id = "reviewer"').manifest.takes_work_of(default)  # its rules are in nobody's reach unsaid
-    assert writer.takes_work_of(default)
+    assert not parsed('id = "reviewer"').manifest.accepts_work_from(default)  # its rules are in nobody's reach unsaid
+    assert writer.accepts_work_from(default)
     reviewer = parsed(WHOLE).manifest
-    assert writer.takes_work_of(reviewer)
-    assert not default.takes_work_of(reviewer)
-    assert default.takes_work_of(writer) and not default.takes_work_of(writer, reviewer)
-    assert not default.takes_work_of(writer, default, reviewer)
+    assert writer.accepts_work_from(reviewer)
+    assert not default.accepts_work_from(reviewer)
+    assert default.accepts_work_from(writer) and not default.accepts_work_from(writer, reviewer)
+    assert not default.accepts_work_from(writer, default, reviewer)
 
 
 def test_what_cannot_be_passed_on_is_said_at_its_own_key() -> None:
@@ -217,7 +217,7 @@ def test_all_faults_come_at_once_each_with_its_key_and_the_nearest_name() -> Non
 def test_what_is_no_table_is_one_fault(content: bytes, part: str) -> None:
     [fault] = parsed(content).faults
     assert part in fault.problem
-    assert fault.where == ""
+    assert fault.location == ""
 
 
 def test_a_missing_id_is_told_with_the_folder_it_should_name() -> None:
@@ -231,7 +231,7 @@ def test_a_table_nested_without_end_is_a_fault_like_any_other() -> None:
 def test_a_fault_that_follows_from_another_is_not_told_again() -> None:
     checked = parsed('id = "reviewer"\nroots = [5, { path = "/a" }]\ncore = [1, "x"]')
     later = checked.with_faults([("roots[0].path", "a"), ("roots[1].path", "b"), ("core[0]", "c"), ("core[1]", "d")])
-    assert [fault.where for fault in later.faults] == ["core[0]", "roots[0]", "roots[1].path", "core[1]"]
+    assert [fault.location for fault in later.faults] == ["core[0]", "roots[0]", "roots[1].path", "core[1]"]
 
 
 # ── whatever is written there ────────────────────────────────────────────────────────────────────
@@ -264,9 +264,9 @@ _TABLES = st.dictionaries(st.sampled_from([*AgentManifest.model_fields, "promt",
 def test_any_table_gives_a_whole_manifest_or_faults_and_never_an_exception(table: dict[str, Any]) -> None:
     checked = check_agent(table, "agent.toml", "reviewer")
     unknown = [key for key in table if key not in AgentManifest.model_fields]
-    assert all(any(fault.where == key for fault in checked.faults) for key in unknown)
+    assert all(any(fault.location == key for fault in checked.faults) for key in unknown)
     if not checked.faults:
-        data = checked.manifest.as_data()
+        data = checked.manifest.to_data()
         again = check_agent({key: value for key, value in data.items() if key in table}, "agent.toml", "reviewer")
         assert again.faults == ()
         assert again.manifest == checked.manifest

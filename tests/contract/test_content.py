@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mcp.types import CallToolResult
 
 from handrail.contract.call import Blob, Result
-from handrail.contract.envelopes import artifacts_in, from_content, recognise, to_content
+from handrail.contract.envelopes import artifact_refs, from_content, recognise_result, to_content
 
 PIXEL = base64.b64encode(b"\x89PNG").decode()
 TEXT = {"type": "text", "text": "hello"}
@@ -128,7 +128,7 @@ def as_stored(data: Any) -> tuple[Any, dict[str, bytes]]:
 def test_mcp_content_goes_out_as_it_came(wire: dict[str, Any]) -> None:
     read = from_content(wire)
     data, kept = as_stored(read.data)
-    assert sorted(artifacts_in(data)) == sorted(kept)
+    assert sorted(artifact_refs(data)) == sorted(kept)
     assert to_content(Result(read.type, data, read.error_text, read.metadata), kept) == wire
 
 
@@ -142,7 +142,7 @@ def test_an_artifact_that_is_not_at_hand_is_a_link() -> None:
     "answer", [{"content": [TEXT]}, {"content": [], "structuredContent": {}}, {"content": [TEXT], "isError": False}]
 )
 def test_a_tool_may_answer_in_mcps_shape(answer: dict[str, Any]) -> None:
-    assert recognise(answer) == from_content(answer)
+    assert recognise_result(answer) == from_content(answer)
 
 
 @pytest.mark.parametrize(
@@ -156,4 +156,4 @@ def test_a_tool_may_answer_in_mcps_shape(answer: dict[str, Any]) -> None:
     ],
 )
 def test_what_only_looks_like_it_is_plain_data(answer: dict[str, Any]) -> None:
-    assert recognise(answer) is None
+    assert recognise_result(answer) is None

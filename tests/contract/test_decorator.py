@@ -15,14 +15,14 @@ from pydantic import BaseModel, Field, field_validator
 
 from handrail.contract.call import Blob, Result
 from handrail.contract.errors import ToolError, UsageError
-from handrail.contract.schema.schema import compile_schema
+from handrail.contract.schema.validation import compile_schema
 from handrail.contract.tool.decorator import FunctionTool, tool
 from handrail.contract.tool.requires import Requires
-from handrail.contract.tool.spec import ConfigKey, LockSpec, faults_in
+from handrail.contract.tool.spec import ConfigKey, LockSpec, find_spec_faults
 from handrail.contract.tool.tool import Tool
 
 if TYPE_CHECKING:
-    from handrail.contract.doors.runtime import Runtime
+    from handrail.contract.services.runtime import Runtime
 
 RUNTIME = cast("Runtime", object())
 
@@ -51,7 +51,7 @@ class Size:
 
 
 async def run(made: FunctionTool[..., Any], **arguments: Any) -> Any:
-    assert compile_schema(made.spec.parameters).problems(arguments) == []
+    assert compile_schema(made.spec.parameters).list_problems(arguments) == []
     return await made.execute(arguments, RUNTIME)
 
 
@@ -70,7 +70,7 @@ async def test_a_bare_decorator_makes_a_tool_that_is_external_by_default() -> No
         "required": ["a"],
         "additionalProperties": False,
     }
-    assert faults_in(add.spec) == []
+    assert find_spec_faults(add.spec) == []
     assert await run(add, a=1) == 3
     assert await add(1, 5) == 6
 
@@ -215,7 +215,7 @@ def test_a_misspelt_key_inside_a_model_is_no_silent_loss() -> None:
         """Send."""
 
     schema = compile_schema(send.spec.parameters)
-    found = schema.problems({"address": {"street": "s", "nummer": 2}, "size": {"width": 1, "names": [], "x": 1}})
+    found = schema.list_problems({"address": {"street": "s", "nummer": 2}, "size": {"width": 1, "names": [], "x": 1}})
     assert found == ["unknown argument `address.nummer` (did you mean `number`?)", *found[1:]]
     assert "unknown argument `size.x` (available: width, names)" in found
 

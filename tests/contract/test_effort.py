@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.schema.effort import CHECK_BUDGET, LIST_BUDGET, MAX_COUNTED, MAX_VALUES, Effort, pattern_states
-from handrail.contract.schema.schema import MAX_SCHEMA_BYTES, InvalidSchema, compile_schema
+from handrail.contract.schema.check_effort import CHECK_BUDGET, LIST_BUDGET, MAX_COUNTED, MAX_VALUES, CheckEffort, pattern_states
+from handrail.contract.schema.validation import MAX_SCHEMA_BYTES, InvalidSchema, compile_schema
 
 pytestmark = pytest.mark.proves("K-06")
 
@@ -57,7 +57,7 @@ RECURSIVE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", RECURSIVE)
 @pytest.mark.parametrize("levels", [3, 16, 60])
 def test_a_wrong_leaf_deep_in_branches_is_told_in_a_short_text(name: str, levels: int) -> None:
-    found = compile_schema(recursive(RECURSIVE[name])).problems(nested(levels, 1))
+    found = compile_schema(recursive(RECURSIVE[name])).list_problems(nested(levels, 1))
     assert found
     assert all("`x" in text for text in found)
     assert sum(map(len, found)) < 20_000
@@ -65,7 +65,7 @@ def test_a_wrong_leaf_deep_in_branches_is_told_in_a_short_text(name: str, levels
 
 @pytest.mark.parametrize("name", [name for name in RECURSIVE if name not in ("oneOf", "if", "mutual", "not")])
 def test_what_fits_a_recursive_schema_is_taken_however_deep(name: str) -> None:
-    assert compile_schema(recursive(RECURSIVE[name])).problems(nested(60, "leaf")) == []
+    assert compile_schema(recursive(RECURSIVE[name])).list_problems(nested(60, "leaf")) == []
 
 
 def test_a_dynamic_reference_is_counted_like_any_other() -> None:
@@ -79,7 +79,7 @@ def test_a_dynamic_reference_is_counted_like_any_other() -> None:
             }
         },
     )
-    [found] = compile_schema(schema).problems(nested(40, 1))
+    [found] = compile_schema(schema).list_problems(nested(40, 1))
     assert found.startswith("`x`: the object does not match its schema, and it is too large to list every problem")
 
 
@@ -91,7 +91,7 @@ def test_a_recursive_reference_of_2019_09_is_counted_like_any_other() -> None:
         "type": "object",
         "properties": {"x": {"anyOf": [branch, branch, {"type": "string"}]}},
     }
-    [found] = compile_schema(schema).problems(nested(40, 1, "x"))
+    [found] = compile_schema(schema).list_problems(nested(40, 1, "x"))
     assert "too large to list every problem" in found
 
 
@@ -123,7 +123,7 @@ def test_a_definition_that_is_used_in_many_places_is_taken() -> None:
     schema = of(
         one, y=one, z={"items": one}, **{"$defs": {"colour": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}
     )
-    assert compile_schema(schema).problems({"x": None}) == []
+    assert compile_schema(schema).list_problems({"x": None}) == []
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ def test_branches_are_counted_wherever_a_reference_leads(reference: str) -> None
         "urn:example:other#/$defs/m": of(again, **{"$defs": {"o": {"$id": "urn:example:other", "$defs": {"m": n}}}}),
     }[reference]
     schema = compile_schema(place)
-    assert schema.problems(nested(40, "leaf")) == []
-    [found] = schema.problems(nested(40, 1))
+    assert schema.list_problems(nested(40, "leaf")) == []
+    [found] = schema.list_problems(nested(40, 1))
     assert "too large to list every problem" in found
 
 
@@ -172,13 +172,13 @@ def test_a_back_reference_is_refused_at_load(pattern: str) -> None:
 
 
 def test_a_backslash_before_a_digit_that_is_no_back_reference_is_taken() -> None:
-    assert compile_schema(of({"pattern": r"^\\1$"})).problems({"x": "\\1"}) == []
+    assert compile_schema(of({"pattern": r"^\\1$"})).list_problems({"x": "\\1"}) == []
 
 
 def test_hundreds_of_addresses_are_matched_by_a_pattern_that_looks_around() -> None:
     schema = compile_schema(of({"items": {"type": "string", "pattern": EMAIL}}))
-    assert schema.problems({"x": ["some.person.name@example.com"] * 500}) == []
-    assert schema.problems({"x": ["some.person.name@example.com", "no..one@example.com"]}) == [
+    assert schema.list_problems({"x": ["some.person.name@example.com"] * 500}) == []
+    assert schema.list_problems({"x": ["some.person.name@example.com", "no..one@example.com"]}) == [
         f"`x[1]`: expected text that matches the pattern {EMAIL[:200]!r}, got string of 19 characters"
     ]
 
@@ -194,7 +194,7 @@ def test_a_text_that_is_too_long_for_its_pattern_is_refused_and_named(pattern: s
         (of({"propertyNames": {"pattern": pattern}}), {"ab" * (length // 2): 1}),
         (of({"items": {"pattern": pattern}}), ["ab" * (length // 2)]),
     ):
-        [found] = compile_schema(schema).problems({"y": 1, "x": value} if "y" in schema["properties"] else {"x": value})
+        [found] = compile_schema(schema).list_problems({"y": 1, "x": value} if "y" in schema["properties"] else {"x": value})
         assert found.startswith("`x`: the ")
         assert "too large to check" in found
 
@@ -274,29 +274,29 @@ LARGE: dict[str, tuple[dict[str, Any], object]] = {
 @pytest.mark.parametrize("name", LARGE)
 def test_values_that_are_too_many_for_their_rules_are_refused_unchecked(name: str) -> None:
     schema, value = LARGE[name]
-    [found] = compile_schema(of(schema)).problems({"x": value})
+    [found] = compile_schema(of(schema)).list_problems({"x": value})
     assert found.startswith("`x`: the ")
     assert "too large to check" in found
 
 
 def test_values_that_no_rule_judges_are_not_counted() -> None:
-    assert compile_schema(of({})).problems({"x": [[1]] * 60_000}, parsed=True) == []
+    assert compile_schema(of({})).list_problems({"x": [[1]] * 60_000}, parsed=True) == []
 
 
 def test_more_arguments_than_any_tool_has_are_refused_together() -> None:
-    [found] = compile_schema({"type": "object"}).problems({f"k{n}": 1 for n in range(10_000)})
+    [found] = compile_schema({"type": "object"}).list_problems({f"k{n}": 1 for n in range(10_000)})
     assert found.startswith("too many arguments to check: 10,000")
 
 
 def test_each_argument_is_estimated_by_what_is_said_of_it() -> None:
     many = {f"p{n}": {"items": {"properties": {f"q{m}": {"type": "string"} for m in range(20)}}} for n in range(20)}
     rows = [{"q1": "a", "q2": "b"}] * 5_000
-    assert compile_schema({"type": "object", "properties": many}).problems({"p3": rows}) == []
+    assert compile_schema({"type": "object", "properties": many}).list_problems({"p3": rows}) == []
 
 
 def test_missing_arguments_are_named_though_others_are_too_much_to_list() -> None:
     schema = {**recursive(RECURSIVE["oneOf"]), "required": ["x", "z"]}
-    found = compile_schema(schema).problems(nested(40, 1))
+    found = compile_schema(schema).list_problems(nested(40, 1))
     assert found[0] == "`z` is missing (expected a value)"
     assert found[1].startswith("`x`: the object does not match its schema")
 
@@ -311,11 +311,11 @@ def test_an_estimate_is_a_bound_for_whatever_is_in_the_schema(seed: int) -> None
         made = compile_schema(schema)
     except InvalidSchema:
         return
-    effort = Effort(schema, {"^c": 1.0, "c$": 1.0})
+    effort = CheckEffort(schema, {"^c": 1.0, "c$": 1.0})
     for _ in range(3):
         arguments = {"x": _any_value(chance, chance.choice([3, 16, 60]))}
-        estimate = effort.of(arguments)
-        found = made.problems(arguments)
+        estimate = effort.estimate(arguments)
+        found = made.list_problems(arguments)
         if estimate.check > CHECK_BUDGET:
             assert "too large to check" in found[0]
         if estimate.listing <= LIST_BUDGET:

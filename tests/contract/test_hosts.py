@@ -14,8 +14,8 @@ from handrail.contract.text.hosts import (
     grant_covers,
     grants_address,
     host_matches,
-    read_host,
-    read_url,
+    parse_host,
+    parse_url,
 )
 
 LABELS = st.text("abcxyz019-_", min_size=1, max_size=12).filter(lambda label: label[0] != "-" and label[-1] != "-")
@@ -79,7 +79,7 @@ NO_HOSTS = [
 @pytest.mark.parametrize("text", NO_HOSTS)
 def test_what_two_readers_could_take_for_different_hosts_is_no_host(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        read_host(text)
+        parse_host(text)
     assert not host_matches("*", text)
     assert not grant_covers("*", text)
 
@@ -98,20 +98,20 @@ def test_what_two_readers_could_take_for_different_hosts_is_no_host(text: str) -
     ],
 )
 def test_a_host_has_one_canonical_form(text: str, canonical: str) -> None:
-    assert str(read_host(text)) == canonical
+    assert str(parse_host(text)) == canonical
 
 
 @given(NAMES, PORTS)
 def test_a_canonical_host_reads_as_itself(name: str, port: int) -> None:
-    host = read_host(f"{name.upper()}.:{port}")
+    host = parse_host(f"{name.upper()}.:{port}")
     assert str(host) == f"{name}:{port}"
-    assert read_host(str(host)) == host
+    assert parse_host(str(host)) == host
 
 
 @given(st.text(max_size=40))
 def test_no_text_breaks_the_reader_and_what_it_takes_is_plain(text: str) -> None:
     try:
-        host = read_host(text)
+        host = parse_host(text)
     except ValueError:
         return
     assert host.name.isascii()
@@ -122,8 +122,8 @@ def test_no_text_breaks_the_reader_and_what_it_takes_is_plain(text: str) -> None
 @given(st.ip_addresses())
 def test_every_address_is_read_as_that_address(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
     shown = f"[{address}]" if address.version == 6 else str(address)
-    assert read_host(shown).address == address
-    assert read_url(f"https://{shown}/").host.address == address
+    assert parse_host(shown).address == address
+    assert parse_url(f"https://{shown}/").host.address == address
 
 
 @pytest.mark.proves("K-09")
@@ -211,7 +211,7 @@ def test_a_host_pattern_that_can_match_is_none(pattern: str) -> None:
     ],
 )
 def test_a_url_is_taken_apart_in_one_way(url: str, scheme: str, host: str, target: str, authority: str) -> None:
-    read = read_url(url)
+    read = parse_url(url)
     assert (read.scheme, str(read.host), read.target, read.authority) == (scheme, host, target, authority)
 
 
@@ -241,14 +241,14 @@ def test_a_url_is_taken_apart_in_one_way(url: str, scheme: str, host: str, targe
 )
 def test_a_url_that_could_lead_elsewhere_is_none(url: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        read_url(url)
+        parse_url(url)
 
 
 @given(st.text(max_size=60))
 def test_no_text_breaks_the_reader_of_urls(text: str) -> None:
     for candidate in (text, f"https://{text}", f"http://example.org{text}"):
         try:
-            read = read_url(candidate)
+            read = parse_url(candidate)
         except ValueError:
             continue
         assert read.target.startswith("/")
@@ -259,7 +259,7 @@ def test_no_text_breaks_the_reader_of_urls(text: str) -> None:
 def test_a_plain_name_is_read_as_any_other(text: str) -> None:
     def reading(written: str) -> object:
         try:
-            return read_host(written)
+            return parse_host(written)
         except ValueError:
             return None
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.text.json import (
+from handrail.contract.text.json_text import (
     MAX_ARGUMENT_BYTES,
     MAX_ARGUMENT_DEPTH,
     MAX_ARGUMENT_VALUES,
-    ArgumentText,
+    InvalidJsonText,
     check_depth,
     fault_in_size,
     json_type,
@@ -24,7 +24,7 @@ from handrail.contract.text.json import (
 
 
 def refused(text: str | bytes) -> str:
-    with pytest.raises(ArgumentText) as caught:
+    with pytest.raises(InvalidJsonText) as caught:
         parse_arguments(text)
     return str(caught.value)
 
@@ -37,7 +37,7 @@ def test_empty_text_is_a_call_without_arguments(text: str | bytes) -> None:
 
 @pytest.mark.parametrize("text", ["", " "])
 def test_empty_text_is_no_object_elsewhere(text: str) -> None:
-    with pytest.raises(ArgumentText):
+    with pytest.raises(InvalidJsonText):
         parse_object(text)
 
 
@@ -139,7 +139,7 @@ def test_bytes_that_are_not_utf8_are_refused_with_the_place() -> None:
 
 
 def test_messages_name_their_subject() -> None:
-    with pytest.raises(ArgumentText, match=r"\Athe contents of x are nested deeper"):
+    with pytest.raises(InvalidJsonText, match=r"\Athe contents of x are nested deeper"):
         parse_object("[" * 99, what="the contents of x")
 
 
@@ -164,7 +164,7 @@ def test_every_json_object_is_read_as_it_was_written(value: dict[str, Any], asci
 def test_no_text_escapes_as_another_exception(text: str) -> None:
     try:
         value = parse_arguments(text)
-    except ArgumentText as error:
+    except InvalidJsonText as error:
         assert str(error).startswith("the arguments ")
     else:
         assert value == (json.loads(text) if text.strip() else {})
@@ -192,7 +192,7 @@ def test_arguments_of_more_values_than_a_call_may_carry_are_refused() -> None:
     whole = ",".join(["1"] * (MAX_ARGUMENT_VALUES - 2))
     assert len(parse_arguments(f'{{"a":[{whole}]}}')["a"]) == MAX_ARGUMENT_VALUES - 2
     for more in (f'{{"a":[{whole},1,1,1]}}', '{"a":[' + "{}," * MAX_ARGUMENT_VALUES + "1]}"):
-        with pytest.raises(ArgumentText, match="more than 20,000 values"):
+        with pytest.raises(InvalidJsonText, match="more than 20,000 values"):
             parse_arguments(more)
     given = {"a": [{"b": 1}] * (MAX_ARGUMENT_VALUES // 2)}
     assert "more than 20,000 values" in (fault_in_size(given) or "")
@@ -225,5 +225,5 @@ def test_a_text_is_as_deep_as_its_value(value: Any, limit: int) -> None:
     if depth(value) <= limit:
         check_depth(text, limit)
     else:
-        with pytest.raises(ArgumentText, match="nested deeper"):
+        with pytest.raises(InvalidJsonText, match="nested deeper"):
             check_depth(text, limit)

@@ -88,9 +88,9 @@ WHOLE: dict[str, Any] = {
 def faults(manifest: Any) -> dict[str, str]:
     with pytest.raises(LoadError) as caught:
         read_manifest(manifest, "tools/x.json")
-    assert all(fault.source == "tools/x.json" for fault in caught.value.faults)
-    assert len({fault.where for fault in caught.value.faults}) == len(caught.value.faults)
-    return {fault.where: fault.problem for fault in caught.value.faults}
+    assert all(fault.source == "tools/x.json" for fault in caught.value.diagnostics)
+    assert len({fault.location for fault in caught.value.diagnostics}) == len(caught.value.diagnostics)
+    return {fault.location: fault.problem for fault in caught.value.diagnostics}
 
 
 def changed(**runtime: Any) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def test_every_field_of_the_runtime_view_is_read() -> None:
     default = ToolSpec(id=spec.id, description=spec.description, parameters=spec.parameters)
     assert {name for name in WHOLE["runtime"] if getattr(spec, name) == getattr(default, name)} == {"mode"}
     assert spec.locks == (LockSpec("file:{path}", "S"), LockSpec("file:<path>", "X"))
-    assert spec.locks is not None and spec.locks[1].filled({"path": "a"}) == "file:a"
+    assert spec.locks is not None and spec.locks[1].fill({"path": "a"}) == "file:a"
     assert spec.config["region"].default == "eu"
     assert spec.build == ("make", "run")
 
@@ -314,8 +314,8 @@ def test_a_schema_that_cannot_be_used_is_a_fault_of_the_manifest(parameters: Any
 def test_text_that_is_no_strict_json_object_is_one_fault(text: str | bytes) -> None:
     with pytest.raises(LoadError) as caught:
         parse_manifest(text, "tools/x.json")
-    [fault] = caught.value.faults
-    assert (fault.source, fault.where) == ("tools/x.json", "")
+    [fault] = caught.value.diagnostics
+    assert (fault.source, fault.location) == ("tools/x.json", "")
 
 
 def test_a_manifest_made_in_code_must_be_json_too() -> None:
@@ -340,7 +340,7 @@ def test_any_value_anywhere_is_a_spec_or_faults_and_never_an_exception(place: tu
     try:
         spec = read_manifest(manifest, "x")
     except LoadError as error:
-        assert error.faults
+        assert error.diagnostics
     else:
         assert isinstance(spec, ToolSpec)
 

@@ -12,7 +12,7 @@ from handrail.contract.tool.names import (
     LOCKED_IDS,
     MAX_WIRE_NAME,
     fault_in_id,
-    nearest,
+    nearest_names,
     wire_name,
 )
 
@@ -61,11 +61,11 @@ def test_what_is_no_id_is_refused(tool_id: str) -> None:
 
 def test_the_nearest_names_come_first_and_are_few() -> None:
     known = ["read", "write", "edit", "web_search", "web_fetch", "tool_search"]
-    assert nearest("raed", known)[0] == "read"
-    assert nearest("web_serch", known)[0] == "web_search"
-    assert len(nearest("e", known)) <= 3
-    assert nearest("zzzzzzzz", known) == []
-    assert nearest("x" * 10_000_000, known) == []
+    assert nearest_names("raed", known)[0] == "read"
+    assert nearest_names("web_serch", known)[0] == "web_search"
+    assert len(nearest_names("e", known)) <= 3
+    assert nearest_names("zzzzzzzz", known) == []
+    assert nearest_names("x" * 10_000_000, known) == []
 
 
 def test_thirteen_ids_are_locked_and_need_no_translation() -> None:
@@ -75,5 +75,5 @@ def test_thirteen_ids_are_locked_and_need_no_translation() -> None:
 
 def test_the_nearest_of_very_many_long_names_is_found_in_bounded_work() -> None:
     known = [f"{'ab' * 100}{number}" for number in range(100_000)] + ["report-final.txt"]
-    assert nearest("reprot-final.txt", known) == ["report-final.txt"]
-    assert len(nearest("ab" * 500_000, known)) == 3
+    assert nearest_names("reprot-final.txt", known) == ["report-final.txt"]
+    assert len(nearest_names("ab" * 500_000, known)) == 3

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handrail.contract.text.neutral import Shown, found, may_have_any, neutralised, restored
+from handrail.contract.text.neutralisation import EscapedText, find_hidden, may_need_escaping, neutralise_text, restore_text
 
 pytestmark = pytest.mark.proves("O-04")
 PARTS = [
@@ -63,38 +63,38 @@ texts = st.lists(st.sampled_from(PARTS) | st.text(max_size=3), max_size=14).map(
 @settings(max_examples=3 * settings().max_examples)
 @given(texts)
 def test_spelling_out_twice_is_spelling_out_once(text: str) -> None:
-    shown = neutralised(text)
-    assert neutralised(shown) == shown
-    assert not found(shown)
+    shown = neutralise_text(text)
+    assert neutralise_text(shown) == shown
+    assert not find_hidden(shown)
 
 
 @settings(max_examples=3 * settings().max_examples)
 @given(texts)
 def test_nothing_is_lost(text: str) -> None:
-    if restored(text) == text:  # nothing in it has the form of an escape
-        assert restored(neutralised(text)) == text
+    if restore_text(text) == text:  # nothing in it has the form of an escape
+        assert restore_text(neutralise_text(text)) == text
 
 
 @settings(max_examples=3 * settings().max_examples)
 @given(texts)
 def test_the_quick_look_misses_nothing(text: str) -> None:
-    if neutralised(text) is not text:
+    if neutralise_text(text) is not text:
         for value in (text, [text], {text: 1}, {"a": {"b": text}}):
-            assert may_have_any(orjson.dumps(value))
+            assert may_need_escaping(orjson.dumps(value))
 
 
 @settings(max_examples=3 * settings().max_examples)
 @given(texts, st.data())
 def test_what_is_copied_from_what_was_shown_is_found_in_the_text(text: str, data: st.DataObject) -> None:
-    view = Shown(text)
-    assert view.shown == neutralised(text) and view.differs == (view.shown != text)
+    view = EscapedText(text)
+    assert view.shown == neutralise_text(text) and view.has_escapes == (view.shown != text)
     start = data.draw(st.integers(0, len(view.shown)))
     end = data.draw(st.integers(start, len(view.shown)))
-    span = view.span(start, end)
+    span = view.original_span(start, end)
     if span is not None:
         inner = text[span[0] : span[1]]
-        if restored(inner) == inner:
-            assert view.written(view.shown[start:end], *span) == inner
+        if restore_text(inner) == inner:
+            assert view.restore_edit(view.shown[start:end], *span) == inner
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_what_is_copied_from_what_was_shown_is_found_in_the_text(text: str, data
 def test_what_acts_hides_or_imitates_is_spelled_out(text: str, shown: str) -> None:
     """Sources: terminal escapes in tool output, Trojan Source, tag and variation-selector smuggling, chat-template
     tokens in files, ReAct text in web pages."""
-    assert neutralised(text) == shown
+    assert neutralise_text(text) == shown
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,8 @@ def test_what_acts_hides_or_imitates_is_spelled_out(text: str, shown: str) -> No
     ],
 )
 def test_ordinary_writing_stays_as_it_is(text: str) -> None:
-    assert neutralised(text) is text
+    assert neutralise_text(text) is text
 
 
 def test_the_quick_look_lets_ordinary_code_pass() -> None:
-    assert not may_have_any(orjson.dumps({"text": Path(bisect.__file__).read_text(), "n": [1, None, "a\nb\tc\r\n"]}))
+    assert not may_need_escaping(orjson.dumps({"text": Path(bisect.__file__).read_text(), "n": [1, None, "a\nb\tc\r\n"]}))

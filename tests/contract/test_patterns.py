@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from handrail.contract.text.patterns import (
     any_path_source,
-    escape,
+    escape_pattern,
     fault_in_pattern,
     has_wildcard,
     literal_prefix,
@@ -63,7 +63,7 @@ def reference_path(pattern: str, path: str) -> bool:
 @example("/a[b]*?/[!c]")
 @example("/[*]")
 def test_an_escaped_path_matches_itself_and_has_no_wildcard(path: str) -> None:
-    pattern = escape(path)
+    pattern = escape_pattern(path)
     assert path_regex(pattern, subtree=False).match(path)
     assert not has_wildcard(pattern)
     assert literal_prefix(pattern) == path
@@ -74,7 +74,7 @@ def test_an_escaped_path_matches_itself_and_has_no_wildcard(path: str) -> None:
 @example("/a*", "/ab")
 @example("/a[b]", "/ab")
 def test_an_escaped_path_matches_nothing_but_itself(path: str, other: str) -> None:
-    matched = path_regex(escape(path), subtree=False).match(other) is not None
+    matched = path_regex(escape_pattern(path), subtree=False).match(other) is not None
     assert matched == (path == other)
 
 
@@ -82,8 +82,8 @@ def test_an_escaped_path_matches_nothing_but_itself(path: str, other: str) -> No
 @example("a*", "ab")
 @example("[x]", "x")
 def test_an_escaped_text_matches_exactly_itself(text: str, other: str) -> None:
-    assert text_regex(escape(text)).match(text)
-    assert (text_regex(escape(text)).match(other) is not None) == (text == other)
+    assert text_regex(escape_pattern(text)).match(text)
+    assert (text_regex(escape_pattern(text)).match(other) is not None) == (text == other)
 
 
 @given(GLOBS, SHORT)

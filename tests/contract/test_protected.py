@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.protected.protected import (
-    is_key,
-    leads_on,
-    plain,
-    protected,
-    protection,
-    suspicious,
-    tool_protection,
+from handrail.contract.protected.path_protection import (
+    is_private_key,
+    depends_on_path,
+    fold_name,
+    is_protected,
+    find_protection,
+    is_suspicious,
+    find_tool_protection,
 )
 
 pytestmark = pytest.mark.proves("P-15")
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.proves("P-15")
     ],
 )
 def test_every_spelling_of_the_workspace_file_is_the_file(name: str) -> None:
-    assert protected(name)
+    assert is_protected(name)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_every_spelling_of_the_workspace_file_is_the_file(name: str) -> None:
     ["handrail.tom", "handrail.toml.bak", "my-handrail.toml", "src/handrail.toml", ".", "handrail", "handráil.toml2"],
 )
 def test_another_name_or_folder_is_not(name: str) -> None:
-    assert not protected(name)
+    assert not is_protected(name)
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_another_name_or_folder_is_not(name: str) -> None:
     ],
 )
 def test_what_makes_other_programs_run_something_is_protected(path: str, kind: str) -> None:
-    found = protection(path)
+    found = find_protection(path)
     assert found is not None and found.kind == kind
-    assert path in found.refusal(path) and "no rule can allow it" in found.refusal(path)
+    assert path in found.refusal_text(path) and "no rule can allow it" in found.refusal_text(path)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_what_makes_other_programs_run_something_is_protected(path: str, kind: s
     ],
 )
 def test_ordinary_paths_are_not(path: str) -> None:
-    assert protection(path) is None
+    assert find_protection(path) is None
 
 
 @pytest.mark.parametrize(
@@ -131,28 +131,28 @@ def test_ordinary_paths_are_not(path: str) -> None:
     ],
 )
 def test_file_tools_write_nothing_of_what_version_control_keeps(path: str) -> None:
-    found = tool_protection(path)
-    assert found is not None and not found.asks
-    assert "No tool can write it, and no rule can allow it" in found.refusal(path)
+    found = find_tool_protection(path)
+    assert found is not None and not found.requires_approval
+    assert "No tool can write it, and no rule can allow it" in found.refusal_text(path)
 
 
 @pytest.mark.parametrize("path", [".git/objects/ab/cd", ".git/index", ".git/HEAD", ".hg/store/x", ".svn/wc.db"])
 def test_programs_of_version_control_keep_their_state(path: str) -> None:
-    assert protection(path) is None
+    assert find_protection(path) is None
 
 
 @pytest.mark.parametrize(
     "path", ["id_rsa", "a/ID_ED25519", ".ssh/work", ".ssh/x/key", ".gnupg/private-keys-v1.d/A.key"]
 )
 def test_private_keys_are_not_read(path: str) -> None:
-    assert is_key(path)
+    assert is_private_key(path)
 
 
 @pytest.mark.parametrize(
     "path", [".ssh/config", ".ssh/known_hosts", ".ssh/id_rsa.pub", ".gnupg/pubring.kbx", ".bashrc"]
 )
 def test_public_keys_and_settings_may_be(path: str) -> None:
-    assert not is_key(path)
+    assert not is_private_key(path)
 
 
 _PIECES = [
@@ -189,17 +189,17 @@ _NAME = st.one_of(
 def test_a_walk_by_single_names_finds_what_the_whole_path_says(names: list[str]) -> None:
     """A walk looks at whole paths only where one name gives reason to: that must never miss any."""
     path = "/".join(names)
-    if protection(path) is not None:
-        reason = [suspicious(name) for name in names] + [leads_on(name) for name in names[:-1]]
+    if find_protection(path) is not None:
+        reason = [is_suspicious(name) for name in names] + [depends_on_path(name) for name in names[:-1]]
         assert any(reason)
 
 
 @given(st.lists(_NAME, min_size=1, max_size=4))
 def test_what_lies_in_a_protected_folder_is_protected_and_spelling_does_not_matter(names: list[str]) -> None:
     path = "/".join(names)
-    found = protection(path)
-    if found is not None and plain(names[-1]) != ".git" and path != "handrail.toml" and len(names) > 1:
-        below = protection(f"{path}/x/y")
-        assert below is not None and (found.asks or not below.asks)
+    found = find_protection(path)
+    if found is not None and fold_name(names[-1]) != ".git" and path != "handrail.toml" and len(names) > 1:
+        below = find_protection(f"{path}/x/y")
+        assert below is not None and (found.requires_approval or not below.requires_approval)
     spelled = "/".join(name.swapcase() if name.isascii() else name for name in names)
-    assert protection(spelled) == found
+    assert find_protection(spelled) == found

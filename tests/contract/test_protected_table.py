@@ -8,9 +8,9 @@ import pytest
 from tests import protected_names
 from tests.contract import protected_lists as lists
 
-from handrail.contract.protected.ask import ASK, FREE
-from handrail.contract.protected.never import NEVER, WHAT, Row
-from handrail.contract.protected.protected import leads_on, plain, protection, suspicious, tool_protection
+from handrail.contract.protected.approval_required import APPROVAL_REQUIRED, UNPROTECTED
+from handrail.contract.protected.never_written import NEVER_WRITTEN, KIND_DESCRIPTIONS, ProtectedNames
+from handrail.contract.protected.path_protection import depends_on_path, fold_name, find_protection, is_suspicious, find_tool_protection
 
 pytestmark = pytest.mark.proves("P-15")
 
@@ -25,32 +25,32 @@ _ASK = [*lists.AGENTS_ASK.split(), *lists.ENTERING_ASK.split(), *lists.HOOKS_ASK
 
 
 def answer(path: str) -> str:
-    found = tool_protection(path)
-    return "free" if found is None else "ask" if found.asks else "never"
+    found = find_tool_protection(path)
+    return "free" if found is None else "ask" if found.requires_approval else "never"
 
 
-def examples(rows: tuple[Row, ...]) -> list[str]:
+def examples(rows: tuple[ProtectedNames, ...]) -> list[str]:
     return [name.replace("*", "zz") for row in rows for name in row.names.split()]
 
 
 def test_each_row_has_names_a_program_and_a_source() -> None:
-    for row in (*NEVER, *ASK, *FREE):
+    for row in (*NEVER_WRITTEN, *APPROVAL_REQUIRED, *UNPROTECTED):
         assert row.program and row.names.split() and len(row.source) > 8, row
-        assert row.kind in WHAT or row.kind == "free"
-    assert all(not protection(name).asks for name in examples(NEVER))  # type: ignore[union-attr]
+        assert row.kind in KIND_DESCRIPTIONS or row.kind == "free"
+    assert all(not find_protection(name).requires_approval for name in examples(NEVER_WRITTEN))  # type: ignore[union-attr]
 
 
 def test_names_are_written_as_they_are_compared_and_once() -> None:
-    counted = Counter(name for row in (*NEVER, *ASK, *FREE) for name in row.names.split())
+    counted = Counter(name for row in (*NEVER_WRITTEN, *APPROVAL_REQUIRED, *UNPROTECTED) for name in row.names.split())
     assert [name for name, count in counted.items() if count > 1] == []
     for name in counted:
         assert name.count("*") <= 1 and "*" not in name.rpartition("/")[0], name
         written = name.replace("*", "zz")
-        assert [plain(part) for part in written.split("/")] == written.split("/"), name
+        assert [fold_name(part) for part in written.split("/")] == written.split("/"), name
 
 
-@pytest.mark.parametrize(("rows", "wanted"), [(NEVER, "never"), (ASK, "ask"), (FREE, "free")])
-def test_each_row_holds_at_any_depth_beneath_it_and_in_any_spelling(rows: tuple[Row, ...], wanted: str) -> None:
+@pytest.mark.parametrize(("rows", "wanted"), [(NEVER_WRITTEN, "never"), (APPROVAL_REQUIRED, "ask"), (UNPROTECTED, "free")])
+def test_each_row_holds_at_any_depth_beneath_it_and_in_any_spelling(rows: tuple[ProtectedNames, ...], wanted: str) -> None:
     for name in examples(rows):
         for path in (name, f"a/b/{name}", name.upper(), f"{name}. ", f"{name}::$DATA", f"{name[:1]}\u200b{name[1:]}"):
             assert answer(path) == wanted, path
@@ -59,8 +59,8 @@ def test_each_row_holds_at_any_depth_beneath_it_and_in_any_spelling(rows: tuple[
 
 
 def test_a_walk_looks_at_each_row() -> None:
-    for name in examples((*NEVER, *ASK)):
-        assert any(map(suspicious, name.split("/"))) or any(map(leads_on, name.split("/")[:-1])), name
+    for name in examples((*NEVER_WRITTEN, *APPROVAL_REQUIRED)):
+        assert any(map(is_suspicious, name.split("/"))) or any(map(depends_on_path, name.split("/")[:-1])), name
 
 
 @pytest.mark.parametrize("path", _NEVER)
@@ -87,8 +87,8 @@ def test_the_strictest_of_the_names_in_a_path_counts(path: str) -> None:
 
 def test_programs_are_held_to_the_strictest_of_the_names_in_a_path() -> None:
     for path in (".github/workflows/AGENTS.md", ".storybook/CLAUDE.md", ".terraform/.npmrc"):
-        found = protection(path)
-        assert found is not None and found.asks and found.held
+        found = find_protection(path)
+        assert found is not None and found.requires_approval and found.applies_to_programs
 
 
 def test_the_page_of_names_is_that_of_the_tables() -> None:

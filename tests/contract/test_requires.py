@@ -11,21 +11,21 @@ from handrail.contract.tool.requires import (
     AnyArgument,
     CapabilitySet,
     FsRequires,
-    Layer,
+    CapabilityLayer,
     NetRequires,
     PrefixArgument,
     Requires,
     ShellRequires,
-    Variables,
-    expand,
-    union,
+    PathVariables,
+    expand_requires,
+    union_of_layers,
 )
 
-WORKSPACE = Variables(workspace=("/ws",))
+WORKSPACE = PathVariables(workspace=("/ws",))
 
 
-def layer(*patterns: str, owner: str = "tool", variables: Variables = WORKSPACE) -> Layer:
-    return expand(Requires(fs=FsRequires(read=patterns)), variables, owner)
+def layer(*patterns: str, owner: str = "tool", variables: PathVariables = WORKSPACE) -> CapabilityLayer:
+    return expand_requires(Requires(fs=FsRequires(read=patterns)), variables, owner)
 
 
 @pytest.mark.proves("K-09")
@@ -52,7 +52,7 @@ def test_a_pattern_is_relative_to_the_workspace_and_covers_whole_parts(
 
 @pytest.mark.proves("K-09")
 def test_a_variable_stands_for_every_one_of_its_folders() -> None:
-    both = CapabilitySet((layer("{workspace}/src", variables=Variables(workspace=("/a", "/b"))),))
+    both = CapabilitySet((layer("{workspace}/src", variables=PathVariables(workspace=("/a", "/b"))),))
     assert both.allows("fs.read", "/a/src/x")
     assert both.allows("fs.read", "/b/src/x")
     assert not both.allows("fs.read", "/c/src/x")
@@ -60,10 +60,10 @@ def test_a_variable_stands_for_every_one_of_its_folders() -> None:
 
 @pytest.mark.proves("K-09")
 def test_an_empty_variable_closes_its_scope() -> None:
-    closed = layer("{ad-hoc}", "{user-data}/x", "src", variables=Variables())
+    closed = layer("{ad-hoc}", "{user-data}/x", "src", variables=PathVariables())
     assert closed.fs_read == ()
     assert not CapabilitySet((closed,)).allows("fs.read", "/x")
-    assert not CapabilitySet((closed,)).uses("fs.read")
+    assert not CapabilitySet((closed,)).may_use("fs.read")
 
 
 @pytest.mark.proves("K-09")
@@ -82,17 +82,17 @@ def test_an_empty_variable_closes_its_scope() -> None:
 )
 def test_a_pattern_that_cannot_be_is_a_fault_and_opens_nothing(pattern: str, word: str) -> None:
     requires = Requires(fs=FsRequires(write=(pattern,)))
-    (place, problem), *_ = requires.faults()
+    (place, problem), *_ = requires.find_faults()
     assert place == "requires.fs.write[0]"
     assert word in problem
-    assert expand(requires, WORKSPACE, "tool").fs_write == ()
+    assert expand_requires(requires, WORKSPACE, "tool").fs_write == ()
 
 
 @pytest.mark.proves("K-09")
 def test_unknown_capabilities_and_hosts_that_never_match_are_faults() -> None:
     requires = Requires(capabilities=("ask", "fly"), net=NetRequires(hosts=("https://x.org", "x.org")))
-    assert [place for place, _ in requires.faults()] == ["requires.net.hosts[0]", "requires.capabilities[1]"]
-    assert "fly" in requires.faults()[1][1]
+    assert [place for place, _ in requires.find_faults()] == ["requires.net.hosts[0]", "requires.capabilities[1]"]
+    assert "fly" in requires.find_faults()[1][1]
 
 
 def test_unknown_keys_are_refused() -> None:
@@ -123,27 +123,27 @@ def test_shell_arguments_match_the_whole_argv(
     args: tuple[str | AnyArgument | PrefixArgument, ...] | None, argv: tuple[str, ...], allowed: bool
 ) -> None:
     requires = Requires.model_validate({"shell": [{"cmd": "git"} | ({} if args is None else {"args": args})]})
-    assert CapabilitySet((expand(requires, WORKSPACE, "tool"),)).allows("shell.run", argv) is allowed
+    assert CapabilitySet((expand_requires(requires, WORKSPACE, "tool"),)).allows("shell.run", argv) is allowed
 
 
 def test_any_program_is_a_star_by_itself() -> None:
     requires = Requires(shell=(ShellRequires(cmd="*"),))
-    assert CapabilitySet((expand(requires, WORKSPACE, "tool"),)).allows("shell.run", ("anything", "at", "all"))
+    assert CapabilitySet((expand_requires(requires, WORKSPACE, "tool"),)).allows("shell.run", ("anything", "at", "all"))
 
 
 @pytest.mark.proves("K-10")
 def test_no_layer_at_all_allows_nothing() -> None:
     nothing = CapabilitySet()
     assert not nothing.allows("fs.read", "/ws/a")
-    assert not nothing.has("ask")
-    assert not nothing.uses("net.fetch")
-    assert nothing.folders("fs.read") == ()
+    assert not nothing.has_capability("ask")
+    assert not nothing.may_use("net.fetch")
+    assert nothing.covering_folders("fs.read") == ()
 
 
 @pytest.mark.proves("K-10")
 def test_layers_without_a_common_host_allow_no_host_rather_than_every_host() -> None:
-    one = expand(Requires(net=NetRequires(hosts=("a.org",))), WORKSPACE, "tool")
-    other = expand(Requires(net=NetRequires(hosts=("b.org",))), WORKSPACE, "agent")
+    one = expand_requires(Requires(net=NetRequires(hosts=("a.org",))), WORKSPACE, "tool")
+    other = expand_requires(Requires(net=NetRequires(hosts=("b.org",))), WORKSPACE, "agent")
     both = CapabilitySet((one, other))
     assert not both.allows("net.fetch", "a.org")
     assert not both.allows("net.fetch", "b.org")
@@ -155,16 +155,16 @@ def test_layers_without_a_common_host_allow_no_host_rather_than_every_host() -> 
 
 @pytest.mark.proves("K-10")
 def test_a_named_capability_needs_every_layer() -> None:
-    one = expand(Requires(capabilities=("ask", "state")), WORKSPACE, "tool")
-    other = expand(Requires(capabilities=("ask",)), WORKSPACE, "agent")
-    assert CapabilitySet((one, other)).has("ask")
-    assert not CapabilitySet((one, other)).has("state")
+    one = expand_requires(Requires(capabilities=("ask", "state")), WORKSPACE, "tool")
+    other = expand_requires(Requires(capabilities=("ask",)), WORKSPACE, "agent")
+    assert CapabilitySet((one, other)).has_capability("ask")
+    assert not CapabilitySet((one, other)).has_capability("state")
 
 
 def test_folders_are_those_that_every_layer_reaches() -> None:
     wide, narrow = layer("{workspace}/**", "/etc/ssl"), layer("{workspace}/src/**", "{workspace}/docs")
-    assert CapabilitySet((wide, narrow)).folders("fs.read") == ("/ws/docs", "/ws/src")
-    assert CapabilitySet((wide, layer("/opt"))).folders("fs.read") == ()
+    assert CapabilitySet((wide, narrow)).covering_folders("fs.read") == ("/ws/docs", "/ws/src")
+    assert CapabilitySet((wide, layer("/opt"))).covering_folders("fs.read") == ()
 
 
 PATTERNS = st.lists(
@@ -178,16 +178,16 @@ TARGETS = st.sampled_from(
 
 @pytest.mark.proves("K-10", "P-01")
 @given(st.lists(LAYERS, max_size=4), LAYERS, TARGETS)
-def test_a_further_layer_never_widens(layers: list[Layer], more: Layer, target: str) -> None:
+def test_a_further_layer_never_widens(layers: list[CapabilityLayer], more: CapabilityLayer, target: str) -> None:
     before = CapabilitySet(tuple(layers))
-    if layers and before.narrowed(more).allows("fs.read", target):
+    if layers and before.narrow(more).allows("fs.read", target):
         assert before.allows("fs.read", target)
 
 
 @pytest.mark.proves("K-10")
 @given(LAYERS, LAYERS, TARGETS)
-def test_a_union_allows_what_either_allows_and_no_more(one: Layer, other: Layer, target: str) -> None:
-    whole = CapabilitySet((union("agent", [one, other]),))
+def test_a_union_allows_what_either_allows_and_no_more(one: CapabilityLayer, other: CapabilityLayer, target: str) -> None:
+    whole = CapabilitySet((union_of_layers("agent", [one, other]),))
     either = CapabilitySet((one,)).allows("fs.read", target) or CapabilitySet((other,)).allows("fs.read", target)
     assert whole.allows("fs.read", target) is either
 
@@ -195,14 +195,14 @@ def test_a_union_allows_what_either_allows_and_no_more(one: Layer, other: Layer,
 @given(st.text(max_size=20))
 def test_expanding_never_raises_and_a_faulty_pattern_opens_nothing(pattern: str) -> None:
     requires = Requires(fs=FsRequires(read=(pattern,)))
-    expanded = expand(requires, WORKSPACE, "tool")
-    if requires.faults():
+    expanded = expand_requires(requires, WORKSPACE, "tool")
+    if requires.find_faults():
         assert expanded.fs_read == ()
 
 
 def test_a_further_folder_to_read_is_the_workspace_for_reading_only() -> None:
     both = Requires(fs=FsRequires(read=("{workspace}", "docs"), write=("{workspace}", "docs")))
-    expanded = expand(both, Variables(workspace=("/ws",), readable=("/specs",)), "tool")
+    expanded = expand_requires(both, PathVariables(workspace=("/ws",), readable=("/specs",)), "tool")
     assert expanded.fs_read == ("/ws", "/specs", "/ws/docs", "/specs/docs")
     assert expanded.fs_write == ("/ws", "/ws/docs")
 
@@ -222,6 +222,6 @@ HOSTS = st.sampled_from(["a.org", "a.org:80", "a.org:81", "b.a.org:5", "b.org", 
 def test_what_is_put_together_for_quick_answers_says_the_same(
     layers: list[tuple[set[str], set[str]]], path: str, host: str
 ) -> None:
-    whole = CapabilitySet(tuple(Layer("one", tuple(paths), hosts=tuple(hosts)) for paths, hosts in layers))
-    assert bool(whole.test("fs.read")(path)) == whole.allows("fs.read", path)
-    assert bool(whole.test("net.fetch")(host)) == whole.allows("net.fetch", host)
+    whole = CapabilitySet(tuple(CapabilityLayer("one", tuple(paths), hosts=tuple(hosts)) for paths, hosts in layers))
+    assert bool(whole.make_test("fs.read")(path)) == whole.allows("fs.read", path)
+    assert bool(whole.make_test("net.fetch")(host)) == whole.allows("net.fetch", host)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from handrail.contract.call import Result
-from handrail.contract.errors import ERROR_KINDS, Fault, LoadError, ToolError
+from handrail.contract.errors import ERROR_KINDS, Diagnostic, LoadError, ToolError
 
 
 @pytest.mark.proves("K-07")
@@ -43,12 +43,12 @@ def test_an_error_carries_its_kind_and_data_only_where_there_is_some() -> None:
         "error_text": "too much",
         "metadata": {"error_kind": "limit"},
     }
-    assert Result.of(ToolError("no", kind="conflict", data=[1])).to_dict()["data"] == [1]
+    assert Result.from_error(ToolError("no", kind="conflict", data=[1])).to_dict()["data"] == [1]
     assert Result.output(1).with_metadata(duration_ms=2).metadata == {"duration_ms": 2}
 
 
 @pytest.mark.proves("R-01")
 def test_a_load_error_lists_every_fault_with_its_place() -> None:
-    error = LoadError([Fault("a.json", "runtime.locks[0]", "is bad"), Fault("b.json", "", "is gone")])
+    error = LoadError([Diagnostic("a.json", "runtime.locks[0]", "is bad"), Diagnostic("b.json", "", "is gone")])
     assert str(error) == "2 faults:\n  - a.json: runtime.locks[0]: is bad\n  - b.json: is gone"
-    assert str(LoadError([Fault("a", "", "x")])).startswith("1 fault:")
+    assert str(LoadError([Diagnostic("a", "", "x")])).startswith("1 fault:")

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.schema.schema import (
+from handrail.contract.schema.validation import (
     _ELSEWHERE,  # pyright: ignore[reportPrivateUsage] - the names in it are checked
     MAX_PROBLEMS,
     InvalidSchema,
     compile_schema,
-    path_text,
+    format_path,
 )
 from handrail.contract.tool.tool import Tool
 from handrail.tools import BUILTINS
-from handrail.tools.files.files import Edit, Write
-from handrail.tools.files.reading import Grep
-from handrail.tools.jobs import ReadJob
-from handrail.tools.shell import Bash, TerminalSend
+from handrail.tools.files.editing_tools import EditTool, WriteTool
+from handrail.tools.files.file_queries import GrepTool
+from handrail.tools.jobs import ReadJobTool
+from handrail.tools.shell import BashTool, TerminalSendTool
 
 TRANSFER: dict[str, Any] = {
     "type": "object",
@@ -40,7 +40,7 @@ TRANSFER: dict[str, Any] = {
 
 
 def problems(schema: dict[str, Any], arguments: dict[str, Any]) -> list[str]:
-    return compile_schema(schema).problems(arguments)
+    return compile_schema(schema).list_problems(arguments)
 
 
 @pytest.mark.proves("K-05")
@@ -54,12 +54,12 @@ def test_all_errors_are_named_at_once_with_path_type_and_what_was_expected() -> 
         TRANSFER, {"source": 7, "mode": "soon", "lines": [{"name": 1}, {"nam": "x"}], "amuont": 3, "weird key": 1}
     )
     assert set(found) == {
-        "`amount` is missing (expected number)",
+        "`format_bytes` is missing (expected number)",
         "`source`: expected string, got integer",
         "`mode`: expected one of 'now', 'later', got string of 4 characters",
         "`lines[0].name`: expected string, got integer",
         "unknown argument `lines[1].nam` (did you mean `name`?)",
-        "unknown argument `amuont` (did you mean `amount`?)",
+        "unknown argument `amuont` (did you mean `format_bytes`?)",
         "unknown argument `['weird key']` (available: source, amount, mode, lines)",
     }
 
@@ -115,16 +115,16 @@ def test_an_unknown_argument_is_taken_only_where_the_schema_says_so() -> None:
 @pytest.mark.parametrize(
     ("tool", "name", "meant"),
     [
-        (Edit, "old_string", "old"),
-        (Edit, "newString", "new"),
-        (Edit, "file_path", "path"),
-        (Write, "text", "content"),
-        (Bash, "cmd", "command"),
-        (Bash, "timeout", "timeout_ms"),
-        (Bash, "run_in_background", "background"),
-        (Grep, "regex", "pattern"),
-        (ReadJob, "bash_id", "job_id"),
-        (TerminalSend, "chars", "text"),
+        (EditTool, "old_string", "old"),
+        (EditTool, "newString", "new"),
+        (EditTool, "file_path", "path"),
+        (WriteTool, "text", "content"),
+        (BashTool, "cmd", "command"),
+        (BashTool, "timeout", "timeout_ms"),
+        (BashTool, "run_in_background", "background"),
+        (GrepTool, "regex", "pattern"),
+        (ReadJobTool, "bash_id", "job_id"),
+        (TerminalSendTool, "chars", "text"),
     ],
 )
 def test_an_argument_by_its_name_in_other_agents_is_unknown_and_ours_is_suggested(
@@ -262,19 +262,19 @@ def test_an_integer_written_with_a_point_is_an_integer(name: str, given: Any, be
     schema = compile_schema(WITH_PARTS)
     arguments = {name: given, "own": 7} if name != "own" else {name: given}
     before = repr(arguments)
-    assert schema.problems(arguments) == []
-    found = schema.whole(arguments)
+    assert schema.list_problems(arguments) == []
+    found = schema.coerce_integers(arguments)
     assert repr(found[name]) == repr(becomes) and repr(arguments) == before
 
 
 def test_arguments_that_are_as_they_should_be_stay_the_very_object() -> None:
     arguments = {"own": 1, "number": 1.0, "many": [1], "nested": {"n": 1, "more": 0.5}}
-    assert compile_schema(WITH_PARTS).whole(arguments) is arguments
+    assert compile_schema(WITH_PARTS).coerce_integers(arguments) is arguments
 
 
 def test_integers_that_are_asked_for_beside_the_properties_are_found() -> None:
     schema = compile_schema({"type": "object", "additionalProperties": {"type": "array", "items": INTEGER}})
-    assert repr(schema.whole({"any": [1.0]})) == repr({"any": [1]})
+    assert repr(schema.coerce_integers({"any": [1.0]})) == repr({"any": [1]})
 
 
 @pytest.mark.proves("K-06")
@@ -351,20 +351,20 @@ def test_a_schema_that_is_deep_or_holds_itself_is_refused() -> None:
 def test_a_schema_of_many_parts_is_not_taken_for_a_deep_one() -> None:
     wide = {"type": "object", "properties": {f"a{n}": {"type": "string"} for n in range(200)}, "title": "[" * 200}
     for schema in (wide, MappingProxyType(wide)):
-        assert compile_schema(schema).problems({"a7": "x"}) == []
+        assert compile_schema(schema).list_problems({"a7": "x"}) == []
 
 
 @pytest.mark.proves("K-06")
 @pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|aa)+$", "^(a|a)*$", "(x+x+)+y", "^(([a-z])+.)+[A-Z]([a-z])+$"])
 def test_a_pattern_that_explodes_elsewhere_is_linear_here(pattern: str) -> None:
     schema = compile_schema({"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}})
-    assert len(schema.problems({"a": "a" * 200_000 + "!"})) == 1
+    assert len(schema.list_problems({"a": "a" * 200_000 + "!"})) == 1
 
 
 @pytest.mark.proves("K-06")
 def test_a_pattern_that_cannot_be_linear_stops_after_a_bound() -> None:
     schema = compile_schema({"type": "object", "properties": {"a": {"pattern": "(?=(a|b)*$)((?!x)a|b|ab)*z"}}})
-    assert schema.problems({"a": "ab" * 500}) == [
+    assert schema.list_problems({"a": "ab" * 500}) == [
         "`a`: the string takes too long to match against its pattern; send a simpler one"
     ]
 
@@ -374,8 +374,8 @@ def test_a_recursive_schema_checks_recursive_arguments() -> None:
     schema = compile_schema(
         {"type": "object", "properties": {"child": {"$ref": "#"}, "n": {"type": "integer"}}, "required": ["n"]}
     )
-    assert schema.problems({"n": 1, "child": {"n": 2}}) == []
-    assert schema.problems({"n": 1, "child": {"n": "2"}}) == ["`child.n`: expected integer, got string of 1 characters"]
+    assert schema.list_problems({"n": 1, "child": {"n": 2}}) == []
+    assert schema.list_problems({"n": 1, "child": {"n": "2"}}) == ["`child.n`: expected integer, got string of 1 characters"]
 
 
 @pytest.mark.proves("K-06")
@@ -388,7 +388,7 @@ def test_objects_handed_in_by_a_program_may_not_be_deeper_than_text(levels: int)
         inner = inner["a"]
     schema = compile_schema({"type": "object", "properties": {"a": {"$ref": "#"}}})
     try:
-        [found] = schema.problems(deep)
+        [found] = schema.list_problems(deep)
         assert "deeper than 64 levels" in found
     finally:
         while deep:  # one level at a time: the interpreter would recurse
@@ -415,14 +415,14 @@ def test_values_that_share_a_part_are_checked_like_any_other() -> None:
 
 def test_the_list_of_problems_is_bounded_and_says_so() -> None:
     schema = compile_schema({"type": "object", "properties": {"a": {"items": {"type": "string"}}}})
-    found = schema.problems({"a": list(range(500))})
+    found = schema.list_problems({"a": list(range(500))})
     assert len(found) == MAX_PROBLEMS + 1
     assert found[-1] == f"{500 - MAX_PROBLEMS} more problems"
 
 
 def test_of_very_many_values_the_argument_that_does_not_fit_is_named_and_no_more() -> None:
     schema = compile_schema({"type": "object", "properties": {"a": {"items": {"type": "string"}}, "b": {}}})
-    assert schema.problems({"a": [1] * 40_000, "b": [1] * 40_000}) == [
+    assert schema.list_problems({"a": [1] * 40_000, "b": [1] * 40_000}) == [
         "`a`: the array of 40000 items does not match its schema, and it is too large to list every problem; "
         "send it in smaller parts"
     ]
@@ -449,7 +449,7 @@ def test_the_dialect_a_schema_names_is_honoured(dialect: str) -> None:
 
 @given(st.lists(st.one_of(st.integers(0, 9), st.text(max_size=100)), max_size=5))
 def test_a_path_is_always_one_printable_line(path: list[int | str]) -> None:
-    assert path_text(path).isprintable()
+    assert format_path(path).isprintable()
 
 
 json_values = st.recursive(

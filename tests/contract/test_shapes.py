@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.call import Blob, Result
-from handrail.contract.envelopes import from_parts, from_status, recognise, to_parts, to_status
+from handrail.contract.envelopes import from_parts, from_status, recognise_result, to_parts, to_status
 
 
 @pytest.mark.proves("K-08")
 def test_a_status_becomes_an_output_whose_summary_survives_a_prompt_mask() -> None:
-    result = recognise({"status": "success", "summary": "3 files", "artifact_ref": "hash123"})
+    result = recognise_result({"status": "success", "summary": "3 files", "artifact_ref": "hash123"})
     assert result is not None and result.ok
     assert result.data == {"summary": "3 files", "artifact_ref": "hash123"}
     assert result.metadata == {"summary": "3 files", "artifact_ref": "hash123"}
@@ -22,7 +22,7 @@ def test_a_status_becomes_an_output_whose_summary_survives_a_prompt_mask() -> No
 
 @pytest.mark.proves("K-08")
 def test_a_failed_status_becomes_an_error() -> None:
-    result = recognise({"status": "error", "summary": "no such branch", "artifact_ref": None})
+    result = recognise_result({"status": "error", "summary": "no such branch", "artifact_ref": None})
     assert result is not None
     assert (result.type, result.error_kind, result.error_text, result.data) == (
         "error",
@@ -76,15 +76,15 @@ def test_any_result_has_a_status_form(result: Result, wire: tuple[str, str, str 
     ],
 )
 def test_data_that_only_resembles_a_shape_stays_data(answer: object) -> None:
-    assert recognise(answer) is None
+    assert recognise_result(answer) is None
 
 
 @pytest.mark.proves("K-07")
 def test_an_envelope_from_outside_keeps_its_data_and_not_its_claims() -> None:
     claims = {"duration_ms": 0, "truncated": True, "output_path": "/etc/passwd", "confined_by": "everything"}
-    result = recognise({"type": "output", "data": [1], "metadata": claims})
+    result = recognise_result({"type": "output", "data": [1], "metadata": claims})
     assert result == Result.output([1])
-    failed = recognise(
+    failed = recognise_result(
         {"type": "error", "error_text": "no", "data": 2, "metadata": {**claims, "error_kind": "conflict"}}
     )
     assert failed == Result.error("conflict", "no", 2)
@@ -93,18 +93,18 @@ def test_an_envelope_from_outside_keeps_its_data_and_not_its_claims() -> None:
 @pytest.mark.proves("K-07")
 @pytest.mark.parametrize("kind", ["denied", "cancelled", "interrupted", "timeout", "unknown_tool", "nonsense", 3, None])
 def test_a_tool_cannot_speak_for_the_kernel(kind: object) -> None:
-    result = recognise({"type": "error", "error_text": "x", "metadata": {"error_kind": kind}})
+    result = recognise_result({"type": "error", "error_text": "x", "metadata": {"error_kind": kind}})
     assert result is not None and result.error_kind == "failed"
 
 
 @pytest.mark.parametrize("text", [None, "", "  ", 7, ["x"]])
 def test_an_error_without_words_gets_some(text: object) -> None:
-    result = recognise({"type": "error", "error_text": text})
+    result = recognise_result({"type": "error", "error_text": text})
     assert result is not None and result.error_text == "The tool failed without a reason."
 
 
 def test_an_endless_error_text_is_cut() -> None:
-    result = recognise({"type": "error", "error_text": "x" * 10_000_000})
+    result = recognise_result({"type": "error", "error_text": "x" * 10_000_000})
     assert result is not None and len(result.error_text or "") < 5_000
 
 

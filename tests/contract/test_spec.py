@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.tool.requires import Requires
-from handrail.contract.tool.spec import ConfigKey, LockSpec, ToolSpec, faults_in, inferred_targets
+from handrail.contract.tool.spec import ConfigKey, LockSpec, ToolSpec, find_spec_faults, inferred_targets
 
 READ = ToolSpec(
     id="notes.read",
@@ -65,7 +65,7 @@ def test_what_is_no_lock_is_refused_with_an_example(text: str) -> None:
 @given(st.text(alphabet="a{}<>/.:"), st.text(max_size=5))
 def test_templates_take_any_argument_text_as_it_is(template: str, value: str) -> None:
     lock = LockSpec(f"file:{{path}}/<path>/{template}", "S")
-    assert lock.filled({"path": value}).startswith(f"file:{value}/{value}/")
+    assert lock.fill({"path": value}).startswith(f"file:{value}/{value}/")
     assert lock.arguments[:2] == ("path", "path")
 
 
@@ -97,11 +97,11 @@ def test_what_people_do_not_see_is_found_wherever_a_model_reads_it(hidden: str) 
         {"parameters": {"type": "object", "properties": {f"a{hidden}b": {}}}},
         {"parameters": {"type": "object", "properties": {"a": {"enum": ["b", f"{hidden}c"]}}}},
     ]
-    assert all("people do not see" in str(faults_in(replace(READ, **one))) for one in texts)
+    assert all("people do not see" in str(find_spec_faults(replace(READ, **one))) for one in texts)
 
 
 def test_what_is_written_like_a_control_or_ends_a_line_is_seen() -> None:
-    assert faults_in(replace(READ, description='two "lines"\r\n\tand \\u0000, \\b, \\f, über')) == []
+    assert find_spec_faults(replace(READ, description='two "lines"\r\n\tand \\u0000, \\b, \\f, über')) == []
 
 
 @pytest.mark.proves("R-01")
@@ -118,7 +118,7 @@ def test_faults_of_a_spec_are_found_all_together() -> None:
         **misspelt,
         requires=Requires.model_validate({"fs": {"read": ["{home}"]}, "capabilities": ["ask", "fly"]}),
     )
-    places = {place for place, _ in faults_in(spec)}
+    places = {place for place, _ in find_spec_faults(spec)}
     assert places == {
         "llm.name",
         "llm.description",
@@ -135,7 +135,7 @@ def test_faults_of_a_spec_are_found_all_together() -> None:
         "runtime.requires.fs.read[0]",
         "runtime.requires.capabilities[1]",
     }
-    assert faults_in(READ) == []
+    assert find_spec_faults(READ) == []
 
 
 @pytest.mark.proves("K-02")
@@ -143,19 +143,19 @@ def test_faults_of_a_spec_are_found_all_together() -> None:
 @pytest.mark.parametrize("hidden", ["\u202e", "\u200b", "\x1b[8m", "\U000e0053", "\x9b", "\u00ad"])
 def test_what_people_do_not_see_in_a_tools_words_is_a_fault(hidden: str) -> None:
     described = replace(READ, description=f"Read{hidden} a note.")
-    assert [place for place, _ in faults_in(described)] == ["llm.description"]
+    assert [place for place, _ in find_spec_faults(described)] == ["llm.description"]
     for schema in ({"description": hidden}, {"enum": ["a", f"b{hidden}"]}, {hidden: True}):
         parameters = {"type": "object", "properties": {"path": {"type": "string", **schema}}}
-        assert [place for place, _ in faults_in(replace(READ, parameters=parameters))] == ["llm.parameters"]
+        assert [place for place, _ in find_spec_faults(replace(READ, parameters=parameters))] == ["llm.parameters"]
 
 
 def test_ordinary_writing_in_a_tools_words_is_no_fault() -> None:
-    assert faults_in(replace(READ, description="Liest eine Notiz – 日本語, עברית, 👩‍⚕️.\n\tUse <path>.")) == []
+    assert find_spec_faults(replace(READ, description="Liest eine Notiz – 日本語, עברית, 👩‍⚕️.\n\tUse <path>.")) == []
     holds_itself: dict[str, Any] = {"type": "object"}
     holds_itself["properties"] = {"path": holds_itself}
-    assert [place for place, _ in faults_in(replace(READ, parameters=holds_itself))] == []
+    assert [place for place, _ in find_spec_faults(replace(READ, parameters=holds_itself))] == []
 
 
 def test_what_a_tool_says_of_itself_is_bounded() -> None:
     spec = ToolSpec("a.b", "Do." + " more" * 20_000)
-    assert faults_in(spec) == [("llm.description", "has 100,003 characters; the maximum is 50,000. Shorten it")]
+    assert find_spec_faults(spec) == [("llm.description", "has 100,003 characters; the maximum is 50,000. Shorten it")]

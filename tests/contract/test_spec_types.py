@@ -10,20 +10,20 @@ import pytest
 from handrail import ConfigKey, LoadError, LockSpec, Requires, ToolSpec, UsageError, tool
 from handrail.contract.tool.spec import (
     _CHOICES,  # pyright: ignore[reportPrivateUsage]
-    EXPECTED,
+    EXPECTED_TYPES,
     FIELDS,
-    of_wrong_type,
+    find_type_faults,
 )
-from handrail.contract.tool.tool import checked
+from handrail.contract.tool.tool import check_spec
 from handrail.testing.kernels import temporary_kernel
 
 PLAIN = ToolSpec("a.b", "Do b to a.")
 
 
 def test_every_field_of_a_spec_is_judged() -> None:
-    assert {one.name for one in fields(ToolSpec)} == {*EXPECTED, *_CHOICES}
+    assert {one.name for one in fields(ToolSpec)} == {*EXPECTED_TYPES, *_CHOICES}
     nothing = {one.name for one in fields(ToolSpec) if one.default is None}
-    assert nothing == {name for name, one in FIELDS.items() if one.may_be_none}
+    assert nothing == {name for name, one in FIELDS.items() if one.is_optional}
 
 
 def test_a_spec_with_everything_in_it_has_no_wrong_type() -> None:
@@ -36,17 +36,17 @@ def test_a_spec_with_everything_in_it_has_no_wrong_type() -> None:
         config={"units": ConfigKey("metric or imperial")},
         max_entries=3,
     )
-    assert list(of_wrong_type(PLAIN)) == list(of_wrong_type(full)) == []
+    assert list(find_type_faults(PLAIN)) == list(find_type_faults(full)) == []
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", EXPECTED_TYPES)
 def test_a_value_that_a_field_cannot_have_is_named_with_what_it_can(name: str) -> None:
     wrong: dict[str, Any] = {name: object()}
-    ((place, problem),) = checked(replace(PLAIN, **wrong)).problems
+    ((place, problem),) = check_spec(replace(PLAIN, **wrong)).problems
     assert place.endswith(name) or (name, place) == ("id", "llm.name")
-    assert problem.startswith("is <object object") and f"expected {EXPECTED[name][1]}" in problem
-    if not FIELDS[name].may_be_none:
-        assert list(of_wrong_type(replace(PLAIN, **{name: None})))
+    assert problem.startswith("is <object object") and f"expected {EXPECTED_TYPES[name][1]}" in problem
+    if not FIELDS[name].is_optional:
+        assert list(find_type_faults(replace(PLAIN, **{name: None})))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_value_that_a_field_cannot_have_is_named_with_what_it_can(name: str) -
     ],
 )
 def test_what_looks_nearly_right_is_refused_too(wrong: dict[str, Any]) -> None:
-    assert len(checked(replace(PLAIN, **wrong)).problems) == 1
+    assert len(check_spec(replace(PLAIN, **wrong)).problems) == 1
 
 
 def test_names_of_secrets_in_the_decorator_are_a_list() -> None:

@@ -19,15 +19,15 @@ from demos.tour.watching import View
 from tests.frontends.conftest import Terminals
 
 from handrail.frontends.cli.app import run
-from handrail.record.reading import LogReader
+from handrail.record.log_reader import LogReader
 from handrail.sandbox import tiers
-from handrail.store.folders import locate
+from handrail.store.folders import locate_folders
 
 ROOT = str(Path(__file__).parents[2])
 
 DOORS = (sys.executable, "-m", "demos.doors", "--edits", "3")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="joining needs Linux")
-needs_sandbox = pytest.mark.skipif(not tiers.probe().confines, reason="programs cannot be confined on this machine")
+needs_sandbox = pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="programs cannot be confined on this machine")
 
 
 @pytest.fixture
@@ -65,11 +65,11 @@ def test_four_doors_edit_one_file_one_is_killed_and_every_edit_is_there_or_repor
     assert len(boxes) == len({box for _, box in boxes}) == 3 + 2 + 3 + 1 + 3 + 2
     ticked = {box for mark, box in boxes if mark == "x"}
     assert {"one-1", "one-2", "one-3", "one-4", "two-4", "terminal-1", "terminal-2"} <= ticked and "one-5" not in ticked
-    folders = locate(kept / "project", kept / "state")
-    with LogReader.at(folders.database) as reader:
+    folders = locate_folders(kept / "project", kept / "state")
+    with LogReader.open_database(folders.database_file) as reader:
         calls = reader.calls(limit=10_000)
         wrote = [call for call in calls if call.tool in ("edit", "bash")]
-        about = {call.call_id: str((reader.proposal_of(call.call_id) or calls).body) for call in wrote}  # type: ignore[union-attr]
+        about = {call.call_id: str((reader.find_proposal(call.call_id) or calls).body) for call in wrote}  # type: ignore[union-attr]
         for mark, box in boxes:
             states = {call.state for call in wrote if re.search(rf"\b{box}\b", about[call.call_id])}
             assert states, f"{box}: no call speaks of it"

@@ -15,16 +15,16 @@ from demos.pair import parts
 from demos.pair.guide import shown
 from tests.frontends.conftest import Terminals
 
-from handrail.agent.events import AgentIdle, NoticesHeard
+from handrail.agent.events import AgentIdle, NotificationsDelivered
 from handrail.agent.loop import Agent
 from handrail.sandbox import tiers
-from handrail.session.session import HeldSession
-from handrail.testing.histories import PlayedModel, call_reply, text_reply
+from handrail.session.local_session import LocalSession
+from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.kernels import temporary_kernel
 
 ROOT = str(Path(__file__).parents[2])
 
-needs_sandbox = pytest.mark.skipif(not tiers.probe().confines, reason="programs cannot be confined on this machine")
+needs_sandbox = pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="programs cannot be confined on this machine")
 pytestmark = pytest.mark.proves("A-07")
 
 
@@ -33,7 +33,7 @@ async def test_an_agent_that_lives_is_woken_by_anothers_message_mends_and_report
     (tmp_path / "ws" / "a.txt").write_text("one wrong line\n")
     rules = ["allow edit a.txt", "allow send_message *", "allow wait_channel *", "allow watch_channel *"]
     watch = {"channel": "shared/work", "prompt": "Mend it.", "name": "work"}
-    fixes = PlayedModel(
+    fixes = PlaybackModel(
         call_reply(("watch_channel", watch)),
         text_reply("I wait."),
         call_reply(("read", {"path": "a.txt"})),
@@ -41,7 +41,7 @@ async def test_an_agent_that_lives_is_woken_by_anothers_message_mends_and_report
         call_reply(("send_message", {"channel": "shared/reports", "message": "a.txt is mended"})),
         text_reply("Done."),
     )
-    reviews = PlayedModel(
+    reviews = PlaybackModel(
         call_reply(("send_message", {"channel": "shared/work", "message": "a.txt: one line is wrong"})),
         call_reply(("wait_channel", {"channel": "shared/reports"})),
         text_reply("Good."),
@@ -50,15 +50,15 @@ async def test_an_agent_that_lives_is_woken_by_anothers_message_mends_and_report
         fixer = Agent(await kernel.session(), fixes)
         reviewer = Agent(await kernel.session(), reviews)
         held = fixer.session
-        assert isinstance(held, HeldSession)
+        assert isinstance(held, LocalSession)
         waits, told = asyncio.Event(), list[str]()
 
         async def live() -> None:
-            async with aclosing(fixer.live("Have yourself woken.")) as life:
+            async with aclosing(fixer.serve("Have yourself woken.")) as life:
                 async for event in life:
                     (waits.set if isinstance(event, AgentIdle) else waits.clear)()
                     told.extend(notice.text for notice in getattr(event, "notices", ()))
-                    assert not isinstance(event, NoticesHeard) or held.headless
+                    assert not isinstance(event, NotificationsDelivered) or held.is_headless
 
         living = asyncio.create_task(live())
         await waits.wait()

@@ -21,17 +21,17 @@ from demos.tour.scenes import Scene, scenes
 from tests.frontends.conftest import Terminals
 from tests.prefork import command as prefork
 
-from handrail.agent.providers.script import Expectation
+from handrail.agent.providers.script import RequestExpectation
 from handrail.frontends.cli.app import run
-from handrail.record.verification import Verification
+from handrail.record.verification import LogVerification
 from handrail.sandbox import tiers
-from handrail.sandbox.start.spawn import binaries
+from handrail.sandbox.start.spawn import find_binaries
 
 ROOT = str(Path(__file__).parents[2])
 
 TOUR = (sys.executable, "-m", "demos.tour")
 FILE = Path(guide.__file__).with_name("__main__.py")
-needs_sandbox = pytest.mark.skipif(not tiers.probe().confines, reason="programs cannot be confined on this machine")
+needs_sandbox = pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="programs cannot be confined on this machine")
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_on_a_terminal_there_are_colours_unless_none_are_wanted_and_no_line_is_w
 def test_without_user_namespaces_the_safe_part_runs_and_the_rest_is_listed_with_a_remedy(
     places: dict[str, str],
 ) -> None:
-    without = [next(binaries()), "--dev-bind", "/", "/", "--unshare-user", "--disable-userns", "--"]
+    without = [next(find_binaries()), "--dev-bind", "/", "/", "--unshare-user", "--disable-userns", "--"]
     done = toured(places, within=without)
     assert done.returncode == 5, done.stdout + done.stderr
     assert "bash: starts programs" in done.stdout and "ledger.total: starts programs" in done.stdout
@@ -123,7 +123,7 @@ def test_an_unprivileged_user_with_a_read_only_home_gets_the_whole_tour_also_wit
 ) -> None:
     home = places["HOME"]
     user = [
-        next(binaries()),
+        next(find_binaries()),
         "--dev-bind",
         "/",
         "/",
@@ -176,7 +176,7 @@ async def _toured_without(monkeypatch: pytest.MonkeyPatch, *labels: str) -> int:
 
     def fewer(project: Project, port: int, *, confined: bool) -> list[Scene]:
         return [
-            replace(scene, calls=tuple(c for c in scene.calls if c.label not in labels), expect=Expectation())
+            replace(scene, calls=tuple(c for c in scene.calls if c.label not in labels), expect=RequestExpectation())
             for scene in scenes(project, port, confined=confined)
             if not scene.calls or {c.label for c in scene.calls} - set(labels)
         ]
@@ -230,8 +230,8 @@ async def test_each_effect_that_is_not_there_is_listed_and_the_exit_code_is_1(
 async def test_a_log_that_is_not_intact_is_an_effect_that_is_not_there(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def not_intact(_reader: object) -> Verification:
-        return Verification(False, 3, "", problem="record 4: it was changed")
+    def not_intact(_reader: object) -> LogVerification:
+        return LogVerification(False, 3, "", problem="record 4: it was changed")
 
     monkeypatch.setattr(guide, "verify", not_intact)
     assert await _toured_without(monkeypatch) == 1

@@ -18,14 +18,14 @@ from handrail.agent.model import Model
 from handrail.agent.providers import open_model
 from handrail.contract.agent import AgentManifest
 from handrail.contract.errors import UsageError
-from handrail.frontends.acp.agent import serve
-from handrail.frontends.acp.opening import Serving
+from handrail.frontends.acp.agent import serve_client
+from handrail.frontends.acp.session_setup import AcpFrontendSettings
 from handrail.kernel.kernel import Kernel
-from handrail.kernel.opening import open_kernel
-from handrail.record.reading import LogReader
-from handrail.session.past import SessionReader
-from handrail.store.folders import locate
-from handrail.store.lease import Lease
+from handrail.kernel.startup import open_kernel
+from handrail.record.log_reader import LogReader
+from handrail.session.transcript import SessionReader
+from handrail.store.folders import locate_folders
+from handrail.store.lease import WorkspaceLease
 
 Answering = Callable[[schema.ToolCallUpdate, list[schema.PermissionOption]], str | None]
 
@@ -165,13 +165,13 @@ class Desk:
         self._config.touch()
 
     def kernel(self, workspace: str, **more: Any) -> AbstractAsyncContextManager[Kernel]:
-        return open_kernel(workspace, state=self.folder / "state", config=self._config, face="acp", **more)
+        return open_kernel(workspace, state=self.folder / "state", config=self._config, frontend="acp", **more)
 
     @contextmanager
     def reading(self, workspace: str) -> Generator[SessionReader]:
-        folders = locate(workspace, str(self.folder / "state"), allow_home=False)
-        with LogReader.at(folders.database) as log:
-            holder = Lease.holder_of(folders)
+        folders = locate_folders(workspace, str(self.folder / "state"), allow_home=False)
+        with LogReader.open_database(folders.database_file) as log:
+            holder = WorkspaceLease.find_holder(folders)
             yield SessionReader(log.connection, None if holder is None else holder.token)
 
     @asynccontextmanager
@@ -188,18 +188,18 @@ class Desk:
         named: Mapping[str, Callable[[AgentManifest], Model]] | None = None,
     ) -> AsyncGenerator[tuple[ClientSideConnection, Editor]]:
         """A client that has said hello, until it hangs up."""
-        serving = Serving(
+        serving = AcpFrontendSettings(
             lambda workspace: self.kernel(workspace, rules=rules),
             self.reading,
             model or played(self.folder, *turns),
-            lambda manifest: Budget.of(manifest.budgets),
+            lambda manifest: Budget.resolve(manifest.budgets),
             only,
             headless,
             lambda _: ("first", *(named or {})),
             lambda name: (named or {})[name](cast("Any", None)),
         )
         ours, theirs = memory_transport_pair()
-        served = asyncio.create_task(serve(cast("Any", ours), serving))
+        served = asyncio.create_task(serve_client(cast("Any", ours), serving))
         editor = editor or Editor()
         client = connect_to_agent(cast("Any", editor), theirs, use_unstable_protocol=True)
         try:

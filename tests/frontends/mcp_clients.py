@@ -15,13 +15,13 @@ from mcp import Client
 
 from handrail import ToolError, tool
 from handrail.contract.call import Blob, Result
-from handrail.contract.doors.peer import Ask
-from handrail.contract.doors.runtime import Runtime
+from handrail.contract.services.client import ClientRequest
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.tool.tool import Tool
-from handrail.frontends.mcp.clients import House
-from handrail.frontends.mcp.server import build
-from handrail.frontends.mcp.tools import Serving
-from handrail.kernel.held import HeldKernel
+from handrail.frontends.mcp.client_manager import ClientManager
+from handrail.frontends.mcp.server import build_server
+from handrail.frontends.mcp.tools import McpFrontendSettings
+from handrail.kernel.local import LocalKernel
 from handrail.testing.kernels import temporary_kernel
 
 Era = Literal["legacy", "auto"]
@@ -40,18 +40,18 @@ async def launch(what: str) -> str:
 @tool(side_effect="read", locks=[], requires={"capabilities": ["elicit", "sample", "roots"]})
 async def interview(runtime: Runtime) -> str:
     """Ask the client for everything it has."""
-    answers = await runtime.peer.ask(
+    answers = await runtime.client.send_requests(
         {
-            "who": Ask("elicitation/create", {"message": "Who?", "requestedSchema": NAME}),
-            "line": Ask(
+            "who": ClientRequest("elicitation/create", {"message": "Who?", "requestedSchema": NAME}),
+            "line": ClientRequest(
                 "sampling/createMessage",
                 {"messages": [{"role": "user", "content": {"type": "text", "text": "A line"}}], "maxTokens": 9},
             ),
-            "where": Ask("roots/list", {}),
+            "where": ClientRequest("roots/list", {}),
         }
     )
     name, line = answers["who"]["content"]["name"], answers["line"]["content"]["text"]
-    again = await runtime.peer.ask({"who": Ask("elicitation/create", {"message": "Sure?", "requestedSchema": NAME})})
+    again = await runtime.client.send_requests({"who": ClientRequest("elicitation/create", {"message": "Sure?", "requestedSchema": NAME})})
     return f"{name}, {line}, {answers['where']['roots'][0]['uri']}, {again['who']['content']['name']}"
 
 
@@ -59,13 +59,13 @@ async def interview(runtime: Runtime) -> str:
 async def insist(params: dict[str, Any], runtime: Runtime) -> str:
     """Ask for another server, and ask again where there is no answer."""
     if "messages" in params:
-        wanted = Ask("sampling/createMessage", params, "theirs")
+        wanted = ClientRequest("sampling/createMessage", params, "theirs")
     else:
-        wanted = Ask("elicitation/create", {"message": "Who?", "requestedSchema": NAME, **params}, "theirs")
+        wanted = ClientRequest("elicitation/create", {"message": "Who?", "requestedSchema": NAME, **params}, "theirs")
     reasons: list[str] = []
     for _ in range(2):
         try:
-            await runtime.peer.ask({"who": wanted})
+            await runtime.client.send_requests({"who": wanted})
         except ToolError as error:
             reasons.append(error.text)
     return "; ".join(reasons)
@@ -74,10 +74,10 @@ async def insist(params: dict[str, Any], runtime: Runtime) -> str:
 @tool(side_effect="read", locks=[])
 async def work(runtime: Runtime) -> str:
     """Say how far it is."""
-    runtime.progress("half", done=1, total=2)
+    runtime.report_progress("half", done=1, total=2)
     runtime.log("debug", "too fine")
     runtime.log("warning", {"odd": True}, "worker")
-    runtime.progress("whole", done=2, total=2)
+    runtime.report_progress("whole", done=2, total=2)
     return "done"
 
 
@@ -158,11 +158,11 @@ async def roots(context: Any) -> types.ListRootsResult:
 
 @asynccontextmanager
 async def serving(
-    folder: Path, serving: Serving | None = None, rules: tuple[str, ...] = ALLOWED, tools: tuple[Tool, ...] = TOOLS
-) -> AsyncGenerator[tuple[HeldKernel, House, Callable[..., Client]]]:
+    folder: Path, serving: McpFrontendSettings | None = None, rules: tuple[str, ...] = ALLOWED, tools: tuple[Tool, ...] = TOOLS
+) -> AsyncGenerator[tuple[LocalKernel, ClientManager, Callable[..., Client]]]:
     async with temporary_kernel(folder, tools=tools, rules=rules) as kernel:
-        house = House(kernel, serving or Serving())
-        server = build(house)
+        house = ClientManager(kernel, serving or McpFrontendSettings())
+        server = build_server(house)
 
         def client(era: Era, person: Person | None = None, **more: Any) -> Client:
             elicit = None if person is None else person.elicit

@@ -12,9 +12,9 @@ import pytest
 from acp import RequestError, schema
 from tests.frontends.acp_clients import Desk, Editor, ask, call, no_model
 
-from handrail.agent.providers.script import ScriptModel
-from handrail.frontends.acp.conversation import Block
-from handrail.runtime.files import unsaved
+from handrail.agent.providers.script import ScriptedModel
+from handrail.frontends.acp.editor_session import Block
+from handrail.runtime.files import editor_files
 from handrail.sandbox import tiers
 
 pytestmark = pytest.mark.proves("F-05")
@@ -265,7 +265,7 @@ async def test_images_reach_the_model_and_are_shown_again(desk: Desk, joined: bo
 async def test_a_model_that_takes_no_images_is_sent_none_and_the_user_is_told(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ScriptModel, "takes_pictures", False)
+    monkeypatch.setattr(ScriptedModel, "takes_pictures", False)
     async with desk.connected({"text": "Hello."}) as (client, editor):
         opened = await client.new_session(cwd=str(desk.workspace))
         with pytest.raises(RequestError, match="does not accept images"):
@@ -282,8 +282,8 @@ async def test_a_model_that_fails_is_an_error_of_the_prompt_in_words(desk: Desk)
 
 
 async def test_what_its_user_has_not_saved_is_read_from_the_editor(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unsaved, "SETTLED_NS", -(10**12))
-    monkeypatch.setattr(unsaved, "FRESH_NS", -(10**12))
+    monkeypatch.setattr(editor_files, "SETTLED_NS", -(10**12))
+    monkeypatch.setattr(editor_files, "FRESH_NS", -(10**12))
     turns = (
         {"calls": [call("read", path="note.txt")]},
         {"calls": [call("edit", path="note.txt", old="typed", new="x")]},
@@ -364,7 +364,7 @@ async def test_a_session_is_forked_and_resumed_without_being_told_again(desk: De
             await client.list_sessions(cursor="x")
 
 
-@pytest.mark.skipif(not tiers.probe().confines, reason="bash is withheld on this machine")
+@pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="bash is withheld on this machine")
 async def test_a_client_that_goes_while_a_command_runs_finds_it_answered(desk: Desk) -> None:
     os.mkfifo(desk.workspace / "pipe")
     turns = ({"calls": [call("bash", command="cat pipe")]}, {"text": "Never."})

@@ -151,7 +151,7 @@ async def test_a_client_that_goes_while_it_is_asked_leaves_a_call_that_waits_and
         await working
     with desk.reading(str(desk.workspace)) as reader:
         facts = reader.get(opened.session_id)
-    assert facts is not None and facts.state == "suspended" and len(facts.parked) == 1
+    assert facts is not None and facts.state == "suspended" and len(facts.awaiting_approval) == 1
     back = Editor()
     back.answering = lambda _call, _options: "allow_once"
     async with desk.connected({"text": "It is written."}, editor=back) as (client, _):
@@ -239,7 +239,7 @@ async def test_a_client_that_goes_while_a_sub_agent_asks_leaves_nothing_that_wai
         assert told["status"] == "failed" and told["rawOutput"]["data"]["agent"] == "writer"
         with desk.reading(str(desk.workspace)) as reader:
             facts = reader.get(told["rawOutput"]["data"]["session_id"])
-        assert facts is not None and facts.parked == ()
+        assert facts is not None and facts.awaiting_approval == ()
         assert (await ask(client, opened.session_id)).stop_reason == "end_turn" and not back.asked
     assert not (desk.workspace / "a.txt").exists()
 
@@ -266,7 +266,7 @@ async def test_sessions_that_cannot_be_loaded_are_not_listed_nor_hide_those_that
         await ask(client, opened.session_id)
         await client.new_session(cwd=str(desk.workspace))
         with desk.reading(str(desk.workspace)) as reader:
-            assert len(reader.all()) == 3 and sum(one.messages > 0 for one in reader.all()) == 2
-            assert [one.id for one in reader.resumable(limit=1)] == [opened.session_id]
+            assert len(reader.list_sessions()) == 3 and sum(one.messages > 0 for one in reader.list_sessions()) == 2
+            assert [one.id for one in reader.list_resumable(limit=1)] == [opened.session_id]
         listed = await client.list_sessions(cwd=str(desk.workspace))
         assert [one.session_id for one in listed.sessions] == [opened.session_id]

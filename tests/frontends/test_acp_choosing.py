@@ -9,7 +9,7 @@ from acp import RequestError
 from tests.frontends.acp_clients import Desk, ask
 
 from handrail.agent.model import ModelRequest, UserMessage
-from handrail.testing.histories import PlayedModel, text_reply
+from handrail.testing.request_checks import PlaybackModel, text_reply
 
 pytestmark = pytest.mark.proves("F-05")
 
@@ -30,7 +30,7 @@ def asked(request: ModelRequest) -> str:
 
 @pytest.mark.proves("A-04")
 async def test_skills_are_slash_commands_that_have_the_model_read_them(desk: Desk) -> None:
-    model = PlayedModel(*[text_reply("Done.")] * 3)
+    model = PlaybackModel(*[text_reply("Done.")] * 3)
     async with desk.connected(model=lambda _: model) as (client, editor):
         opened = await client.new_session(cwd=str(desk.workspace))
         await editor.until(lambda: editor.of("available_commands_update"))
@@ -51,7 +51,7 @@ async def test_skills_are_slash_commands_that_have_the_model_read_them(desk: Des
 
 
 async def test_the_mode_and_the_model_are_options_and_another_model_goes_on_with_what_was_said(desk: Desk) -> None:
-    one, two = PlayedModel(text_reply("One.")), PlayedModel(text_reply("Two."))
+    one, two = PlaybackModel(text_reply("One.")), PlaybackModel(text_reply("Two."))
     async with desk.connected(model=lambda _: one, named={"second": lambda _: two}) as (client, editor):
         opened = await client.new_session(cwd=str(desk.workspace))
         found = {option.id: option for option in opened.config_options or []}
@@ -87,7 +87,7 @@ async def test_a_user_asks_for_compaction_by_a_slash_command_and_is_told_what_it
     skill = desk.workspace / ".agents" / "skills" / "compact"
     skill.mkdir()
     (skill / "SKILL.md").write_text("---\nname: compact\ndescription: Take the command's place.\n---\nNo.\n")
-    model = PlayedModel(*[text_reply("Said. " + "x" * 400)] * 4)
+    model = PlaybackModel(*[text_reply("Said. " + "x" * 400)] * 4)
     async with desk.connected(model=lambda _: model) as (client, editor):
         opened = await client.new_session(cwd=str(desk.workspace))
         await editor.until(lambda: editor.of("available_commands_update"))

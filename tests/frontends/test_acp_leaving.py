@@ -16,9 +16,9 @@ from handrail.agent.model import BlockEvent, ModelRequest
 from handrail.agent.subagents import ROLE
 from handrail.contract.agent import AgentManifest
 from handrail.contract.call import Result
-from handrail.frontends.acp.opening import Places
+from handrail.frontends.acp.session_setup import WorkspacePool
 from handrail.kernel.kernel import Kernel
-from handrail.testing.histories import Pause, PlayedModel, call_reply, text_reply
+from handrail.testing.request_checks import ReplyPause, PlaybackModel, call_reply, text_reply
 
 pytestmark = pytest.mark.proves("A-10", "A-03", "F-05")
 
@@ -26,10 +26,10 @@ BEGINS = call_reply(("task", {"subagent_type": "worker", "prompt": "Work.", "bac
 WRITES = call_reply(("write", {"path": "a", "content": "a"}))
 
 
-class Shared(PlayedModel):
+class Shared(PlaybackModel):
     """The model of an agent and of its sub-agents, which have replies of their own."""
 
-    def __init__(self, worker: PlayedModel, *replies: list[BlockEvent]) -> None:
+    def __init__(self, worker: PlaybackModel, *replies: list[BlockEvent]) -> None:
         super().__init__(*replies)
         self.worker = worker
 
@@ -87,7 +87,7 @@ def opening(*models: Shared) -> Any:
     return opened
 
 
-async def begun(client: ClientSideConnection, desk: Desk, pause: Pause) -> str:
+async def begun(client: ClientSideConnection, desk: Desk, pause: ReplyPause) -> str:
     opened = await client.new_session(cwd=str(desk.workspace))
     await ask(client, opened.session_id)
     await pause.reached.wait()
@@ -101,9 +101,9 @@ def told(model: Shared) -> str:
 
 
 async def test_it_goes_on_when_its_session_is_left_and_the_workspace_stays_open_for_it(desk: Office) -> None:
-    pause = Pause()
-    first = Shared(PlayedModel([pause, *text_reply("Worked.")]), BEGINS, text_reply("Begun."))
-    second = Shared(PlayedModel(), text_reply("Heard."))
+    pause = ReplyPause()
+    first = Shared(PlaybackModel([pause, *text_reply("Worked.")]), BEGINS, text_reply("Begun."))
+    second = Shared(PlaybackModel(), text_reply("Heard."))
     async with desk.connected(model=opening(first, second)) as (client, editor):
         session_id = await begun(client, desk, pause)
         await client.close_session(session_id=session_id)
@@ -119,16 +119,16 @@ async def test_it_goes_on_when_its_session_is_left_and_the_workspace_stays_open_
 async def test_the_workspace_is_closed_once_nothing_works_in_it_any_more(
     desk: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    closed, leave = asyncio.Event(), Places.leave
+    closed, leave = asyncio.Event(), WorkspacePool.release
 
-    async def left(self: Places, folder: str) -> None:
+    async def left(self: WorkspacePool, folder: str) -> None:
         await leave(self, folder)
         closed.set()
 
-    monkeypatch.setattr(Places, "leave", left)
-    pause = Pause()
-    first = Shared(PlayedModel([pause, *text_reply("Worked.")]), BEGINS, text_reply("Begun."))
-    second = Shared(PlayedModel(), text_reply("Heard."))
+    monkeypatch.setattr(WorkspacePool, "leave", left)
+    pause = ReplyPause()
+    first = Shared(PlaybackModel([pause, *text_reply("Worked.")]), BEGINS, text_reply("Begun."))
+    second = Shared(PlaybackModel(), text_reply("Heard."))
     async with desk.connected(model=opening(first, second)) as (client, _):
         session_id = await begun(client, desk, pause)
         await client.close_session(session_id=session_id)
@@ -142,9 +142,9 @@ async def test_the_workspace_is_closed_once_nothing_works_in_it_any_more(
 
 
 async def test_it_goes_on_when_the_line_drops_and_its_end_is_told_over_another(desk: Office) -> None:
-    pause = Pause()
-    first = Shared(PlayedModel([pause, *text_reply("Worked.")]), BEGINS, text_reply("Begun."))
-    second = Shared(PlayedModel(), text_reply("Heard."))
+    pause = ReplyPause()
+    first = Shared(PlaybackModel([pause, *text_reply("Worked.")]), BEGINS, text_reply("Begun."))
+    second = Shared(PlaybackModel(), text_reply("Heard."))
     async with desk.kernel(str(desk.workspace)) as desk.kept:
         async with desk.connected(model=opening(first)) as (client, _):
             session_id = await begun(client, desk, pause)
@@ -161,18 +161,18 @@ async def test_it_goes_on_when_the_line_drops_and_its_end_is_told_over_another(d
 @pytest.mark.proves("P-12")
 @pytest.mark.parametrize("again", ["load_session", "resume_session"])
 async def test_what_it_asks_when_the_line_drops_is_asked_again_of_the_next(desk: Office, again: str) -> None:
-    pause, editor, back = Pause(), Editor(), Editor()
+    pause, editor, back = ReplyPause(), Editor(), Editor()
     pause.proceed.set()
     editor.answering = lambda _call, _options: None
     back.answering = lambda _call, _options: "allow_once"
-    worker = PlayedModel([pause, *WRITES], text_reply("Written."))
+    worker = PlaybackModel([pause, *WRITES], text_reply("Written."))
     first = Shared(worker, BEGINS, text_reply("Begun."))
     async with desk.kernel(str(desk.workspace)) as desk.kept:
         async with desk.connected(model=opening(first), editor=editor) as (client, _):
             session_id = await begun(client, desk, pause)
             await editor.until(lambda: editor.asked)
-        assert len(desk.kept.approvals.pending()) == 1
-        async with desk.connected(model=opening(Shared(PlayedModel())), editor=back) as (client, _):
+        assert len(desk.kept.approvals.list_pending()) == 1
+        async with desk.connected(model=opening(Shared(PlaybackModel())), editor=back) as (client, _):
             await getattr(client, again)(cwd=str(desk.workspace), session_id=session_id)
             await back.until(lambda: back.asked)
             assert (await desk.ended()).data["text"] == "Written."
@@ -181,9 +181,9 @@ async def test_what_it_asks_when_the_line_drops_is_asked_again_of_the_next(desk:
 
 
 async def test_where_the_kernel_ends_with_the_line_it_ends_and_that_is_told(desk: Office) -> None:
-    pause = Pause()
-    first = Shared(PlayedModel([pause, *text_reply("never")]), BEGINS, text_reply("Begun."))
-    second = Shared(PlayedModel(), text_reply("Heard."))
+    pause = ReplyPause()
+    first = Shared(PlaybackModel([pause, *text_reply("never")]), BEGINS, text_reply("Begun."))
+    second = Shared(PlaybackModel(), text_reply("Heard."))
     async with desk.connected(model=opening(first)) as (client, _):
         session_id = await begun(client, desk, pause)
     assert first.closed and not first.worker.open_streams

@@ -16,11 +16,11 @@ from acp.client.connection import ClientSideConnection
 from tests.frontends.acp_clients import Desk, Editor, ask
 
 from handrail.agent.budget import Budget
-from handrail.contract.doors.memory import Entry
+from handrail.contract.services.memory import HistoryEntry
 from handrail.contract.errors import LogUnavailable, UsageError
-from handrail.frontends.acp.telling import Telling
-from handrail.session.lasting import SessionHistory
-from handrail.store.folders import locate
+from handrail.frontends.acp.updates import UpdateSender
+from handrail.session.session_store import SessionHistory
+from handrail.store.folders import locate_folders
 
 pytestmark = pytest.mark.proves("F-05")
 
@@ -55,8 +55,8 @@ def damaged(desk: Desk, session_id: str) -> None:
         arguments = {"inner": arguments}
     parts = [{"call": "c", "name": "read", "arguments": arguments, "id": f"{session_id}/1.0"}]
     body = json.dumps({"v": 1, "role": "assistant", "parts": parts}).encode()
-    folders = locate(str(desk.workspace), str(desk.folder / "state"), allow_home=False)
-    with sqlite3.connect(folders.database) as connection:
+    folders = locate_folders(str(desk.workspace), str(desk.folder / "state"), allow_home=False)
+    with sqlite3.connect(folders.database_file) as connection:
         changed = connection.execute(
             "UPDATE message SET body = ? WHERE session = ? AND position = 1", (body, session_id)
         )
@@ -81,7 +81,7 @@ async def test_a_message_that_cannot_be_told_is_an_error_and_the_session_is_let_
 async def test_a_conversation_that_cannot_be_read_is_an_error_and_the_session_is_let_go(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def read(_: SessionHistory) -> Sequence[Entry]:
+    async def read(_: SessionHistory) -> Sequence[HistoryEntry]:
         raise LogUnavailable("the database cannot be read: disk I/O error")
 
     async with left(desk) as (client, editor, session_id):
@@ -99,16 +99,16 @@ async def test_a_client_that_is_told_no_more_while_it_asks_on_leaves_no_session_
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with left(desk) as (client, _, session_id):
-        tell = Telling.asked
+        tell = UpdateSender.replay_user_text
 
-        def gone(telling: Telling, words: str) -> None:
+        def gone(telling: UpdateSender, words: str) -> None:
             async def send(_: object) -> None:
                 raise BrokenPipeError
 
             monkeypatch.setattr(telling, "_send", send)
             tell(telling, words)
 
-        monkeypatch.setattr(Telling, "asked", gone)
+        monkeypatch.setattr(UpdateSender, "asked", gone)
         with pytest.raises(RequestError, match="before the conversation was sent"):
             await client.load_session(cwd=str(desk.workspace), session_id=session_id)
         assert state(desk, session_id) == "suspended"
@@ -120,7 +120,7 @@ async def test_a_session_that_is_closed_while_it_is_loaded_is_no_longer_loaded(
     reading, go_on = asyncio.Event(), asyncio.Event()
     read = SessionHistory.read
 
-    async def slowly(history: SessionHistory) -> Sequence[Entry]:
+    async def slowly(history: SessionHistory) -> Sequence[HistoryEntry]:
         found = await read(history)
         reading.set()
         await go_on.wait()
@@ -142,7 +142,7 @@ async def test_a_client_that_hangs_up_while_a_session_is_loaded_leaves_it_to_be_
 ) -> None:
     reading = asyncio.Event()
 
-    async def never(_: SessionHistory) -> Sequence[Entry]:
+    async def never(_: SessionHistory) -> Sequence[HistoryEntry]:
         reading.set()
         await asyncio.Event().wait()
         return []

@@ -9,11 +9,11 @@ import pytest
 from acp import schema
 from tests.frontends.acp_clients import Desk, ask, call
 
-from handrail.contract.call import Answer, Event, Result
+from handrail.contract.call import CallAnswer, Event, Result
 from handrail.contract.tool.spec import ToolSpec
-from handrail.frontends.acp.screens import Screens, how_shown
-from handrail.frontends.acp.showing import Content, content_of
-from handrail.frontends.acp.telling import Telling, Update
+from handrail.frontends.acp.terminals import EditorTerminals, display_mode
+from handrail.frontends.acp.call_format import Content, result_content
+from handrail.frontends.acp.updates import UpdateSender, Update
 from handrail.sandbox import tiers
 
 pytestmark = pytest.mark.proves("F-05")
@@ -82,17 +82,17 @@ def block(text: str) -> str:
     ],
 )
 def test_a_result_is_shown_as_a_person_reads_it(data: Any, shown: list[str]) -> None:
-    assert words(content_of(Result.output(data), "/ws")[0]) == shown
+    assert words(result_content(Result.output(data), "/ws")[0]) == shown
 
 
 def test_of_a_call_that_failed_the_reason_comes_first() -> None:
     failed = Result.error("timeout", "it took too long", {"output": ""})
-    assert words(content_of(failed, "/ws")[0]) == ["it took too long"]
+    assert words(result_content(failed, "/ws")[0]) == ["it took too long"]
     cut = Result.output({"head": "x", "exit_code": 0}, truncated=True, output_path="/out/1.txt")
-    assert words(content_of(cut, "/ws")[0]) == [block("x"), "The output is truncated. It is complete in /out/1.txt."]
+    assert words(result_content(cut, "/ws")[0]) == [block("x"), "The output is truncated. It is complete in /out/1.txt."]
 
 
-@pytest.mark.skipif(not tiers.probe().confines, reason="bash is withheld on this machine")
+@pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="bash is withheld on this machine")
 async def test_a_command_that_says_nothing_is_shown_so(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     turns = ({"calls": [call("bash", command="true"), call("bash", command="false")]}, {"text": "Done."})
@@ -109,14 +109,14 @@ class Told:
     def __init__(self, offers: schema.ClientCapabilities) -> None:
         self.updates: list[Any] = []
         spec = ToolSpec(id="bash", description="", parameters={"type": "object"}, kind="execute")
-        screens = Screens(None, how_shown(offers))  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
-        self.telling = Telling(self._send, lambda _: spec, "/ws", screens)
+        screens = EditorTerminals(None, display_mode(offers))  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+        self.telling = UpdateSender(self._send, lambda _: spec, "/ws", screens)
 
     async def _send(self, update: Update) -> None:
         self.updates.append(update)
 
     def happens(self, kind: Any, **data: Any) -> None:
-        self.telling.happened(Event(kind, "s", "s/1.0", "bash", 0, data))
+        self.telling.handle_event(Event(kind, "s", "s/1.0", "bash", 0, data))
 
     async def content(self) -> list[Content]:
         """As it stands in the end."""
@@ -128,14 +128,14 @@ class Told:
 async def test_a_result_of_no_program_is_shown_where_an_empty_terminal_stood() -> None:
     told = Told(DRAWS)
     told.happens("started")
-    told.telling.result("s/1.0", "bash", Result.output({"id": "term_1", "sent_bytes": 3}))
+    told.telling.show_result("s/1.0", "bash", Result.output({"id": "term_1", "sent_bytes": 3}))
     assert words(await told.content()) == [block("id: term_1\nsent_bytes: 3")]
 
 
 async def test_a_program_that_a_signal_ended_is_told_by_its_name_and_what_is_beside_stands_below() -> None:
     told = Told(DRAWS)
     told.happens("started")
-    told.telling.result("s/1.0", "bash", Result.output({"exit_code": -9, "signal": 9, "output": "", "limit": "memory"}))
+    told.telling.show_result("s/1.0", "bash", Result.output({"exit_code": -9, "signal": 9, "output": "", "limit": "memory"}))
     terminal, *beside = await told.content()
     assert isinstance(terminal, schema.TerminalToolCallContent) and words(beside) == ["memory"]
     (end,) = [
@@ -151,16 +151,16 @@ async def test_a_job_is_shown_by_what_it_wrote_whenever_its_call_is_answered(
 ) -> None:
     told = Told(schema.ClientCapabilities())
     result = Result.output({"job_id": "bash_1", "state": "running"})
-    answer = Answer("s/1.0", "bash", result, result)
+    answer = CallAnswer("s/1.0", "bash", result, result)
     told.happens("started")
     told.happens("detached", job="bash_1")
     if not early:
-        told.telling.answered(answer)
+        told.telling.show_answer(answer)
         await told.telling.flush()
         assert words(told.updates[-1].content) == [block("job_id: bash_1\nstate: running")]
     told.happens("progress", message="", output=output)
     told.happens("finished", type="output")
     if early:
-        told.telling.answered(answer)
+        told.telling.show_answer(answer)
     assert words(await told.content()) == [shown]
     assert [update.status for update in told.updates if update.status][-1] == "completed"

@@ -14,14 +14,14 @@ from tests.frontends.acp_clients import Desk, Editor, ask, call
 
 from handrail.contract.call import Event, Result
 from handrail.contract.tool.spec import ToolSpec
-from handrail.frontends.acp.screen import END
-from handrail.frontends.acp.screens import LEFT_OUT, MOST_BEHIND, MOST_TEXT, Screen, Screens, how_shown
-from handrail.frontends.acp.telling import Telling, Update
+from handrail.frontends.acp.terminal_viewer import END
+from handrail.frontends.acp.terminals import OMISSION_NOTE, MAX_BUFFERED_BYTES, MAX_TEXT_CHARACTERS, CommandTerminal, EditorTerminals, display_mode
+from handrail.frontends.acp.updates import UpdateSender, Update
 from handrail.sandbox import tiers
 
 pytestmark = [
     pytest.mark.proves("F-05"),
-    pytest.mark.skipif(not tiers.probe().confines, reason="bash is withheld on this machine"),
+    pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="bash is withheld on this machine"),
 ]
 ECHO = ({"calls": [call("bash", command="echo one")]}, {"text": "Done."})
 
@@ -107,35 +107,35 @@ async def test_without_terminals_the_end_of_what_it_wrote_grows_as_text_that_ste
         told.append(update)
 
     spec = ToolSpec(id="bash", description="", parameters={"type": "object"}, kind="execute")
-    telling = Telling(send, lambda _: spec, "/ws", Screens(None, how_shown(schema.ClientCapabilities())))  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+    telling = UpdateSender(send, lambda _: spec, "/ws", EditorTerminals(None, display_mode(schema.ClientCapabilities())))  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
 
     def happens(kind: Any, **data: Any) -> None:
-        telling.happened(Event(kind, "s", "s/1.0", "bash", 0, data))
+        telling.handle_event(Event(kind, "s", "s/1.0", "bash", 0, data))
 
     happens("proposed", arguments={"command": "x"})
     happens("started")
     for _ in range(100):
         happens("progress", message="", output="\x1b[2J" + "x" * 100)
     await telling.flush()
-    telling.result("s/1.0", "bash", Result.output({"exit_code": 3, "output": "all"}))
+    telling.show_result("s/1.0", "bash", Result.output({"exit_code": 3, "output": "all"}))
     await telling.flush()
     await telling.aclose()
     assert len(told) < 10, "what waits is replaced by what comes after it"
     shown: list[str] = [update.content[0].content.text for update in editor_sees(told)]
-    assert len(shown[0]) <= MOST_TEXT + 20 and "\x1b" not in shown[0]
+    assert len(shown[0]) <= MAX_TEXT_CHARACTERS + 20 and "\x1b" not in shown[0]
     assert "all" in shown[-1]
 
 
 async def test_what_a_terminal_does_not_show_is_not_kept_without_end() -> None:
-    screen = Screen("s/1.0", "viewed", lambda _content, _meta: None)
+    screen = CommandTerminal("s/1.0", "viewed", lambda _content, _meta: None)
     for _ in range(100):
         screen.write("x" * 100_000)
     near, far = socket.socketpair()
     reader, shows = await asyncio.open_connection(sock=far)
     _unread, writer = await asyncio.open_connection(sock=near)
-    screen.connected(writer)
+    screen.connect_viewer(writer)
     screen.end(0, None)
     shown = await reader.read()
-    assert MOST_BEHIND < len(shown) < MOST_BEHIND + 200_000
+    assert MAX_BUFFERED_BYTES < len(shown) < MAX_BUFFERED_BYTES + 200_000
     shows.close()
-    assert shown.count(LEFT_OUT.encode()) == 1 and shown.endswith(LEFT_OUT.encode() + END + b"0")
+    assert shown.count(OMISSION_NOTE.encode()) == 1 and shown.endswith(OMISSION_NOTE.encode() + END + b"0")

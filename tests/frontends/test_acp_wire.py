@@ -17,9 +17,9 @@ from tests.frontends.acp_clients import Desk, Editor, ask, call, played
 from tests.frontends.conftest import Program
 
 from handrail.agent.budget import Budget
-from handrail.frontends.acp.agent import serve
-from handrail.frontends.acp.opening import Serving
-from handrail.frontends.acp.transport import Checked, Piped, as_line
+from handrail.frontends.acp.agent import serve_client
+from handrail.frontends.acp.session_setup import AcpFrontendSettings
+from handrail.frontends.acp.transport import ValidatingTransport, PipeTransport, to_line
 
 pytestmark = pytest.mark.proves("F-05")
 
@@ -65,7 +65,7 @@ class Lines:
         pass
 
     async def taken(self) -> list[Any]:
-        checked = Checked(Piped(cast("Any", self).__aiter__(), self))
+        checked = ValidatingTransport(PipeTransport(cast("Any", self).__aiter__(), self))
         taken: list[Any] = []
         while (message := await checked.receive()) is not None:
             taken.append(message)
@@ -119,7 +119,7 @@ class Closed(Lines):
 async def test_what_a_client_is_told_that_has_gone_is_dropped_unless_somebody_waits_for_it() -> None:
     closed = Closed("no json", "null", '{"id": 2, "method": "initialize", "params": {"protocolVersion": 1}}')
     assert [message["id"] for message in await closed.taken()] == [2], "it is heard until it says no more"
-    pipe = Piped(aiter(cast("Any", closed)), closed)
+    pipe = PipeTransport(aiter(cast("Any", closed)), closed)
     await pipe.send({"jsonrpc": "2.0", "id": 2, "result": {}})
     for waited_for in ({"method": "session/update"}, {"id": 0, "method": "session/request_permission"}):
         with pytest.raises(BrokenPipeError):
@@ -141,7 +141,7 @@ async def test_a_client_that_goes_while_it_is_asked_leaves_no_traceback(handrail
         nonlocal requests
         requests += 1
         assert process.stdin is not None
-        process.stdin.write(as_line({"jsonrpc": "2.0", "id": requests, "method": method, "params": params}).encode())
+        process.stdin.write(to_line({"jsonrpc": "2.0", "id": requests, "method": method, "params": params}).encode())
         await process.stdin.drain()
 
     async def told(wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
@@ -195,15 +195,15 @@ async def test_a_client_that_hangs_up_without_reading_what_it_is_told_is_not_wai
         async def close(self) -> None:
             pass
 
-    serving = Serving(
+    serving = AcpFrontendSettings(
         desk.kernel,
         desk.reading,
         played(tmp_path, {"text": "There is much to say."}),
-        lambda manifest: Budget.of(manifest.budgets),
+        lambda manifest: Budget.resolve(manifest.budgets),
     )
-    await serve(Deaf(), serving, patience_s=0)
+    await serve_client(Deaf(), serving, patience_s=0)
     with desk.reading(str(desk.workspace)) as reader:
-        (left,) = reader.resumable(limit=5)
+        (left,) = reader.list_resumable(limit=5)
     assert left.task == "go"
 
 
@@ -261,7 +261,7 @@ async def test_no_message_ends_the_connection(messages: list[Any]) -> None:
             return None
 
         async def send(self, message: dict[str, Any]) -> None:
-            await answers.put(json.loads(as_line(message)))
+            await answers.put(json.loads(to_line(message)))
 
         async def close(self) -> None:
             pass
@@ -269,7 +269,7 @@ async def test_no_message_ends_the_connection(messages: list[Any]) -> None:
     def never(*_: object) -> Any:
         raise AssertionError("no workspace is opened by what has said no hello")
 
-    served = asyncio.create_task(serve(Hostile(), Serving(never, never, never, never)))
+    served = asyncio.create_task(serve_client(Hostile(), AcpFrontendSettings(never, never, never, never)))
     served.add_done_callback(lambda _: answers.put_nowait(None))
     try:
         while (answer := await answers.get()) is None or answer.get("id") != "last":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.frontends.conftest import Here, Program
 
-from handrail.testing.servers import OpenAIServer, Reply
+from handrail.testing.model_servers import OpenAIServer, ScriptedReply
 
 pytestmark = pytest.mark.proves("K-13")
 
@@ -120,7 +120,7 @@ async def test_the_model_is_told_the_agents_prompt_and_its_tools_only(
     handrail: Program, config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(handrail, "brief", 'prompt = "Speak Dutch."\nmodel = "openai:any"\ntools = ["read"]')
-    async with OpenAIServer(Reply("Klaar.")) as server:
+    async with OpenAIServer(ScriptedReply("Klaar.")) as server:
         monkeypatch.setenv("OPENAI_API_KEY", server.key)
         chosen = ("--config", config, "--agent", "brief", "--base-url", f"{server.address}/v1")
         done = await asyncio.to_thread(handrail, "run", "look around", *chosen)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.frontends.conftest import Here, Program, Terminals
 
-from handrail.store.folders import prepare
+from handrail.store.folders import prepare_folders
 
 WRITE = json.dumps({"path": "new.txt", "content": "one\ntwo\n"})
 
@@ -220,7 +220,7 @@ def test_wait_returns_with_the_next_request(here: Here, handrail: Program, state
     if state == "used":
         assert here("call", "read", '{"path": "note.txt"}').code == 0
     if state == "being made":  # another process has begun with it
-        prepare(handrail.workspace, handrail.state).database.touch(0o600)
+        prepare_folders(handrail.workspace, handrail.state).database_file.touch(0o600)
     command = handrail.command("approve", "--wait", "--json")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waiting:
         assert waiting.stdout is not None and waiting.stderr is not None

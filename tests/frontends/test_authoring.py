@@ -7,7 +7,7 @@ import json
 import pytest
 from tests.frontends.conftest import Here, Program
 
-from handrail.authoring.templates import files_of, write
+from handrail.authoring.templates import make_tool_files, write_files
 from handrail.frontends.cli.app import run
 from handrail.sandbox import tiers
 
@@ -27,11 +27,11 @@ def test_a_new_tool_is_written_and_passes_the_check(
     assert "nothing was written" in capfd.readouterr().err
 
 
-@pytest.mark.skipif(not tiers.choose().tier.confines, reason="programs cannot be confined on this machine")
+@pytest.mark.skipif(not tiers.choose_sandbox().tier.is_confining, reason="programs cannot be confined on this machine")
 @pytest.mark.proves("R-15")
 def test_a_build_shows_what_it_runs_and_writes_and_a_failure_says_why(handrail: Program, here: Here) -> None:
     config, tools = handrail.config / "handrail.toml", handrail.config / "tools"
-    write(tools, files_of("source", "text.words"))
+    write_files(tools, make_tool_files("source", "text.words"))
     (tools / "test_text_words.py").unlink()
     config.write_text("")
     script = tools / "text_words" / "build.sh"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 from tests.frontends.conftest import Here, Program
 
-from handrail.sandbox.start.spawn import binaries
+from handrail.sandbox.start.spawn import find_binaries
 from handrail.store.database.schema import VERSION
 
 pytestmark = pytest.mark.proves("F-12")
@@ -39,9 +39,9 @@ def ended(command: Sequence[str]) -> tuple[int, str]:
     return done.returncode, said
 
 
-@pytest.mark.skipif(next(binaries(), None) is None, reason="nothing here makes a folder read-only for root too")
+@pytest.mark.skipif(next(find_binaries(), None) is None, reason="nothing here makes a folder read-only for root too")
 def test_on_a_read_only_disk_looking_works_and_removing_says_why_not(handrail: Program, here: Here, call: str) -> None:
-    frozen = [next(binaries()), "--dev-bind", "/", "/", "--ro-bind", str(handrail.state), str(handrail.state), "--"]
+    frozen = [next(find_binaries()), "--dev-bind", "/", "/", "--ro-bind", str(handrail.state), str(handrail.state), "--"]
 
     def tried(*arguments: str) -> tuple[int, str]:
         return ended([*frozen, *handrail.cold(*arguments)])

@@ -15,7 +15,7 @@ from tests.frontends.conftest import Here, Program, Terminals
 
 from handrail import open_kernel
 from handrail.frontends.cli.app import run
-from handrail.frontends.cli.options import alone
+from handrail.frontends.cli.options import is_headless
 
 pytestmark = pytest.mark.proves("F-11")
 
@@ -197,7 +197,7 @@ def test_values_of_a_strangers_file_cannot_act_on_the_terminal(
     ],
 )
 def test_the_environment_says_whether_somebody_can_be_asked(environment: dict[str, str], expected: bool) -> None:
-    assert alone(environment) is expected
+    assert is_headless(environment) is expected
 
 
 @pytest.mark.proves("F-11", "P-10")

@@ -7,7 +7,7 @@ import json
 import pytest
 from tests.frontends.conftest import Here, Program
 
-from handrail.store.opening import Store
+from handrail.store.workspace_store import WorkspaceStore
 
 pytestmark = pytest.mark.proves("P-13")
 
@@ -51,7 +51,7 @@ def test_explaining_a_call_changes_nothing_and_works_beside_a_holder(here: Here,
     call, before = last_call(here), here("log", "--records", "--json").out
     assert handrail("explain", call).code == 0
     assert here("log", "--records", "--json").out == before
-    store = Store.open(handrail.workspace, handrail.state, face="mcp")
+    store = WorkspaceStore.open(handrail.workspace, handrail.state, frontend="mcp")
     try:
         assert handrail("explain", call).code == 0
     finally:

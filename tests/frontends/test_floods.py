@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 from tests.frontends.test_mcp_http import ALICE, BOB, Rpc, running
 
-from handrail.frontends.mcp import connections, http
-from handrail.frontends.mcp.connections import connections_within
+from handrail.frontends.mcp import http_limits, http_server
+from handrail.frontends.mcp.http_limits import bounded_connection_class
 
 INITIALIZE: dict[str, Any] = {
     "jsonrpc": "2.0",
@@ -118,8 +118,8 @@ async def test_a_field_that_is_repeated_with_one_value_is_one(tmp_path: Path) ->
 async def test_a_request_that_never_ends_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: str
 ) -> None:
-    monkeypatch.setattr(connections, "HEAD_S", 0.05)
-    monkeypatch.setattr(connections, "BODY_S", 0.05)
+    monkeypatch.setattr(http_limits, "HEAD_S", 0.05)
+    monkeypatch.setattr(http_limits, "BODY_S", 0.05)
     async with running(tmp_path) as rpc:
         where = urlsplit(rpc.url)
         if sent == "nothing":
@@ -143,8 +143,8 @@ async def test_a_request_that_never_ends_is_given_up(
 async def test_a_client_that_sends_on_after_its_answer_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
-    monkeypatch.setattr(connections, "MOST_DROPPED_BYTES", 2**20 if bound == "bytes" else 2**60)
-    monkeypatch.setattr(connections, "DROPPED_S", 600.0 if bound == "bytes" else 0.05)
+    monkeypatch.setattr(http_limits, "MOST_DROPPED_BYTES", 2**20 if bound == "bytes" else 2**60)
+    monkeypatch.setattr(http_limits, "DROPPED_S", 600.0 if bound == "bytes" else 0.05)
     async with running(tmp_path) as rpc:
         where = urlsplit(rpc.url)
         reader, writer = await asyncio.open_connection(where.hostname, where.port)
@@ -158,12 +158,12 @@ async def test_a_client_that_sends_on_after_its_answer_is_cut_off(
 
 
 async def test_idle_connections_keep_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def five(most: int, ended: Callable[[object], object]) -> type[connections.Connection]:
-        protocol = connections_within(most, ended)
+    def five(most: int, ended: Callable[[object], object]) -> type[http_limits.TimedConnection]:
+        protocol = bounded_connection_class(most, ended)
         protocol.most = 5
         return protocol
 
-    monkeypatch.setattr(http, "connections_within", five)
+    monkeypatch.setattr(http_server, "connections_within", five)
     async with running(tmp_path) as rpc:
         where = urlsplit(rpc.url)
         held = [await asyncio.open_connection(where.hostname, where.port) for _ in range(20)]
@@ -174,7 +174,7 @@ async def test_idle_connections_keep_nobody_out(tmp_path: Path, monkeypatch: pyt
 
 
 def test_connections_leave_room_for_other_files() -> None:
-    assert 16 <= connections_within(2_000, id).most <= 2_000
+    assert 16 <= bounded_connection_class(2_000, id).most <= 2_000
 
 
 async def opened(rpc: Rpc, token: str | None = None) -> tuple[int, str]:
@@ -192,7 +192,7 @@ async def known(rpc: Rpc, session: str, token: str | None = None) -> bool:
 async def test_abandoned_sessions_make_room_and_one_that_works_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "MOST_SESSIONS", 3)
+    monkeypatch.setattr(http_server, "MOST_SESSIONS", 3)
     async with running(tmp_path) as rpc:
         _, used = await opened(rpc)
         for _ in range(3):
@@ -215,8 +215,8 @@ async def test_abandoned_sessions_make_room_and_one_that_works_stays(
 
 
 async def test_no_owner_takes_the_places_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "MOST_SESSIONS", 10)
-    monkeypatch.setattr(http, "MOST_SESSIONS_OF_ONE", 2)
+    monkeypatch.setattr(http_server, "MOST_SESSIONS", 10)
+    monkeypatch.setattr(http_server, "MOST_SESSIONS_OF_ONE", 2)
     async with running(tmp_path, tokens={ALICE: "alice", BOB: "bob"}) as rpc:
         _, of_bob = await opened(rpc, BOB)
         of_alice = [(await opened(rpc, ALICE))[1] for _ in range(30)]

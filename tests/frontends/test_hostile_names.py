@@ -25,7 +25,7 @@ import handrail
 from handrail.frontends.cli.app import run
 from handrail.record.log import CommitLog, Record
 from handrail.store.encoding import decode, encode
-from handrail.store.opening import Store
+from handrail.store.workspace_store import WorkspaceStore
 
 SOURCE = Path(handrail.__file__).parent
 DEMOS = Path(__file__).parents[2] / "demos"
@@ -83,7 +83,7 @@ def poisoned(value: Any, name: str = "") -> Any:
 def state(handrail: Program, here: Here) -> Program:
     """A workspace whose log, sessions, approvals, jobs, rules, skills, agents and configuration are hostile."""
     assert here("call", "write", json.dumps({"path": "a.txt", "content": HOSTILE})).code == 4
-    store = Store.open(handrail.workspace, handrail.state, face="test")
+    store = WorkspaceStore.open(handrail.workspace, handrail.state, frontend="test")
     try:
         proposed = {"tool": HOSTILE, "arguments": {HOSTILE: HOSTILE}, "generation": 1, "parent": HOSTILE}
         ending = {"type": "error", "error_text": HOSTILE, "metadata": {"error_kind": "not_found"}}
@@ -95,7 +95,7 @@ def state(handrail: Program, here: Here) -> Program:
             Record("instructions-read", "ses_h", "", {"files": [{"path": HOSTILE, "left_out": HOSTILE}]}),
         ]
         asyncio.run(CommitLog(store.database).commit(records))
-        path = store.folders.database
+        path = store.folders.database_file
     finally:
         store.database.close()
         store.lease.release()
@@ -316,10 +316,10 @@ def test_a_traceback_and_the_warnings_of_libraries_are_inert(
 
 
 WRITERS = {
-    "frontends/cli/show.py": "the writer itself",
+    "frontends/cli/output.py": "the writer itself",
     "demos/demonstration.py": "its one error makes what it shows visible",
     "demos/tour/watching.py": "its view makes each piece visible and lays out a table",
-    "frontends/acp/screen.py": "the program behind an editor's terminal: its pipe is a call's output, byte by byte",
+    "frontends/acp/terminal_viewer.py": "the program behind an editor's terminal: its pipe is a call's output, byte by byte",
     "testing/upstream_program.py": "a server for tests, on its own pipes",
     "registry/sources/module_worker.py": "a program in the sandbox: its stderr is a pipe of Handrail's",
     "contract/schema/bounded_check.py": "a process that checks arguments: its stdout is a pipe of Handrail's",
@@ -336,7 +336,7 @@ _FORBIDDEN = (
 
 
 def test_only_the_writer_writes_to_a_terminal() -> None:
-    """Every other module hands its texts to ``frontends/cli/show.py``, which makes them inert."""
+    """Every other module hands its texts to ``frontends/cli/output.py``, which makes them inert."""
     found: list[str] = []
     for path in sorted([*SOURCE.rglob("*.py"), *DEMOS.rglob("*.py")]):
         name = path.relative_to(SOURCE if SOURCE in path.parents else DEMOS.parent).as_posix()

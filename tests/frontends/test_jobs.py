@@ -16,7 +16,7 @@ from handrail import Runtime, open_kernel, tool
 @tool(id="late", side_effect="external", mode="background", locks=[])
 async def late(name: str, runtime: Runtime) -> str:
     """Take long."""
-    runtime.output(f"began {name}\nand waits\n")
+    runtime.write_output(f"began {name}\nand waits\n")
     await asyncio.Event().wait()
     return name
 
@@ -72,8 +72,8 @@ async def test_a_running_call_is_promoted_from_another_process(handrail: Program
         promoted = await asyncio.to_thread(handrail, "jobs", "promote", running["call_id"])
         job_id = (await calling).data["job_id"]
         assert (promoted.code, promoted.out) == (0, f"{job_id}: running\n"), "whoever waited is answered with the job"
-        assert await kernel.jobs.promotable() == []
-        assert (await kernel.jobs.promote(running["call_id"])).id == job_id, "twice is once"
+        assert await kernel.jobs.list_running_calls() == []
+        assert (await kernel.jobs.move_to_background(running["call_id"])).id == job_id, "twice is once"
         gates[1].set()
         result = await kernel.jobs.wait(job_id, timeout_ms=60_000)
         assert result is not None and result.ok

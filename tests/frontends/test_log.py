@@ -10,13 +10,13 @@ import pytest
 from tests.frontends.conftest import Here, Program
 
 from handrail.record.log import CommitLog, Record
-from handrail.store.opening import Store
+from handrail.store.workspace_store import WorkspaceStore
 
 
 @pytest.mark.proves("R-10")
 def test_what_was_no_call_is_shown_among_the_calls(here: Here, handrail: Program) -> None:
     assert here("call", "read", '{"path": "note.txt"}').code == 0
-    store = Store.open(handrail.workspace, handrail.state, face="test")
+    store = WorkspaceStore.open(handrail.workspace, handrail.state, frontend="test")
     try:
         about: dict[str, Any] = {"provider": "anthropic:m", "name": "web_search", "tool": "native.web_search"}
         told = {**about, "arguments": {"query": "two\nlines"}, "failed": False, "artifacts": ["sha256:1"]}

@@ -34,10 +34,10 @@ from tests.frontends.mcp_clients import (
 
 from handrail import tool
 from handrail.contract.approvals import ApprovalAnswer
-from handrail.contract.call import Answer, Result
+from handrail.contract.call import CallAnswer, Result
 from handrail.contract.tool.tool import Tool
-from handrail.frontends.mcp.exchange import Exchange, Line
-from handrail.frontends.mcp.tools import MOST_GUIDANCE, Serving
+from handrail.frontends.mcp.client_call import ClientCall, OpenRequest
+from handrail.frontends.mcp.tools import MAX_GUIDANCE, McpFrontendSettings
 
 
 @ERAS
@@ -70,7 +70,7 @@ async def test_what_asks_is_denied_where_the_client_fills_in_no_forms(tmp_path: 
 @ERAS
 async def test_an_operator_may_have_nobody_asked(tmp_path: Path, era: Era) -> None:
     person = Person([filled(decision="once")])
-    async with serving(tmp_path, Serving(headless=True)) as (_, _, client), client(era, person) as one:
+    async with serving(tmp_path, McpFrontendSettings(headless=True)) as (_, _, client), client(era, person) as one:
         assert (await one.call_tool("launch", {"what": "a"})).is_error and not person.seen
 
 
@@ -87,7 +87,7 @@ async def test_questions_are_one_form_with_a_field_for_each(tmp_path: Path, era:
         result = await one.call_tool("question", {"questions": asked})
         assert result.structured_content == {"answers": [["blue"], ["a", "c"], ["because"]]}
         parked = await one.call_tool("question", {"questions": asked})
-        (waiting,) = kernel.approvals.pending()
+        (waiting,) = kernel.approvals.list_pending()
         assert about(parked, "parked") == waiting.id and "call again" in said(parked)
 
 
@@ -140,23 +140,23 @@ async def test_an_approval_that_outlasts_its_request_is_collected_by_the_same_ca
 
 async def test_what_nobody_answers_in_time_is_parked(tmp_path: Path) -> None:
     person = Person()
-    async with serving(tmp_path, Serving(wait_s=0.05)) as (kernel, _, client), client("legacy", person) as one:
+    async with serving(tmp_path, McpFrontendSettings(wait_s=0.05)) as (kernel, _, client), client("legacy", person) as one:
         parked = await one.call_tool("launch", {"what": "later"})
-        assert about(parked, "parked") == kernel.approvals.pending()[0].id and person.seen
+        assert about(parked, "parked") == kernel.approvals.list_pending()[0].id and person.seen
 
 
 @pytest.mark.proves("F-03")
 async def test_a_client_that_does_not_come_back_leaves_its_approval_to_be_collected(tmp_path: Path) -> None:
     """In the stateless era: the request was answered with what is asked, and nothing came of it."""
-    async with serving(tmp_path, Serving(hold_s=0.05)) as (kernel, house, client):
+    async with serving(tmp_path, McpFrontendSettings(hold_s=0.05)) as (kernel, house, client):
         patient = client("auto", Person())
         async with patient as one:
             asked = await one.session.call_tool("launch", {"what": "later"}, allow_input_required=True)
             assert isinstance(asked, types.InputRequiredResult)
-            while not (rows := kernel.approvals.pending()):
+            while not (rows := kernel.approvals.list_pending()):
                 await asyncio.sleep(0)
-            (visit,) = house.visits
-            while visit.guest.exchanges:
+            (visit,) = house.clients
+            while visit.client.calls:
                 await asyncio.sleep(0.001)
             with pytest.raises(MCPError, match="requestState"):
                 await one.session.call_tool("launch", {"what": "later"}, request_state=asked.request_state)
@@ -206,19 +206,19 @@ async def test_a_tool_that_hangs_up_again_and_again_hangs_up_once_for_all_that_w
     async def close() -> None:
         hung_up.append(None)
 
-    async def hang_up() -> Answer:
+    async def hang_up() -> CallAnswer:
         for _ in range(2):
             for _ in range(1_000):
-                exchange.let_go()
-                exchange.let_go()
+                exchange.detach()
+                exchange.detach()
             while not hung_up:
                 await asyncio.sleep(0)
-        return Answer("call-1", "t", Result.output(1), Result.output(1))
+        return CallAnswer("call-1", "t", Result.output(1), Result.output(1))
 
-    exchange = Exchange("call-1")
-    exchange.begin(hang_up())
+    exchange = ClientCall("call-1")
+    exchange.start(hang_up())
     line: Any = SimpleNamespace(close_sse_stream=close, protocol_version="2025-11-25")
-    assert isinstance(await exchange.follow(Line(line)), Answer)
+    assert isinstance(await exchange.report_until_answered(OpenRequest(line)), CallAnswer)
     assert len(hung_up) == 2
 
 
@@ -247,7 +247,7 @@ async def test_what_a_tools_own_call_gave_may_be_passed_on(tmp_path: Path, era: 
 @ERAS
 @pytest.mark.proves("F-03")
 async def test_a_promised_form_is_listed_and_kept(tmp_path: Path, era: Era) -> None:
-    async with serving(tmp_path, Serving(discovery="all")) as (_, _, client), client(era) as one:
+    async with serving(tmp_path, McpFrontendSettings(discovery="all")) as (_, _, client), client(era) as one:
         (listed,) = [found for found in (await one.list_tools()).tools if found.name == "count"]
         assert listed.output_schema == count.spec.output_schema
         assert (await one.call_tool("count", {"good": True})).structured_content == {"n": 1}
@@ -277,10 +277,10 @@ async def test_a_client_that_lists_once_finds_schemas_and_calls_through_a_door(t
 
 @ERAS
 async def test_all_tools_are_listed_where_the_operator_wants_that(tmp_path: Path, era: Era) -> None:
-    async with serving(tmp_path, Serving(discovery="all")) as (kernel, _, client), client(era) as one:
+    async with serving(tmp_path, McpFrontendSettings(discovery="all")) as (kernel, _, client), client(era) as one:
         names = {found.name for found in (await one.list_tools()).tools}
         assert {"git__status", "launch", "read"} <= names and "call_tool" not in names
-        ready = [entry for entry in kernel.generation.entries.values() if entry.withheld is None]
+        ready = [entry for entry in kernel.generation.entries.values() if entry.unavailable_reason is None]
         assert len(names) <= len(ready)
 
 
@@ -304,15 +304,15 @@ async def test_a_storm_of_cancellations_leaves_nothing_behind(tmp_path: Path, er
     async with serving(tmp_path) as (_, house, client), client(era, Person()) as one:
         storm = [asyncio.create_task(one.call_tool("launch", {"what": str(number)})) for number in range(60)]
         while not (
-            house.visits and len(next(iter(house.visits)).guest.held or next(iter(house.visits)).guest.exchanges)
+            house.clients and len(next(iter(house.clients)).client.held_calls or next(iter(house.clients)).client.calls)
         ):
             await asyncio.sleep(0)
         for call in storm:
             call.cancel()
         await asyncio.gather(*storm, return_exceptions=True)
-        (visit,) = house.visits
+        (visit,) = house.clients
         if era == "legacy":  # what is held waits for its client, who may come back
-            while visit.guest.exchanges:
+            while visit.client.calls:
                 await asyncio.sleep(0)
         assert said(await one.call_tool("work", {})) == "done"
 
@@ -320,11 +320,11 @@ async def test_a_storm_of_cancellations_leaves_nothing_behind(tmp_path: Path, er
 async def test_a_tool_that_asks_again_although_the_client_has_not_come_back_is_answered_and_ends(
     tmp_path: Path,
 ) -> None:
-    async with serving(tmp_path, Serving(hold_s=0.01)) as (_, house, client), client("auto", Person()) as one:
+    async with serving(tmp_path, McpFrontendSettings(hold_s=0.01)) as (_, house, client), client("auto", Person()) as one:
         asked = await one.session.call_tool("insist", {"params": {}}, allow_input_required=True)
         assert isinstance(asked, types.InputRequiredResult)
-        (visit,) = house.visits
-        while visit.guest.exchanges:
+        (visit,) = house.clients
+        while visit.client.calls:
             await asyncio.sleep(0.005)
 
 
@@ -333,7 +333,7 @@ async def test_a_request_that_is_none_of_the_protocols_is_refused_to_whoever_ask
     async with serving(tmp_path) as (_, house, client), client(era, Person(), sampling_callback=sample) as one:
         refused = said(await one.call_tool("insist", {"params": {"messages": "none", "maxTokens": 1}}))
         assert refused.count("sampling/createMessage cannot be asked so: params.messages") == 2
-        assert not any(visit.guest.exchanges for visit in house.visits)
+        assert not any(visit.client.calls for visit in house.clients)
 
 
 @ERAS
@@ -351,7 +351,7 @@ async def test_what_another_server_asks_says_so_and_hides_nothing_of_that(tmp_pa
 @pytest.mark.proves("F-03")
 async def test_where_the_log_is_damaged_a_client_is_told_what_is_and_what_to_do(tmp_path: Path, era: Era) -> None:
     async with serving(tmp_path) as (kernel, _, client), client(era) as one:
-        with closing(sqlite3.connect(kernel.rooms.store.folders.database)) as other:
+        with closing(sqlite3.connect(kernel.components.store.folders.database_file)) as other:
             other.execute("ALTER TABLE session RENAME TO elsewhere")
             result = await one.call_tool("read", {"path": "a"})
             assert result.is_error and about(result, "error_kind") == "unavailable"
@@ -394,9 +394,9 @@ async def test_guidance_that_the_instructions_have_no_room_for_follows_the_descr
         return count
 
     tools = (*TOOLS, *map(made, range(40)))
-    async with serving(tmp_path, Serving(discovery="all"), tools=tools) as (_, _, client), client(era) as one:
+    async with serving(tmp_path, McpFrontendSettings(discovery="all"), tools=tools) as (_, _, client), client(era) as one:
         told = [line for line in (one.instructions or "").splitlines() if line.startswith("- ")]
-        assert sum(map(len, told)) < MOST_GUIDANCE and told[-1].startswith("- store__t0")
+        assert sum(map(len, told)) < MAX_GUIDANCE and told[-1].startswith("- store__t0")
         listed = {found.name: found.description or "" for found in (await one.list_tools()).tools}
     for number in range(40):
         beside = f"{number:02d} {number:02d}" in listed[f"store__t{number:02d}"]

@@ -16,13 +16,13 @@ from mcp import Client
 from mcp.server.streamable_http import EventMessage
 
 from handrail import tool
-from handrail.contract.doors.peer import Ask
-from handrail.contract.doors.runtime import Runtime
+from handrail.contract.services.client import ClientRequest
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.errors import StartError, UsageError
-from handrail.frontends.mcp import clients, guest
-from handrail.frontends.mcp.clients import Serving
-from handrail.frontends.mcp.connections import MOST_CONNECTIONS
-from handrail.frontends.mcp.http import MOST_OF_A_STREAM, Listening, Replay, served
+from handrail.frontends.mcp import client_manager, client
+from handrail.frontends.mcp.client_manager import McpFrontendSettings
+from handrail.frontends.mcp.http_limits import MAX_CONNECTIONS
+from handrail.frontends.mcp.http_server import MAX_STREAM_EVENTS, HttpFrontendSettings, EventReplay, run_http_server
 from handrail.testing.kernels import temporary_kernel
 
 FORM: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
@@ -35,7 +35,7 @@ ran: list[str] = []
 @tool(side_effect="read", locks=[], requires={"capabilities": ["elicit"]})
 async def greet(runtime: Runtime, greeting: str = "Hello") -> str:
     """Ask who is there."""
-    answers = await runtime.peer.ask({"who": Ask("elicitation/create", {"message": "Who?", "requestedSchema": FORM})})
+    answers = await runtime.client.send_requests({"who": ClientRequest("elicitation/create", {"message": "Who?", "requestedSchema": FORM})})
     ran.append(greeting)
     return f"{greeting}, {answers['who']['content']['name']}"
 
@@ -68,12 +68,12 @@ class Rpc:
 
 
 @asynccontextmanager
-async def running(folder: Path, serving: Serving | None = None, **listening: Any) -> AsyncGenerator[Rpc]:
+async def running(folder: Path, serving: McpFrontendSettings | None = None, **listening: Any) -> AsyncGenerator[Rpc]:
     ran.clear()
-    where = Listening("127.0.0.1", 0, **listening)
+    where = HttpFrontendSettings("127.0.0.1", 0, **listening)
     async with AsyncExitStack() as stack:
         kernel = await stack.enter_async_context(temporary_kernel(folder, tools=[greet], rules=["allow greet"]))
-        url, _ = await stack.enter_async_context(served(kernel, serving or Serving(), where))
+        url, _ = await stack.enter_async_context(run_http_server(kernel, serving or McpFrontendSettings(), where))
         http = await stack.enter_async_context(httpx2.AsyncClient())
         yield Rpc(http, url)
 
@@ -140,8 +140,8 @@ async def test_what_a_client_did_not_declare_is_named(tmp_path: Path) -> None:
 
 
 async def test_calls_are_held_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guest, "MOST_HELD", 3)
-    async with running(tmp_path, Serving()) as rpc:
+    monkeypatch.setattr(client, "MOST_HELD", 3)
+    async with running(tmp_path, McpFrontendSettings()) as rpc:
         held = [await rpc.call() for _ in range(3)]
         assert all(one["result"]["resultType"] == "input_required" for one in held)
         refused = (await rpc.call())["result"]
@@ -166,7 +166,7 @@ async def test_a_client_that_hangs_up_stops_its_call(tmp_path: Path) -> None:
 
     async with AsyncExitStack() as stack:
         kernel = await stack.enter_async_context(temporary_kernel(tmp_path, tools=[linger], rules=["allow linger"]))
-        url, _ = await stack.enter_async_context(served(kernel, Serving(), Listening("127.0.0.1", 0)))
+        url, _ = await stack.enter_async_context(run_http_server(kernel, McpFrontendSettings(), HttpFrontendSettings("127.0.0.1", 0)))
         http = await stack.enter_async_context(httpx2.AsyncClient())
         hanging = asyncio.create_task(Rpc(http, url).call("linger"))
         await reached.wait()
@@ -294,17 +294,17 @@ async def test_a_state_token_is_enough_to_go_on_over_another_connection(tmp_path
 async def test_the_session_of_a_client_without_a_token_ends_with_its_connection(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         kernel = await stack.enter_async_context(temporary_kernel(tmp_path, tools=[greet], rules=["allow greet"]))
-        url, _ = await stack.enter_async_context(served(kernel, Serving(), Listening("127.0.0.1", 0)))
+        url, _ = await stack.enter_async_context(run_http_server(kernel, McpFrontendSettings(), HttpFrontendSettings("127.0.0.1", 0)))
         async with httpx2.AsyncClient() as http:
             await Rpc(http, url).call(*LOOK)
             (session,) = kernel.sessions.by_id.values()
         async for _ in session.events():  # which end with the session
             pass
-        assert session.closed
+        assert session.is_closed
 
 
 async def test_one_token_takes_no_more_than_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("handrail.frontends.mcp.http.MOST_CONNECTIONS", 16)  # a quarter of which is one credential's
+    monkeypatch.setattr("handrail.frontends.mcp.http_server.MOST_CONNECTIONS", 16)  # a quarter of which is one credential's
     async with running(tmp_path, tokens={ALICE: "alice", BOB: "bob"}) as rpc:
         body: dict[str, Any] = {
             "jsonrpc": "2.0",
@@ -333,7 +333,7 @@ async def test_one_token_takes_no_more_than_its_share(tmp_path: Path, monkeypatc
             refused = await rpc.post(body, **headers)
             assert refused.status_code == 429 and "of this credential" in refused.text
             assert "result" in await rpc.call("todo", token=BOB), "another one's places are free"
-        assert MOST_CONNECTIONS > 16
+        assert MAX_CONNECTIONS > 16
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,7 @@ async def test_a_message_that_is_too_long_is_not_held(tmp_path: Path, declared: 
 
 async def test_idle_clients_make_room_and_busy_ones_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = {ALICE: "alice", BOB: "bob", "carol-0123456789abcdef": "carol"}
-    async with running(tmp_path, Serving(most_guests=1), tokens=tokens) as rpc:
+    async with running(tmp_path, McpFrontendSettings(max_sessions=1), tokens=tokens) as rpc:
         assert "result" in await rpc.call("todo", token=ALICE)
         state = (await rpc.call(token=BOB))["result"]["requestState"]  # in the place of Alice's, and held
         refused = await rpc.call("todo", token="carol-0123456789abcdef")
@@ -380,7 +380,7 @@ async def test_idle_clients_make_room_and_busy_ones_stay(tmp_path: Path, monkeyp
         done = await rpc.call(token=BOB, requestState=state, inputResponses=answer())
         assert text(done) == "Hello, Ann"
         assert "result" in await rpc.call("todo", token="carol-0123456789abcdef")
-    assert clients.Serving().most_guests > 1
+    assert client_manager.McpFrontendSettings().max_sessions > 1
 
 
 async def test_the_sdks_client_works_with_a_token(tmp_path: Path) -> None:
@@ -416,12 +416,12 @@ async def test_the_sdks_client_works_with_a_token(tmp_path: Path) -> None:
 )
 def test_an_address_that_cannot_be_served_safely_is_refused(address: str, more: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        Listening.of(address, **more)
+        HttpFrontendSettings.from_options(address, **more)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:80", "[::1]:8080", "127.8.9.1:80"])
 def test_this_machine_needs_no_token(address: str) -> None:
-    assert Listening.of(address).is_local
+    assert HttpFrontendSettings.from_options(address).is_local
 
 
 @pytest.mark.skipif(os.name == "nt", reason="modes of files")
@@ -430,16 +430,16 @@ def test_a_token_file_is_read_only_where_nobody_else_can(tmp_path: Path) -> None
     file.write_text(f"# who may come\nalice {ALICE}\n\n{BOB}\n")
     file.chmod(0o644)
     with pytest.raises(StartError, match="chmod 600"):
-        Listening.of("0.0.0.0:80", str(file), public_url="https://tools.example.org/mcp")
+        HttpFrontendSettings.from_options("0.0.0.0:80", str(file), public_url="https://tools.example.org/mcp")
     file.chmod(0o600)
-    found = Listening.of("0.0.0.0:80", str(file), public_url="https://tools.example.org/mcp")
+    found = HttpFrontendSettings.from_options("0.0.0.0:80", str(file), public_url="https://tools.example.org/mcp")
     assert found.tokens == {ALICE: "alice", BOB: "token-4"} and ALICE not in repr(found)
     for content in ("", "short", f"{ALICE}\n{ALICE}\n", f"a b {ALICE}"):
         file.write_text(content)
         with pytest.raises(UsageError, match="expected"):
-            Listening.of("127.0.0.1:0", str(file))
+            HttpFrontendSettings.from_options("127.0.0.1:0", str(file))
     with pytest.raises(StartError, match="Could not read"):
-        Listening.of("127.0.0.1:0", str(tmp_path / "none"))
+        HttpFrontendSettings.from_options("127.0.0.1:0", str(tmp_path / "none"))
 
 
 # ── what may be asked for again ──────────────────────────────────────────────────────────────────
@@ -448,7 +448,7 @@ def test_a_token_file_is_read_only_where_nobody_else_can(tmp_path: Path) -> None
 async def test_events_after_one_are_replayed_and_only_of_its_stream() -> None:
     from mcp_types import JSONRPCNotification
 
-    replay, heard = Replay(), list[EventMessage]()
+    replay, heard = EventReplay(), list[EventMessage]()
 
     async def send(event: EventMessage) -> None:
         heard.append(event)
@@ -460,6 +460,6 @@ async def test_events_after_one_are_replayed_and_only_of_its_stream() -> None:
     assert await replay.replay_events_after(first, send) == "a"
     assert [getattr(one.message, "method", "") for one in heard] == ["a0", "a1", "a2"]
     assert await replay.replay_events_after("1", send) is None
-    for _ in range(MOST_OF_A_STREAM):
+    for _ in range(MAX_STREAM_EVENTS):
         await replay.store_event("a", None)
     assert await replay.replay_events_after(first, send) is None, "the oldest are forgotten"

@@ -30,12 +30,12 @@ from tests.frontends.mcp_clients import (
 
 from handrail import Kernel, open_kernel
 from handrail.contract.call import Blob
-from handrail.contract.doors.offers import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplate
-from handrail.contract.doors.runtime import Runtime
-from handrail.frontends.mcp.clients import House
-from handrail.frontends.mcp.server import build
-from handrail.frontends.mcp.tools import Serving
-from handrail.record.reading import LogReader
+from handrail.contract.services.resources import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplate
+from handrail.contract.services.runtime import Runtime
+from handrail.frontends.mcp.client_manager import ClientManager
+from handrail.frontends.mcp.server import build_server
+from handrail.frontends.mcp.tools import McpFrontendSettings
+from handrail.record.log_reader import LogReader
 
 
 class Shelf:
@@ -88,10 +88,10 @@ async def with_shelf(
         state=folder / "state",
         config=folder / "handrail.toml",
         rules=rules,
-        offerings=[shelf],
+        resources=[shelf],
     ) as kernel:
-        house = House(kernel, Serving())
-        server = build(house)
+        house = ClientManager(kernel, McpFrontendSettings())
+        server = build_server(house)
 
         def client(era: Era, hear: Any = None) -> Client:
             return Client(server, mode=era, message_handler=hear)
@@ -204,9 +204,9 @@ async def test_a_process_that_joined_serves_all_the_same(tmp_path: Path, era: Er
             rules=(*ALLOWED, "allow relay"),
         )
         async with joining as kernel:
-            house = House(kernel, Serving())
+            house = ClientManager(kernel, McpFrontendSettings())
             joined = Client(
-                build(house),
+                build_server(house),
                 mode=era,
                 elicitation_callback=person.elicit,
                 sampling_callback=sample,
@@ -273,6 +273,6 @@ async def test_the_session_s_skills_are_prompts_that_say_whose_they_are(tmp_path
             await one.get_prompt("nothing", {})
         model = await one.call_tool("skill", {"name": "greet"})
         assert ("slowly" in said(model)) == (era == "auto"), "a session of one client is given it once"
-    with LogReader.at(next((tmp_path / "state").rglob("handrail.db"))) as log:
+    with LogReader.open_database(next((tmp_path / "state").rglob("handrail.db"))) as log:
         calls = [record.tool for record in log.records(kind="proposed")]
     assert calls.count("skill") == 3, "each time it is a call, on record"

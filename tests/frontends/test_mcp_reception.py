@@ -12,9 +12,9 @@ import pytest
 
 from handrail import tool
 from handrail.frontends.mcp.server import serve_on
-from handrail.frontends.mcp.stdio import NEWER, OLDER, Reception
-from handrail.frontends.mcp.tools import Discovery, Serving
-from handrail.kernel.held import HeldKernel
+from handrail.frontends.mcp.stdio import STATELESS_VERSION, HANDSHAKE_VERSIONS, EarlyResponder
+from handrail.frontends.mcp.tools import Discovery, McpFrontendSettings
+from handrail.kernel.local import LocalKernel
 from handrail.testing.kernels import temporary_kernel
 
 Message = dict[str, Any]
@@ -75,34 +75,34 @@ def hello(version: str = "2025-11-25", **more: Any) -> Message:
     return request(1, "initialize", said)
 
 
-def stamped(version: str = NEWER, **more: Any) -> Message:
+def stamped(version: str = STATELESS_VERSION, **more: Any) -> Message:
     prefix = "io.modelcontextprotocol/"
     said: Message = {"protocolVersion": version, "clientInfo": CLIENT, "clientCapabilities": CAN}
     return {"_meta": {f"{prefix}{key}": value for key, value in said.items()} | more}
 
 
 BEGINNINGS: dict[str, list[Message]] = {
-    version: [hello(version), READY, request("two", "tools/list", {"_meta": {"progressToken": 5}})] for version in OLDER
+    version: [hello(version), READY, request("two", "tools/list", {"_meta": {"progressToken": 5}})] for version in HANDSHAKE_VERSIONS
 }
-BEGINNINGS[NEWER] = [request(1, "server/discover", stamped()), request("two", "tools/list", stamped())]
+BEGINNINGS[STATELESS_VERSION] = [request(1, "server/discover", stamped()), request("two", "tools/list", stamped())]
 
 
 @pytest.fixture
-async def kernel(tmp_path: Path) -> AsyncGenerator[HeldKernel]:
+async def kernel(tmp_path: Path) -> AsyncGenerator[LocalKernel]:
     async with temporary_kernel(tmp_path, tools=[count]) as opened:
         yield opened
 
 
 async def begun(
-    kernel: HeldKernel, messages: Iterable[Message | str], discovery: Discovery = "core"
-) -> tuple[Reception, Heard, bool]:
+    kernel: LocalKernel, messages: Iterable[Message | str], discovery: Discovery = "core"
+) -> tuple[EarlyResponder, Heard, bool]:
     heard = Heard()
-    reception = Reception(kernel, Serving(discovery=discovery), heard)
+    reception = EarlyResponder(kernel, McpFrontendSettings(discovery=discovery), heard)
     return reception, heard, await reception.receive(lines(messages))
 
 
 async def gone_on(
-    reception: Reception, kernel: HeldKernel, discovery: Discovery, out: Any, heard: Heard, count: int
+    reception: EarlyResponder, kernel: LocalKernel, discovery: Discovery, out: Any, heard: Heard, count: int
 ) -> None:
     """The server, for the client that the reception has had, until it has said so much."""
     enough = asyncio.Event()
@@ -112,8 +112,8 @@ async def gone_on(
         for line in ():
             yield line
 
-    ends = reception.resumed(silence()), out
-    serving = asyncio.create_task(serve_on(kernel, Serving(discovery=discovery), ends))
+    ends = reception.replay_lines(silence()), out
+    serving = asyncio.create_task(serve_on(kernel, McpFrontendSettings(discovery=discovery), ends))
     try:
         await heard.until(count)
     finally:
@@ -122,10 +122,10 @@ async def gone_on(
 
 
 @pytest.mark.parametrize("discovery", ["core", "all"])
-@pytest.mark.parametrize("version", [*OLDER, NEWER])
+@pytest.mark.parametrize("version", [*HANDSHAKE_VERSIONS, STATELESS_VERSION])
 @pytest.mark.proves("F-03")
 async def test_the_first_answers_are_those_that_the_server_gives(
-    kernel: HeldKernel, version: str, discovery: Discovery
+    kernel: LocalKernel, version: str, discovery: Discovery
 ) -> None:
     reception, heard, there = await begun(kernel, BEGINNINGS[version], discovery)
     assert there
@@ -137,10 +137,10 @@ async def test_the_first_answers_are_those_that_the_server_gives(
     assert {one["id"]: one for one in own.messages} == {one["id"]: one for one in heard.messages}
 
 
-async def test_a_client_hears_each_answer_once_and_of_a_change_in_between(kernel: HeldKernel) -> None:
+async def test_a_client_hears_each_answer_once_and_of_a_change_in_between(kernel: LocalKernel) -> None:
     reception, heard, _ = await begun(kernel, BEGINNINGS["2025-06-18"], "all")
     await kernel.reload(tools=[count, later])
-    await gone_on(reception, kernel, "all", reception.answers(), heard, 3)
+    await gone_on(reception, kernel, "all", reception.answer_filter(), heard, 3)
     assert [one.get("id", one.get("method")) for one in heard.messages] == [
         1,
         "two",
@@ -148,11 +148,11 @@ async def test_a_client_hears_each_answer_once_and_of_a_change_in_between(kernel
     ]
 
 
-async def test_a_client_that_said_hello_alone_is_served_on(kernel: HeldKernel) -> None:
+async def test_a_client_that_said_hello_alone_is_served_on(kernel: LocalKernel) -> None:
     reception, heard, there = await begun(kernel, [hello(), READY, request(2, "ping")])
     assert there
     assert [one["id"] for one in heard.messages] == [1]
-    await gone_on(reception, kernel, "core", reception.answers(), heard, 2)
+    await gone_on(reception, kernel, "core", reception.answer_filter(), heard, 2)
     assert heard.messages[1] == {"jsonrpc": "2.0", "id": 2, "result": {}}
 
 
@@ -160,7 +160,7 @@ LEFT: dict[str, Message | str] = {
     "no JSON": "{",
     "a batch": "[]",
     "a version that nobody knows": hello("1999-01-01"),
-    "a version of the newer era": hello(NEWER),
+    "a version of the newer era": hello(STATELESS_VERSION),
     "capabilities that are none": hello(capabilities={"roots": {"listChanged": "yes"}}),
     "capabilities of its own": hello(capabilities={"experimental": {"x": {"deep": 1}}}),
     "a client without a name": hello(clientInfo={"version": "1"}),
@@ -173,7 +173,7 @@ LEFT: dict[str, Message | str] = {
     "keys of its own": {**hello(), "extra": 1},
     "parameters that are a list": {**hello(), "params": []},
     "tools before a hello": request(1, "tools/list"),
-    "half an envelope": request(1, "tools/list", {"_meta": {"io.modelcontextprotocol/protocolVersion": NEWER}}),
+    "half an envelope": request(1, "tools/list", {"_meta": {"io.modelcontextprotocol/protocolVersion": STATELESS_VERSION}}),
     "an envelope of the older era": request(1, "server/discover", stamped("2025-11-25")),
     "an envelope with a level of logging": request(
         1, "tools/list", stamped(**{"io.modelcontextprotocol/logLevel": "info"})
@@ -191,7 +191,7 @@ BEHIND: dict[str, Message] = {
 }
 
 
-async def test_whatever_is_not_of_the_plainest_form_is_left_to_the_server(kernel: HeldKernel) -> None:
+async def test_whatever_is_not_of_the_plainest_form_is_left_to_the_server(kernel: LocalKernel) -> None:
     for odd, message in LEFT.items():
         _, heard, there = await begun(kernel, [message])
         assert there, odd
@@ -202,7 +202,7 @@ async def test_whatever_is_not_of_the_plainest_form_is_left_to_the_server(kernel
         assert [one["id"] for one in heard.messages] == [1], odd
 
 
-async def test_a_client_that_says_nothing_of_use_fills_no_memory(kernel: HeldKernel) -> None:
+async def test_a_client_that_says_nothing_of_use_fills_no_memory(kernel: LocalKernel) -> None:
     taken = 0
 
     async def chatter() -> AsyncIterator[str]:
@@ -211,12 +211,12 @@ async def test_a_client_that_says_nothing_of_use_fills_no_memory(kernel: HeldKer
             taken += 1
             yield json.dumps(READY)
 
-    reception = Reception(kernel, Serving(), Heard())
+    reception = EarlyResponder(kernel, McpFrontendSettings(), Heard())
     assert await reception.receive(chatter())
     assert taken < 20
 
 
-async def test_a_client_that_hangs_up_at_once_needs_no_server(kernel: HeldKernel) -> None:
+async def test_a_client_that_hangs_up_at_once_needs_no_server(kernel: LocalKernel) -> None:
     _, heard, there = await begun(kernel, [hello(), READY])
     assert not there
     assert len(heard.messages) == 1

@@ -15,12 +15,12 @@ from tests.frontends.conftest import Program
 from handrail import config
 from handrail.contract.errors import StartError
 from handrail.frontends.cli.app import run
-from handrail.registry.pins import Definition, StoredPins
+from handrail.registry.pins import ThirdPartyDefinition, StoredPins
 from handrail.store import decisions
 from handrail.upstream import definition
-from handrail.upstream.configured import configured
-from handrail.upstream.definition import Listing
-from handrail.upstream.tools import spec_of
+from handrail.upstream.server_config import load_server_definitions
+from handrail.upstream.definition import ServerListing
+from handrail.upstream.tools import build_spec
 
 TOKEN = "ghp_0123456789abcdefghij"
 
@@ -129,7 +129,7 @@ def test_an_import_that_cannot_be_written_leaves_no_secret_behind(
         json.dumps({"mcpServers": {"a": {"command": "/x", "env": {"KEY": "v"}}}})
     )
 
-    def full(path: Path, content: bytes, write: Callable[[Path, bytes], None] = decisions.write_private) -> None:
+    def full(path: Path, content: bytes, write: Callable[[Path, bytes], None] = decisions.write_private_file) -> None:
         if path.name == "handrail.toml":
             raise StartError("the disk is full")
         write(path, content)
@@ -150,14 +150,14 @@ def test_the_list_says_what_each_server_waits_for(
     file.write_text(f'{tables}[mcp.servers.gone]\ncommand = "/nowhere/at/all"\n')
     state = handrail.state
     state.mkdir(mode=0o700, exist_ok=True)
-    for server in configured(config.load(file)):
+    for server in load_server_definitions(config.load_configuration(file)):
         names = {"known": ("a", "b"), "ready": ("a",), "empty": ()}.get(server.name)
         if names is not None:
             items = tuple({"name": name, "description": "Does.", "inputSchema": {"type": "object"}} for name in names)
-            definition.write(state, server.name, server.hash, Listing(tools=items, protocol="2025-11-25"))
+            definition.write_listing(state, server.name, server.definition_hash, ServerListing(tools=items, protocol="2025-11-25"))
             if server.name == "ready":
-                specs = [spec_of(item, server, server.requires) for item in items]
-                StoredPins(state).approve(server.name, [Definition.of(spec) for spec in specs])
+                specs = [build_spec(item, server, server.requires) for item in items]
+                StoredPins(state).approve(server.name, [ThirdPartyDefinition.from_spec(spec) for spec in specs])
     assert (
         run(["mcp", "list", "--json", "-C", str(handrail.workspace), "--state", str(state), "--config", str(file)]) == 0
     )

@@ -17,12 +17,12 @@ from pydantic import ConfigDict
 from tests.frontends.mcp_clients import NAME, said, serving
 
 from handrail import ToolError, tool
-from handrail.contract.doors.peer import Ask
-from handrail.contract.doors.runtime import Runtime
+from handrail.contract.services.client import ClientRequest
+from handrail.contract.services.runtime import Runtime
 from handrail.frontends.mcp import tasks as module
-from handrail.frontends.mcp.clients import House
-from handrail.frontends.mcp.tools import Serving
-from handrail.kernel.held import HeldKernel
+from handrail.frontends.mcp.client_manager import ClientManager
+from handrail.frontends.mcp.tools import McpFrontendSettings
+from handrail.kernel.local import LocalKernel
 
 TASKS = "io.modelcontextprotocol/tasks"
 FORM = {"message": "Who?", "requestedSchema": NAME}
@@ -42,7 +42,7 @@ gates: list[Gates] = []
 @tool(side_effect="external", locks=[], mode="background")
 async def beside(runtime: Runtime, fails: bool = False) -> str:
     """Go on in the background."""
-    runtime.progress("half way")
+    runtime.report_progress("half way")
     gates[0].began.set()
     await gates[0].go.wait()
     if fails:
@@ -55,12 +55,12 @@ async def asker(runtime: Runtime, what: str = "forms") -> str:
     """Ask in the background."""
     if what == "later":
         await gates[0].go.wait()
-        return (await runtime.peer.ask({"one": Ask("elicitation/create", FORM)}))["one"]["content"]["name"]
+        return (await runtime.client.send_requests({"one": ClientRequest("elicitation/create", FORM)}))["one"]["content"]["name"]
     if what == "roots":
-        return str(await runtime.peer.ask({"where": Ask("roots/list", {})}))
-    form = Ask("elicitation/create", FORM)
-    both = await runtime.peer.ask({"one": form, "two": form})
-    again = await runtime.peer.ask({"one": form})
+        return str(await runtime.client.send_requests({"where": ClientRequest("roots/list", {})}))
+    form = ClientRequest("elicitation/create", FORM)
+    both = await runtime.client.send_requests({"one": form, "two": form})
+    again = await runtime.client.send_requests({"one": form})
     return ", ".join(str(answer["content"]["name"]) for answer in (both["one"], both["two"], again["one"]))
 
 
@@ -69,7 +69,7 @@ async def long(runtime: Runtime, asks: bool = False) -> str:
     """Take as long as it takes."""
     who = ""
     if asks:
-        who = (await runtime.peer.ask({"who": Ask("elicitation/create", FORM)}))["who"]["content"]["name"]
+        who = (await runtime.client.send_requests({"who": ClientRequest("elicitation/create", FORM)}))["who"]["content"]["name"]
     await gates[0].go.wait()
     return f"done at last {who}"
 
@@ -112,9 +112,9 @@ async def never(context: Any, params: Any) -> types.ElicitResult:
 @asynccontextmanager
 async def following(
     folder: Path, *, after_s: float = 0.02, hold_s: float = 600.0
-) -> AsyncGenerator[tuple[Following, HeldKernel, House, Callable[..., Client]]]:
+) -> AsyncGenerator[tuple[Following, LocalKernel, ClientManager, Callable[..., Client]]]:
     gates[:] = [Gates()]
-    settings = Serving(discovery="all", task_after_s=after_s, hold_s=hold_s)
+    settings = McpFrontendSettings(discovery="all", task_after_s=after_s, hold_s=hold_s)
     async with (
         serving(folder, settings, RULES, TOOLS) as (kernel, house, client),
         Client(client("auto").server, extensions=[advertise(TASKS)], elicitation_callback=never) as one,
@@ -258,13 +258,13 @@ async def test_whoever_listens_is_told_of_a_task_what_a_look_would_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     due: asyncio.Queue[None] = asyncio.Queue()
-    look: Any = module.Tasks._look  # pyright: ignore[reportPrivateUsage]
+    look: Any = module.TaskManager._check_client  # pyright: ignore[reportPrivateUsage]
 
     def counted(*given: Any) -> None:
         look(*given)
         due.put_nowait(None)
 
-    monkeypatch.setattr(module.Tasks, "_look", counted)
+    monkeypatch.setattr(module.TaskManager, "_look", counted)
     monkeypatch.setattr(module, "TELLING_S", 0)
     hearing = Hearing()
     async with (
@@ -375,7 +375,7 @@ async def test_a_task_outlasts_the_server_that_made_it(tmp_path: Path) -> None:
 
     @asynccontextmanager
     async def server() -> AsyncGenerator[Following]:
-        settings = Serving(discovery="all")
+        settings = McpFrontendSettings(discovery="all")
         async with (
             serving(tmp_path, settings, ("allow beside", "allow again"), (beside, again)) as (_, _, client),
             Client(client("auto").server, extensions=[advertise(TASKS)]) as one,

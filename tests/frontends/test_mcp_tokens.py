@@ -26,13 +26,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from handrail.config.mcp import McpServe
+from handrail.config.mcp import McpServeSettings
 from handrail.contract.errors import HandrailError
 from handrail.frontends.mcp import auth
-from handrail.frontends.mcp.auth import AuthServerTokens, IntrospectedTokens, Introspection, Unchecked, check_address
-from handrail.frontends.mcp.clients import Serving
-from handrail.frontends.mcp.http import Listening, _Listener, served  # pyright: ignore[reportPrivateUsage]
-from handrail.runtime.secrets import SecretStore
+from handrail.frontends.mcp.auth import JwtTokenVerifier, IntrospectionVerifier, IntrospectionSettings, TokenUncheckable, check_secure_url
+from handrail.frontends.mcp.client_manager import McpFrontendSettings
+from handrail.frontends.mcp.http_server import HttpFrontendSettings, _UvicornServer, run_http_server  # pyright: ignore[reportPrivateUsage]
+from handrail.runtime.secret_store import SecretStore
 from handrail.testing.kernels import temporary_kernel
 
 KEY, OTHER = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
@@ -124,7 +124,7 @@ async def authority() -> AsyncGenerator[Authority]:
 
 @asynccontextmanager
 async def listening(app: Starlette, port: int) -> AsyncGenerator[None]:
-    server = _Listener(uvicorn.Config(app, port=port, log_config=None, lifespan="off"))
+    server = _UvicornServer(uvicorn.Config(app, port=port, log_config=None, lifespan="off"))
     running = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0)
@@ -138,7 +138,7 @@ async def listening(app: Starlette, port: int) -> AsyncGenerator[None]:
 @pytest.mark.proves("F-03")
 async def test_only_a_token_made_here_by_that_authority_and_still_good_is_taken() -> None:
     async with authority() as one:
-        verifier = AuthServerTokens(one.issuer, RESOURCE)
+        verifier = JwtTokenVerifier(one.issuer, RESOURCE)
         good = await verifier.verify_token(one.token())
         assert good is not None and (good.client_id, good.subject, good.scopes) == ("editor", "ann", ["tools", "more"])
         assert await verifier.verify_token(one.token(aud=["https://a.example.org", RESOURCE])) is not None
@@ -165,15 +165,15 @@ async def test_only_a_token_made_here_by_that_authority_and_still_good_is_taken(
 async def test_an_authority_that_calls_itself_something_else_is_not_believed() -> None:
     async with authority() as one:
         one.said["issuer"] = "https://evil.example.org"
-        assert await AuthServerTokens(one.issuer, RESOURCE).verify_token(one.token()) is None
+        assert await JwtTokenVerifier(one.issuer, RESOURCE).verify_token(one.token()) is None
         one.said |= {"issuer": one.issuer, "jwks_uri": "http://keys.example.org/"}
-        assert await AuthServerTokens(one.issuer, RESOURCE).verify_token(one.token()) is None
+        assert await JwtTokenVerifier(one.issuer, RESOURCE).verify_token(one.token()) is None
         assert one.fetched == 0
 
 
 async def test_an_authority_that_is_not_there_lets_nobody_in() -> None:
     issuer = f"http://127.0.0.1:{free_port()}"
-    assert await AuthServerTokens(issuer, RESOURCE).verify_token(Authority(issuer).token()) is None
+    assert await JwtTokenVerifier(issuer, RESOURCE).verify_token(Authority(issuer).token()) is None
 
 
 @pytest.mark.proves("F-03")
@@ -181,8 +181,8 @@ async def test_clients_are_told_where_tokens_are_to_be_had_and_scopes_are_asked_
     async with AsyncExitStack() as stack:
         one = await stack.enter_async_context(authority())
         kernel = await stack.enter_async_context(temporary_kernel(tmp_path))
-        where = Listening("127.0.0.1", 0, public_url=RESOURCE, auth_server=one.issuer, scopes=("tools",))
-        url, _ = await stack.enter_async_context(served(kernel, Serving(), where))
+        where = HttpFrontendSettings("127.0.0.1", 0, public_url=RESOURCE, auth_server=one.issuer, scopes=("tools",))
+        url, _ = await stack.enter_async_context(run_http_server(kernel, McpFrontendSettings(), where))
         http = await stack.enter_async_context(
             httpx2.AsyncClient(headers={"Accept": "application/json, text/event-stream"})
         )
@@ -202,7 +202,7 @@ async def test_clients_are_told_where_tokens_are_to_be_had_and_scopes_are_asked_
 
 # ── opaque ones, which their authority is asked about ────────────────────────────────────────────
 
-HOW = Introspection("handrail", "s:cret/1")
+HOW = IntrospectionSettings("handrail", "s:cret/1")
 
 
 @pytest.mark.proves("F-03")
@@ -212,7 +212,7 @@ async def test_an_opaque_token_is_good_for_what_its_authority_says_of_it_here_an
             ("basic", f"Basic {base64.b64encode(b'handrail:s%3Acret%2F1').decode()}", {}),
             ("post", "", {"client_id": "handrail", "client_secret": "s:cret/1"}),
         ):
-            verifier = IntrospectedTokens(one.issuer, RESOURCE, replace(HOW, method=method))
+            verifier = IntrospectionVerifier(one.issuer, RESOURCE, replace(HOW, method=method))
             good = await verifier.verify_token("opaque-1")
             assert good is not None and (good.client_id, good.subject) == ("editor", "ann")
             assert good.scopes == ["tools", "more"] and good.resource == RESOURCE and good.token == ""
@@ -255,9 +255,9 @@ async def test_an_opaque_token_is_good_for_what_its_authority_says_of_it_here_an
 )
 async def test_an_answer_that_is_none_lets_nobody_in_and_is_not_believed_later(status: int, said: Any) -> None:
     async with authority() as one:
-        verifier = IntrospectedTokens(one.issuer, RESOURCE, HOW)
+        verifier = IntrospectionVerifier(one.issuer, RESOURCE, HOW)
         good, one.active, one.status = one.active, said, status
-        with pytest.raises(Unchecked):
+        with pytest.raises(TokenUncheckable):
             await verifier.verify_token("opaque")
         one.active, one.status = good, 200
         assert await verifier.verify_token("opaque") is not None
@@ -266,13 +266,13 @@ async def test_an_answer_that_is_none_lets_nobody_in_and_is_not_believed_later(s
 async def test_an_authority_that_cannot_be_asked_lets_nobody_in() -> None:
     issuer = f"http://127.0.0.1:{free_port()}"
     for url in ("", f"{issuer}/ask"):
-        with pytest.raises(Unchecked):
-            await IntrospectedTokens(issuer, RESOURCE, replace(HOW, url=url)).verify_token("opaque")
+        with pytest.raises(TokenUncheckable):
+            await IntrospectionVerifier(issuer, RESOURCE, replace(HOW, url=url)).verify_token("opaque")
 
 
 async def test_many_who_come_with_one_token_are_one_question_and_the_answer_is_believed_for_a_while() -> None:
     async with authority() as one:
-        verifier = IntrospectedTokens(one.issuer, RESOURCE, HOW)
+        verifier = IntrospectionVerifier(one.issuer, RESOURCE, HOW)
         one.answers.clear()
         coming = [asyncio.ensure_future(verifier.verify_token("opaque")) for _ in range(20)]
         while not one.asked:
@@ -286,7 +286,7 @@ async def test_many_who_come_with_one_token_are_one_question_and_the_answer_is_b
         assert await verifier.verify_token("other") is None
         one.active = one.claims(active=True)
         assert await verifier.verify_token("other") is None and len(one.asked) == 2
-        anew = IntrospectedTokens(one.issuer, RESOURCE, replace(HOW, cache_s=0))
+        anew = IntrospectionVerifier(one.issuer, RESOURCE, replace(HOW, cache_s=0))
         assert await anew.verify_token("other") is not None and await anew.verify_token("other") is not None
         assert len(one.asked) == 4
 
@@ -295,12 +295,12 @@ async def test_no_more_is_asked_or_kept_at_once_than_is_bound(monkeypatch: pytes
     monkeypatch.setattr(auth, "MOST_KNOWN", 2)
     monkeypatch.setattr(auth, "MOST_ASKED", 2)
     async with authority() as one:
-        verifier = IntrospectedTokens(one.issuer, RESOURCE, HOW)
+        verifier = IntrospectionVerifier(one.issuer, RESOURCE, HOW)
         one.answers.clear()
         waiting = [asyncio.ensure_future(verifier.verify_token(f"opaque-{number}")) for number in range(2)]
         while len(one.asked) < 2:
             await asyncio.sleep(0)
-        with pytest.raises(Unchecked, match="already"):
+        with pytest.raises(TokenUncheckable, match="already"):
             await verifier.verify_token("opaque-2")
         one.answers.set()
         await asyncio.gather(*waiting)
@@ -315,7 +315,7 @@ async def test_a_server_takes_opaque_tokens_and_says_when_it_cannot_check_one(tm
     async with AsyncExitStack() as stack:
         one = await stack.enter_async_context(authority())
         kernel = await stack.enter_async_context(temporary_kernel(tmp_path))
-        own = McpServe.model_validate(
+        own = McpServeSettings.model_validate(
             {
                 "auth_server": one.issuer,
                 "public_url": RESOURCE,
@@ -325,9 +325,9 @@ async def test_a_server_takes_opaque_tokens_and_says_when_it_cannot_check_one(tm
             }
         )
         secrets = SecretStore({"CAROL": "carol-0123456789abcdef", "ASK": "sesame"})
-        where = Listening.of("127.0.0.1:0", configured=own, secrets=secrets)
+        where = HttpFrontendSettings.from_options("127.0.0.1:0", configured=own, secrets=secrets)
         assert "sesame" not in repr(where) and "carol-0123456789abcdef" not in repr(where)
-        url, _ = await stack.enter_async_context(served(kernel, Serving(), where))
+        url, _ = await stack.enter_async_context(run_http_server(kernel, McpFrontendSettings(), where))
         http = await stack.enter_async_context(
             httpx2.AsyncClient(headers={"Accept": "application/json, text/event-stream"})
         )
@@ -376,13 +376,13 @@ async def test_a_server_takes_opaque_tokens_and_says_when_it_cannot_check_one(tm
 def test_a_configuration_that_would_let_the_wrong_in_serves_nobody(own: dict[str, Any], said: str) -> None:
     secrets = SecretStore({"SHORT": "x" * 15, "LONG": "x" * 16}, {"NONE": "the variable N is not set; set it"})
     with pytest.raises(HandrailError, match=said) as caught:
-        Listening.of("127.0.0.1:0", configured=McpServe.model_validate(own), secrets=secrets)
+        HttpFrontendSettings.from_options("127.0.0.1:0", configured=McpServeSettings.model_validate(own), secrets=secrets)
     assert "xxx" not in str(caught.value)
 
 
 def test_configured_tokens_open_an_address_that_others_reach() -> None:
-    own = McpServe.model_validate({"tokens": {"a": {"secret": "A"}}, "public_url": RESOURCE})
-    found = Listening.of("0.0.0.0:0", configured=own, secrets=SecretStore({"A": "x" * 16}))
+    own = McpServeSettings.model_validate({"tokens": {"a": {"secret": "A"}}, "public_url": RESOURCE})
+    found = HttpFrontendSettings.from_options("0.0.0.0:0", configured=own, secrets=SecretStore({"A": "x" * 16}))
     assert found.tokens == {"x" * 16: "a"} and found.public_url == RESOURCE
 
 
@@ -394,4 +394,4 @@ def test_keys_are_fetched_over_what_nobody_else_can_change(url: str) -> None:
     from handrail.contract.errors import UsageError
 
     with pytest.raises(UsageError, match="https://"):
-        check_address(url, "--auth-server")
+        check_secure_url(url, "--auth-server")

@@ -10,8 +10,8 @@ import click
 import pytest
 from tests.frontends.conftest import Here, Program, Terminals
 
-from handrail.frontends.cli.commands.log import moment
-from handrail.store.folders import locate
+from handrail.frontends.cli.commands.log import parse_time
+from handrail.store.folders import locate_folders
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone(timedelta(hours=2)))
 
@@ -66,9 +66,9 @@ def test_a_purge_in_json(used: Here) -> None:
 
 
 def test_a_purge_is_refused_while_another_process_holds_the_workspace(used: Here, handrail: Program) -> None:
-    from handrail.store.opening import Store
+    from handrail.store.workspace_store import WorkspaceStore
 
-    store = Store.open(handrail.workspace, handrail.state, face="mcp")
+    store = WorkspaceStore.open(handrail.workspace, handrail.state, frontend="mcp")
     try:
         done = handrail("log", "purge", "--before", "0", "--yes")
         asked = handrail("log", "purge", "--before", "0")
@@ -84,7 +84,7 @@ def test_a_purge_is_refused_while_another_process_holds_the_workspace(used: Here
 
 def test_a_workspace_without_a_log_has_nothing_to_purge(here: Here, handrail: Program) -> None:
     assert "Nothing to remove" in here("log", "purge", "--before", "30", "--yes").err
-    assert not locate(handrail.workspace, handrail.state).database.exists()
+    assert not locate_folders(handrail.workspace, handrail.state).database_file.exists()
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,10 @@ def test_what_cannot_be_purged_is_told_in_a_line(here: Here, arguments: tuple[st
     ],
 )
 def test_moments_are_days_ago_or_dates(text: str, then: datetime) -> None:
-    assert moment(text, NOW) == int(then.timestamp()) * 1_000_000_000 + then.microsecond * 1000
+    assert parse_time(text, NOW) == int(then.timestamp()) * 1_000_000_000 + then.microsecond * 1000
 
 
 def test_a_date_without_an_offset_is_meant_here() -> None:
-    assert moment("2026-01-31", NOW) == int(datetime(2026, 1, 31).astimezone().timestamp()) * 1_000_000_000
+    assert parse_time("2026-01-31", NOW) == int(datetime(2026, 1, 31).astimezone().timestamp()) * 1_000_000_000
     with pytest.raises(click.UsageError, match="in the future"):
-        moment("2026-03-02T00:00+02:00", NOW)
+        parse_time("2026-03-02T00:00+02:00", NOW)

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from tests.frontends.conftest import PATIENCE_S, Here, Program, Sleeper
 
-from handrail.agent.conversation import restored
+from handrail.agent.conversation import restore_conversation
 from handrail.agent.model import ModelRequest, ResultsMessage
 from handrail.agent.providers.openai import _messages  # pyright: ignore[reportPrivateUsage]
-from handrail.record.reading import LogReader
-from handrail.record.verification import verify
-from handrail.testing.histories import faults_in_openai_request
+from handrail.record.log_reader import LogReader
+from handrail.record.verification import verify_log
+from handrail.testing.request_checks import openai_request_faults
 
 
 def script(folder: Path, name: str, text: str) -> str:
@@ -171,8 +171,8 @@ def test_a_run_killed_in_the_middle_of_its_calls_goes_on_with_what_is_known_of_e
     assert (handrail.workspace / "made.txt").read_text() == "once"
     (facts,) = listed(here)
     assert facts["messages"] == 4
-    with LogReader.at(next(handrail.state.rglob("handrail.db"))) as reader:
-        assert verify(reader).ok
+    with LogReader.open_database(next(handrail.state.rglob("handrail.db"))) as reader:
+        assert verify_log(reader).ok
         assert len(reader.calls()) <= 3, "nothing was proposed again"
 
 
@@ -222,10 +222,10 @@ def check_gone_on_with(handrail: Program, here: Here, model: str, session_id: st
     assert done.code == 0 and done.out == "Then I go on.\n", done.err
     whole = json.loads(here("sessions", "show", session_id, "--json").out)
     messages: list[dict[str, Any]] = whole["messages"]
-    found = restored(enumerate(messages))
+    found = restore_conversation(enumerate(messages))
     assert found.open is None
     request = ModelRequest("", found.messages, [])
-    assert faults_in_openai_request({"messages": list(_messages(request))}) == []
+    assert openai_request_faults({"messages": list(_messages(request))}) == []
     assert {name: (handrail.workspace / name).exists() for name in before} == before
     calls = [row["call_id"] for row in whole["calls"]]
     assert len(calls) == len(set(calls)) <= 4
@@ -233,8 +233,8 @@ def check_gone_on_with(handrail: Program, here: Here, model: str, session_id: st
     for row in whole["calls"]:
         if row["tool"] == "write" and row["state"] == "output":
             assert sum('"created":true' in answer.text for answer in answers) >= 1
-    with LogReader.at(next(handrail.state.rglob("handrail.db"))) as reader:
-        assert verify(reader).ok
+    with LogReader.open_database(next(handrail.state.rglob("handrail.db"))) as reader:
+        assert verify_log(reader).ok
 
 
 @pytest.mark.proves("A-10")

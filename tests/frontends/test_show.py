@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.frontends.cli.show import columns, laid_out, visible
+from handrail.frontends.cli.output import align_columns, to_text_lines, escape_controls
 
 
 @given(st.text(alphabet=st.characters()))
 def test_no_control_or_invisible_character_reaches_a_terminal(text: str) -> None:
-    shown = visible(text)
+    shown = escape_controls(text)
     assert not [c for c in shown if unicodedata.category(c) in {"Cc", "Cs", "Zl", "Zp"} and c not in "\n\t"]
     assert not any(0x202A <= ord(c) <= 0x202E or 0x2066 <= ord(c) <= 0x2069 for c in shown)
 
@@ -28,7 +28,7 @@ _VARIATIONS = "".join(map(chr, range(0xE0100, 0xE01F0)))
     )
 )
 def test_ordinary_text_is_shown_as_it_is(text: str) -> None:
-    assert visible(text) == text
+    assert escape_controls(text) == text
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_ordinary_text_is_shown_as_it_is(text: str) -> None:
     ],
 )
 def test_hidden_characters_are_written_out(text: str, shown: str) -> None:
-    assert visible(text) == shown
+    assert escape_controls(text) == shown
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_hidden_characters_are_written_out(text: str, shown: str) -> None:
     ],
 )
 def test_data_is_laid_out_for_a_person(data: object, lines: list[str]) -> None:
-    assert laid_out(data) == lines
+    assert to_text_lines(data) == lines
 
 
 def test_columns_are_padded_but_for_the_last() -> None:
-    assert columns([("a", "bb", "rest"), ("ccc", "d", "")]) == ["a    bb  rest", "ccc  d"]
+    assert align_columns([("a", "bb", "rest"), ("ccc", "d", "")]) == ["a    bb  rest", "ccc  d"]

@@ -12,7 +12,7 @@ from tests.frontends.conftest import Here
 PACKAGE = """
 from pathlib import Path
 from handrail import Tool, ToolSpec
-from handrail.testing.upstreams import ForeignSource
+from handrail.testing.upstream_servers import ThirdPartySource
 
 
 class Now(Tool):
@@ -26,7 +26,7 @@ class Now(Tool):
 
 
 def source():
-    return ForeignSource("whatever it calls itself", [Now()])
+    return ThirdPartySource("whatever it calls itself", [Now()])
 """
 
 

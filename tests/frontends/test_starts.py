@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from tests.frontends.conftest import Here, Program, Sleeper
 
-from handrail.frontends.cli.commands.mcp import collecting_later
-from handrail.sandbox.start.spawn import binaries
+from handrail.frontends.cli.commands.mcp import defer_garbage_collection
+from handrail.sandbox.start.spawn import find_binaries
 
 
 def put_tool(folder: Path, name: str, **views: dict[str, Any]) -> None:
@@ -168,10 +168,10 @@ def test_over_a_corrupt_log_nothing_runs_and_each_command_says_so(
     assert doctor.code == 5 and "damaged" in doctor.out
 
 
-@pytest.mark.skipif(next(binaries(), None) is None, reason="needs a file system that even root cannot write")
+@pytest.mark.skipif(next(find_binaries(), None) is None, reason="needs a file system that even root cannot write")
 def test_a_state_folder_that_cannot_be_written_is_told_with_the_way_out(handrail: Program) -> None:
     handrail.state.mkdir(mode=0o700)
-    frozen = [next(binaries()), "--dev-bind", "/", "/", "--ro-bind", str(handrail.state), str(handrail.state), "--"]
+    frozen = [next(find_binaries()), "--dev-bind", "/", "/", "--ro-bind", str(handrail.state), str(handrail.state), "--"]
     for command in (handrail.cold("call", "read", '{"path": "note.txt"}'), handrail.cold("mcp")):
         done = subprocess.run([*frozen, *command], stdin=subprocess.DEVNULL, capture_output=True, text=True)
         assert done.returncode == 5 and done.stdout == ""
@@ -182,7 +182,7 @@ def test_a_state_folder_that_cannot_be_written_is_told_with_the_way_out(handrail
 def test_while_an_mcp_server_starts_no_garbage_is_looked_for_and_then_it_is_again(fails: bool) -> None:
     before = gc.get_freeze_count()
     try:
-        with collecting_later() as started:
+        with defer_garbage_collection() as started:
             assert not gc.isenabled()
             if fails:
                 raise KeyboardInterrupt

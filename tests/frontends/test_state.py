@@ -65,11 +65,11 @@ def test_the_state_of_a_workspace_that_is_gone_is_removed_by_its_key(used: Here,
 
 
 def test_all_removes_what_is_free_and_says_what_is_held(used: Here, handrail: Program, tmp_path: Path) -> None:
-    from handrail.store.opening import Store
+    from handrail.store.workspace_store import WorkspaceStore
 
     other = tmp_path / "other"
     other.mkdir()
-    store = Store.open(other, handrail.state, face="mcp")
+    store = WorkspaceStore.open(other, handrail.state, frontend="mcp")
     try:
         done = used("state", "remove", "--all", "--yes")
     finally:

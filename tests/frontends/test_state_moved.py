@@ -17,10 +17,10 @@ from tests.frontends.conftest import Here, Program
 
 from handrail import Kernel, open_kernel
 from handrail.contract.errors import LogUnavailable, StartError
-from handrail.record.reading import LogReader
-from handrail.record.verification import Verification, verify
-from handrail.store.database.journal import HeadFile, written
-from handrail.store.folders import Folders, locate
+from handrail.record.log_reader import LogReader
+from handrail.record.verification import LogVerification, verify_log
+from handrail.store.database.journal import HeadFile, read_log_head
+from handrail.store.folders import StateFolders, locate_folders
 
 
 @pytest.fixture
@@ -35,8 +35,8 @@ def opened(tmp_path: Path) -> Callable[[], AbstractAsyncContextManager[Kernel]]:
 
 
 @pytest.fixture
-def folders(tmp_path: Path, opened: object) -> Folders:
-    return locate(tmp_path / "ws", tmp_path / "state")
+def folders(tmp_path: Path, opened: object) -> StateFolders:
+    return locate_folders(tmp_path / "ws", tmp_path / "state")
 
 
 Opened = Callable[[], AbstractAsyncContextManager[Kernel]]
@@ -54,31 +54,31 @@ async def write(kernel: Kernel, count: int = 1) -> list[str | None]:
     return ends
 
 
-def removed(folders: Folders, aside: Path) -> Callable[[], object]:
-    folders.database.rename(aside)
-    return lambda: aside.rename(folders.database)
+def removed(folders: StateFolders, aside: Path) -> Callable[[], object]:
+    folders.database_file.rename(aside)
+    return lambda: aside.rename(folders.database_file)
 
 
-def replaced(folders: Folders, aside: Path) -> Callable[[], object]:
+def replaced(folders: StateFolders, aside: Path) -> Callable[[], object]:
     copy = aside.with_name("copy")
-    shutil.copy(folders.database, copy)
-    folders.database.rename(aside)
-    copy.rename(folders.database)
-    return lambda: aside.rename(folders.database)
+    shutil.copy(folders.database_file, copy)
+    folders.database_file.rename(aside)
+    copy.rename(folders.database_file)
+    return lambda: aside.rename(folders.database_file)
 
 
-def without_its_log(folders: Folders, aside: Path) -> Callable[[], object]:
-    beside = Path(f"{folders.database}-wal")
+def without_its_log(folders: StateFolders, aside: Path) -> Callable[[], object]:
+    beside = Path(f"{folders.database_file}-wal")
     beside.rename(aside)
     return lambda: aside.rename(beside)
 
 
-def linked(folders: Folders, aside: Path) -> Callable[[], object]:
+def linked(folders: StateFolders, aside: Path) -> Callable[[], object]:
     """A link to a copy, as who wants to read and change it elsewhere would put there."""
-    shutil.copy(folders.database, elsewhere := aside.with_name("elsewhere"))
-    folders.database.rename(aside)
-    folders.database.symlink_to(elsewhere)
-    return lambda: aside.rename(folders.database)
+    shutil.copy(folders.database_file, elsewhere := aside.with_name("elsewhere"))
+    folders.database_file.rename(aside)
+    folders.database_file.symlink_to(elsewhere)
+    return lambda: aside.rename(folders.database_file)
 
 
 WAYS = [removed, replaced, without_its_log, linked]
@@ -87,7 +87,7 @@ WAYS = [removed, replaced, without_its_log, linked]
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("before", [1, 5], ids=["the first writes", "writes that are promised"])
 async def test_a_database_that_is_taken_away_ends_every_call_until_it_is_back(
-    tmp_path: Path, opened: Opened, folders: Folders, way: Callable[[Folders, Path], Callable[[], object]], before: int
+    tmp_path: Path, opened: Opened, folders: StateFolders, way: Callable[[StateFolders, Path], Callable[[], object]], before: int
 ) -> None:
     async with opened() as kernel:
         assert await write(kernel, before) == [None] * before
@@ -128,8 +128,8 @@ def written_over(files: dict[Path, bytes]) -> None:
             there.truncate()
 
 
-def contents(folders: Folders) -> dict[Path, bytes]:
-    return {file: file.read_bytes() for file in (folders.database, Path(f"{folders.database}-wal"))}
+def contents(folders: StateFolders) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in (folders.database_file, Path(f"{folders.database_file}-wal"))}
 
 
 async def settled(kernel: Kernel) -> None:
@@ -144,7 +144,7 @@ IN_PLACE = [cut, halved, without_what_is_new, overwritten]
 async def test_a_database_that_is_changed_in_place_ends_every_call_until_it_is_put_back(
     tmp_path: Path,
     opened: Opened,
-    folders: Folders,
+    folders: StateFolders,
     change: Callable[[dict[Path, bytes]], dict[Path, bytes]] | None,
     before: int,
 ) -> None:
@@ -169,30 +169,30 @@ async def test_a_database_that_is_changed_in_place_ends_every_call_until_it_is_p
 
 
 async def test_a_database_that_another_process_put_there_is_left_as_it_is(
-    tmp_path: Path, opened: Opened, folders: Folders
+    tmp_path: Path, opened: Opened, folders: StateFolders
 ) -> None:
     async with opened() as kernel:
         await write(kernel)
-    older = folders.database.read_bytes()
+    older = folders.database_file.read_bytes()
     with pytest.raises(LogUnavailable, match="Another process changed"):
         await changed_and_closed(opened, folders, older)
-    assert folders.database.read_bytes() == older, "no page of the newer log was written into it"
+    assert folders.database_file.read_bytes() == older, "no page of the newer log was written into it"
 
 
-async def changed_and_closed(opened: Opened, folders: Folders, older: bytes) -> None:
+async def changed_and_closed(opened: Opened, folders: StateFolders, older: bytes) -> None:
     async with opened() as kernel:
         await write(kernel, 3)
         session = await kernel.session()
         await settled(kernel)
-        written_over({folders.database: older, Path(f"{folders.database}-wal"): b""})
+        written_over({folders.database_file: older, Path(f"{folders.database_file}-wal"): b""})
         assert (await session.call("write", {"path": "lost.txt", "content": "x"})).error_kind == "unavailable"
 
 
-async def test_a_change_in_place_that_takes_nothing_ends_no_call(opened: Opened, folders: Folders) -> None:
+async def test_a_change_in_place_that_takes_nothing_ends_no_call(opened: Opened, folders: StateFolders) -> None:
     async with opened() as kernel:
         await write(kernel, 3)
         await settled(kernel)
-        with sqlite3.connect(folders.database) as other:  # as a program for copies does
+        with sqlite3.connect(folders.database_file) as other:  # as a program for copies does
             other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         other.close()
         written_over(contents(folders))
@@ -200,7 +200,7 @@ async def test_a_change_in_place_that_takes_nothing_ends_no_call(opened: Opened,
     assert verified(folders).ok
 
 
-def test_an_index_that_is_cut_kills_no_process(tmp_path: Path, folders: Folders) -> None:
+def test_an_index_that_is_cut_kills_no_process(tmp_path: Path, folders: StateFolders) -> None:
     """In another process, which the operating system ends where this fails."""
     program = """
 import asyncio, os, sys
@@ -231,38 +231,38 @@ except LogUnavailable:
 
 
 async def test_a_state_that_is_taken_away_as_a_whole_ends_every_call(
-    tmp_path: Path, opened: Opened, folders: Folders
+    tmp_path: Path, opened: Opened, folders: StateFolders
 ) -> None:
     async with opened() as kernel:
         assert await write(kernel, 3) == [None] * 3
         session = await kernel.session()
-        folders.own.rename(tmp_path / "aside")
+        folders.workspace_state.rename(tmp_path / "aside")
         found = [await session.call("write", {"path": f"lost-{number}.txt", "content": "x"}) for number in range(3)]
         assert {result.error_kind for result in found} == {"unavailable"}
         assert not list((tmp_path / "ws").glob("lost-*"))
-        (tmp_path / "aside").rename(folders.own)
+        (tmp_path / "aside").rename(folders.workspace_state)
 
 
-def verified(folders: Folders) -> Verification:
-    with LogReader.at(folders.database) as reader:
-        return verify(reader, written=lambda: written(folders))
+def verified(folders: StateFolders) -> LogVerification:
+    with LogReader.open_database(folders.database_file) as reader:
+        return verify_log(reader, written=lambda: read_log_head(folders))
 
 
-def copied(folders: Folders, to: Path) -> None:
+def copied(folders: StateFolders, to: Path) -> None:
     to.mkdir()
-    for file in folders.own.glob("handrail.db*"):
+    for file in folders.workspace_state.glob("handrail.db*"):
         shutil.copy(file, to / file.name)
 
 
-def put_back(folders: Folders, copy: Path) -> None:
-    for file in folders.own.glob("handrail.db*"):
+def put_back(folders: StateFolders, copy: Path) -> None:
+    for file in folders.workspace_state.glob("handrail.db*"):
         file.unlink()
     for file in copy.iterdir():
-        shutil.copy(file, folders.own / file.name)
+        shutil.copy(file, folders.workspace_state / file.name)
 
 
 async def test_an_older_copy_of_the_database_does_not_verify_and_opens_nothing(
-    tmp_path: Path, opened: Opened, folders: Folders
+    tmp_path: Path, opened: Opened, folders: StateFolders
 ) -> None:
     async with opened() as kernel:
         await write(kernel)
@@ -282,43 +282,43 @@ async def test_an_older_copy_of_the_database_does_not_verify_and_opens_nothing(
 
 
 async def test_an_older_copy_that_was_gone_on_with_elsewhere_is_another_log(
-    tmp_path: Path, opened: Opened, folders: Folders
+    tmp_path: Path, opened: Opened, folders: StateFolders
 ) -> None:
     async with opened() as kernel:
         await write(kernel)
     copied(folders, tmp_path / "copy")
     async with opened() as kernel:
         await write(kernel)
-    head = folders.head.read_bytes()
+    head = folders.head_file.read_bytes()
     put_back(folders, tmp_path / "copy")
-    folders.head.unlink()
+    folders.head_file.unlink()
     async with opened() as kernel:
         await write(kernel, 4)
-    folders.head.write_bytes(head)
+    folders.head_file.write_bytes(head)
     assert "differs from the one that was written" in (verified(folders).problem or "")
 
 
-async def test_records_that_were_cut_from_the_end_are_missed(tmp_path: Path, opened: Opened, folders: Folders) -> None:
+async def test_records_that_were_cut_from_the_end_are_missed(tmp_path: Path, opened: Opened, folders: StateFolders) -> None:
     async with opened() as kernel:
         await write(kernel, 2)
-    connection = sqlite3.connect(folders.database)
+    connection = sqlite3.connect(folders.database_file)
     ends = [n for (n,) in connection.execute("SELECT sequence FROM record WHERE length(seal) = 64 ORDER BY sequence")]
     with connection:
         connection.execute("DELETE FROM record WHERE sequence > ?", (ends[-2],))
     connection.close()
-    with LogReader.at(folders.database) as reader:
-        assert verify(reader).ok, "intact in itself"
+    with LogReader.open_database(folders.database_file) as reader:
+        assert verify_log(reader).ok, "intact in itself"
     assert not verified(folders).ok
 
 
 async def test_a_log_that_was_removed_is_missed(
-    tmp_path: Path, opened: Opened, folders: Folders, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, opened: Opened, folders: StateFolders, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from handrail.frontends.cli.app import run
 
     async with opened() as kernel:
         await write(kernel)
-    shutil.rmtree(folders.own)
+    shutil.rmtree(folders.workspace_state)
     place = ("--workspace", str(tmp_path / "ws"), "--state", str(tmp_path / "state"))
     assert await asyncio.to_thread(run, ["log", "verify", *place]) == 1
     assert "not intact: record" in capsys.readouterr().err
@@ -329,7 +329,7 @@ async def test_a_log_that_was_removed_is_missed(
 
 def test_a_person_acknowledges_it_and_the_log_says_so(here: Here, handrail: Program, tmp_path: Path) -> None:
     read = ("call", "read", '{"path": "note.txt"}')
-    folders = locate(handrail.workspace, handrail.state)
+    folders = locate_folders(handrail.workspace, handrail.state)
     assert here(*read).code == 0
     copied(folders, tmp_path / "copy")
     assert here("log", "acknowledge", "--yes").err.strip().endswith("Nothing to acknowledge.")
@@ -354,17 +354,17 @@ def test_what_is_removed_by_a_purge_is_not_missed(here: Here, handrail: Program)
 
 def test_an_earlier_number_takes_no_later_ones_place(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
-    folders = locate(tmp_path / "ws", tmp_path / "state")
+    folders = locate_folders(tmp_path / "ws", tmp_path / "state")
     (tmp_path / "state").mkdir()
     files = [HeadFile(folders), HeadFile(folders)]
-    files[0].note(7, b"7" * 32)
-    files[1].note(5, b"5" * 32)  # of a holder that was paused between its write and this
-    assert written(folders) == (7, b"7" * 32)
-    folders.head.unlink()
-    files[0].note(8, b"8" * 32)
-    assert written(folders) == (8, b"8" * 32)
+    files[0].advance(7, b"7" * 32)
+    files[1].advance(5, b"5" * 32)  # of a holder that was paused between its write and this
+    assert read_log_head(folders) == (7, b"7" * 32)
+    folders.head_file.unlink()
+    files[0].advance(8, b"8" * 32)
+    assert read_log_head(folders) == (8, b"8" * 32)
     for file in files:
         file.close()
-    folders.head.write_bytes(b"x" * 60)
+    folders.head_file.write_bytes(b"x" * 60)
     with pytest.raises(StartError, match="handrail log acknowledge"):
-        written(folders)
+        read_log_head(folders)

@@ -14,8 +14,8 @@ from tests.frontends.conftest import OnATerminal, Terminals
 from tests.prefork import command as prefork
 
 from handrail.contract.approvals import ApprovalRequest
-from handrail.contract.doors.runtime import Option, Question
-from handrail.frontends.cli.terminal import Terminal
+from handrail.contract.services.runtime import QuestionOption, UserQuestion
+from handrail.frontends.cli.terminal_approvals import TerminalApprovalHandler
 
 Asking = Callable[..., OnATerminal]
 
@@ -24,8 +24,8 @@ import asyncio, json, sys
 from dataclasses import asdict
 from handrail.contract.errors import ToolError
 from handrail.contract.approvals import ApprovalRequest
-from handrail.contract.doors.runtime import Option, Question
-from handrail.frontends.cli.terminal import Terminal
+from handrail.contract.services.runtime import Option, Question
+from handrail.frontends.cli.terminal_approvals import Terminal
 
 def request(fields):
     return ApprovalRequest(**fields)
@@ -56,7 +56,7 @@ def request(tool: str = "bash", always: str | None = "allow bash git status", **
 
 
 def question(text: str, *options: str, multi_select: bool = False) -> dict[str, object]:
-    asked = Question(text, "Pick", tuple(Option(label) for label in options), multi_select)
+    asked = UserQuestion(text, "Pick", tuple(QuestionOption(label) for label in options), multi_select)
     return {
         "question": asked.question,
         "header": asked.header,
@@ -296,13 +296,13 @@ async def test_a_terminal_that_hangs_up_rejects() -> None:
     read, write = os.pipe()
     os.close(write)
     asked = ApprovalRequest(**request(command="x")["approve"])
-    assert (await Terminal(read).approve(asked)).choice == "reject"
+    assert (await TerminalApprovalHandler(read).approve(asked)).choice == "reject"
     os.close(read)
 
 
 async def test_a_prompt_ends_with_its_call_and_the_next_one_can_be_answered() -> None:
     read, write = os.pipe()
-    terminal = Terminal(read)
+    terminal = TerminalApprovalHandler(read)
     asked = ApprovalRequest(**request(command="x")["approve"])
     first = asyncio.create_task(terminal.approve(asked))
     await asyncio.sleep(0)
@@ -316,7 +316,7 @@ async def test_a_prompt_ends_with_its_call_and_the_next_one_can_be_answered() ->
 
 
 def test_the_files_that_a_call_runs_are_shown_at_each_door_with_what_a_stored_rule_means() -> None:
-    from handrail.frontends.cli.terminal import request_lines
+    from handrail.frontends.cli.terminal_approvals import request_lines
     from handrail.frontends.mcp.forms import approval_form
 
     files = {f"d/{number:02}.sh": "sha256:0" for number in range(25)} | {"a\nfake: prompt": "identity:1:2:3:4:5"}

@@ -6,13 +6,13 @@ import logging
 
 import pytest
 
-from handrail.frontends.cli.driving import Interruption, drive
+from handrail.frontends.cli.runner import InterruptHandler, run_async
 
 logger = logging.getLogger("handrail.ipc")
 
 
 def test_a_warning_is_a_line_with_the_programs_name_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    async def warned(interruption: Interruption) -> int:
+    async def warned(interruption: InterruptHandler) -> int:
         logger.info("of no interest")
         logger.warning("a connection was dropped: %s", "\x1b[2J it made no sense")
         try:
@@ -22,7 +22,7 @@ def test_a_warning_is_a_line_with_the_programs_name_and_no_traceback(capsys: pyt
         return 3
 
     before = list(logging.getLogger("handrail").handlers)
-    assert drive(warned) == 3
+    assert run_async(warned) == 3
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.splitlines() == [

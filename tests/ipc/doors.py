@@ -12,13 +12,13 @@ from typing import Any
 
 import orjson
 
-from handrail.ipc.wire.connection import Connection
-from handrail.ipc.wire.framing import Inbox, Message, frame
-from handrail.ipc.wire.meeting import PROTOCOL, Listener, connect, listen
-from handrail.ipc.wire.operations import Operations
+from handrail.ipc.wire.connection import IpcConnection
+from handrail.ipc.wire.frames import FrameBuffer, Message, encode_frame
+from handrail.ipc.wire.handshake import PROTOCOL_VERSION, SocketListener, connect, listen
+from handrail.ipc.wire.operations import OperationTable
 
 NAME = "socket"
-HELLO = frame({"hello": {"handrail": "0", "protocol": PROTOCOL}})
+HELLO = encode_frame({"hello": {"handrail": "0", "protocol": PROTOCOL_VERSION}})
 
 
 class House:
@@ -26,16 +26,16 @@ class House:
 
     def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
         self.folder = folder
-        self.accepted: asyncio.Queue[Connection] = asyncio.Queue()
-        self.listener: Listener
+        self.accepted: asyncio.Queue[IpcConnection] = asyncio.Queue()
+        self.listener: SocketListener
         self._stack = stack
 
-    async def join(self, operations: Operations | None = None) -> Connection:
+    async def join(self, operations: OperationTable | None = None) -> IpcConnection:
         joined = await connect(self.folder, NAME, operations)
         self._stack.push_async_callback(joined.aclose)
         return joined
 
-    async def both(self, operations: Operations | None = None) -> tuple[Connection, Connection]:
+    async def both(self, operations: OperationTable | None = None) -> tuple[IpcConnection, IpcConnection]:
         """The joined end and the holder's."""
         return await self.join(operations), await self.accepted.get()
 
@@ -45,7 +45,7 @@ class House:
         self._stack.callback(writer.transport.abort)
         return reader, writer
 
-    async def greeted(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Connection]:
+    async def greeted(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, IpcConnection]:
         """A raw peer that has been let in, and the holder's end."""
         reader, writer = await self.raw()
         writer.write(HELLO)
@@ -54,7 +54,7 @@ class House:
 
 
 @asynccontextmanager
-async def house(folder: Path, operations: Operations | None = None, **options: Any) -> AsyncGenerator[House]:
+async def house(folder: Path, operations: OperationTable | None = None, **options: Any) -> AsyncGenerator[House]:
     """A listener in ``folder``. No exception may have gone through the event loop when it ends."""
     folder.mkdir(mode=0o700, exist_ok=True)
     through_the_loop: list[dict[str, Any]] = []
@@ -62,9 +62,9 @@ async def house(folder: Path, operations: Operations | None = None, **options: A
     async with AsyncExitStack() as stack:
         made = House(folder, stack)
 
-        def accept(connection: Connection, hello: Message) -> tuple[Operations, Message]:
+        def accept(connection: IpcConnection, hello: Message) -> tuple[OperationTable, Message]:
             made.accepted.put_nowait(connection)
-            return operations or Operations(), {"greeting": "hi"}
+            return operations or OperationTable(), {"greeting": "hi"}
 
         made.listener = await listen(folder, NAME, accept, **options)
         stack.push_async_callback(made.listener.aclose)
@@ -85,7 +85,7 @@ async def until_closed(reader: asyncio.StreamReader) -> list[Message]:
             data += more
     except ConnectionResetError:
         pass
-    return Inbox().feed(bytes(data))
+    return FrameBuffer().feed_bytes(bytes(data))
 
 
 @contextmanager

@@ -12,10 +12,10 @@ import pytest
 from tests.ipc.doors import NAME, house
 
 from handrail.contract.errors import StartError, UsageError
-from handrail.ipc.wire.connection import Connection
-from handrail.ipc.wire.framing import Message
-from handrail.ipc.wire.meeting import NoHolder, connect, listen
-from handrail.ipc.wire.operations import Op, Operations
+from handrail.ipc.wire.connection import IpcConnection
+from handrail.ipc.wire.frames import Message
+from handrail.ipc.wire.handshake import NoLeaseHolder, connect, listen
+from handrail.ipc.wire.operations import OperationSpec, OperationTable
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="giving a file to another user needs root")
 
@@ -24,10 +24,10 @@ async def echo(body: object) -> object:
     return body
 
 
-OPERATIONS = Operations({"echo": Op(echo, inline=True)})
+OPERATIONS = OperationTable({"echo": OperationSpec(echo, inline=True)})
 
 
-def accept(connection: Connection, hello: Message) -> tuple[Operations, Message]:
+def accept(connection: IpcConnection, hello: Message) -> tuple[OperationTable, Message]:
     return OPERATIONS, {}
 
 
@@ -65,10 +65,10 @@ async def test_the_socket_is_the_owners_alone_whatever_the_umask(folder: Path, u
 
 async def test_where_nobody_listens_there_is_no_holder(folder: Path) -> None:
     for place in (folder, folder / "missing"):
-        with pytest.raises(NoHolder):
+        with pytest.raises(NoLeaseHolder):
             await connect(place, NAME)
     dead_socket(folder / NAME)
-    with pytest.raises(NoHolder, match="any more"):
+    with pytest.raises(NoLeaseHolder, match="any more"):
         await connect(folder, NAME)
 
 
@@ -117,7 +117,7 @@ async def test_what_is_no_socket_is_neither_connected_to_nor_touched(folder: Pat
     for attempt in (connect(folder, NAME), listen(folder, NAME, accept)):
         with pytest.raises(StartError, match=r"is (not a socket|a link), but Handrail expects its socket there") as caught:
             await attempt
-        assert not isinstance(caught.value, NoHolder)
+        assert not isinstance(caught.value, NoLeaseHolder)
     assert os.path.samestat(place.lstat(), before)
     assert elsewhere.exists() == (kind in ("link to a file", "link to a socket"))
     if server is not None:
@@ -183,7 +183,7 @@ async def test_closing_ends_those_who_joined_and_survives_a_folder_that_is_gone(
         folder.rmdir()
         await doors.listener.aclose()
         await joined.closed.wait()
-        assert joined.lost == "the other side ended it: the process that holds the workspace is shutting down"
+        assert joined.lost_reason == "the other side ended it: the process that holds the workspace is shutting down"
 
 
 async def test_joining_and_leaving_many_times_leaves_no_descriptor_open(folder: Path) -> None:

@@ -15,15 +15,15 @@ from tests.ipc.workshop import joined, workshop
 
 from handrail import LoadError, Runtime, ToolError, tool
 from handrail.contract.call import Blob, Result
-from handrail.contract.doors.runtime import Option, Question
+from handrail.contract.services.runtime import QuestionOption, UserQuestion
 from handrail.contract.generation import IN_PROCESS
-from handrail.contract.text.json import MAX_ARGUMENT_BYTES
+from handrail.contract.text.json_text import MAX_ARGUMENT_BYTES
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
-from handrail.ipc.joiner.executing import describe
-from handrail.kernel.doctor import of_kernel
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.ipc.client.tool_host import describe_tools
+from handrail.kernel.doctor import check_open_kernel
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 
 class Forecast(pydantic.BaseModel):
@@ -172,7 +172,7 @@ async def test_it_is_labelled_as_python_that_only_the_runtime_holds(tmp_path: Pa
     async with workshop(tmp_path, make) as shop:
         result = await shop.session.call("make.value", {"name": "text"})
         assert result.metadata["confined_by"] == IN_PROCESS
-        assert any("make.value" in str(check) for check in of_kernel(shop.kernel))
+        assert any("make.value" in str(check) for check in check_open_kernel(shop.kernel))
         assert "test_brought.make" in shop.kernel.generation.entries["make.value"].source
 
 
@@ -257,8 +257,8 @@ def test_what_is_no_tool_is_a_fault_with_the_line_to_write() -> None:
     def plain() -> None: ...
 
     with pytest.raises(LoadError, match="decorate it with @tool") as caught:
-        describe([plain, 3, make])
-    assert len(caught.value.faults) == 2
+        describe_tools([plain, 3, make])
+    assert len(caught.value.diagnostics) == 2
 
 
 @pytest.mark.parametrize(
@@ -270,18 +270,18 @@ def test_what_is_no_tool_is_a_fault_with_the_line_to_write() -> None:
         [{}],
         [{"spec": {}}],
         [{"spec": {"id": 3}, "definition": "", "source": "", "takes_runtime": True}],
-        [{**describe([make])[0], "definition": "0" * 64}],
-        [{**describe([make])[0], "spec": {**describe([make])[0]["spec"], "sandbox": False}}],
-        [{**describe([make])[0], "spec": {**describe([make])[0]["spec"], "side_effect": "none"}}],
-        [{**describe([make])[0], "takes_runtime": 1}],
-        [{**describe([make])[0], "source": 1}],
+        [{**describe_tools([make])[0], "definition": "0" * 64}],
+        [{**describe_tools([make])[0], "spec": {**describe_tools([make])[0]["spec"], "sandbox": False}}],
+        [{**describe_tools([make])[0], "spec": {**describe_tools([make])[0]["spec"], "side_effect": "none"}}],
+        [{**describe_tools([make])[0], "takes_runtime": 1}],
+        [{**describe_tools([make])[0], "source": 1}],
     ],
 )
 async def test_a_faulty_description_is_refused_whole(told: Any) -> None:
     async with joined([make]) as both:
         before = both.brought.tools
         with pytest.raises(LoadError) as caught:
-            both.brought.replaced(told)
+            both.brought.replace_tools(told)
         assert "process" in str(caught.value)
         assert both.brought.tools == before
 
@@ -298,9 +298,9 @@ async def test_a_tool_that_was_replaced_runs_on_for_whoever_began_with_it(tmp_pa
         return "second"
 
     async with workshop(tmp_path, first) as shop:
-        turn = shop.session.turn()
-        shop.bench.bring([second])
-        await shop.kernel.reload(shop.brought.replaced(describe([second])))
+        turn = shop.session.start_turn()
+        shop.bench.add_tools([second])
+        await shop.kernel.reload(shop.brought.replace_tools(describe_tools([second])))
         (old,) = await turn.call_all([("t.version", {})])
         assert old.result.data == "first"
         assert (await shop.session.call("t.version", {})).data == "second"
@@ -325,19 +325,19 @@ class Deploy(Tool):
         locks=(),
     )
 
-    def questions(self, args: dict[str, Any]) -> list[Question]:
+    def questions(self, args: dict[str, Any]) -> list[UserQuestion]:
         if args["to"] == "nowhere":
             raise ToolError("there is no such place", kind="invalid_input")
         if args["to"] == "here":
             raise ZeroDivisionError("in the questions")
-        return [Question(f"Deploy to {args['to']}?", "Deploy", (Option("yes"), Option("no")))]
+        return [UserQuestion(f"Deploy to {args['to']}?", "Deploy", (QuestionOption("yes"), QuestionOption("no")))]
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        return await runtime.people.answer(self.questions(args))
+        return await runtime.user.ask(self.questions(args))
 
 
 async def test_what_a_brought_tool_wants_to_know_is_asked_before_it_runs_and_given_to_it(tmp_path: Path) -> None:
-    person = ScriptedPerson(answers=[[["yes"]]])
+    person = ScriptedApprovalHandler(answers=[[["yes"]]])
     async with workshop(tmp_path, Deploy, attendant=person) as shop:
         result = await shop.session.call("t.deploy", {"to": "Bonn"})
         assert result.data == [["yes"]]
@@ -347,7 +347,7 @@ async def test_what_a_brought_tool_wants_to_know_is_asked_before_it_runs_and_giv
 
 
 async def test_questions_that_cannot_be_made_are_the_calls_answer(tmp_path: Path) -> None:
-    async with workshop(tmp_path, Deploy, attendant=ScriptedPerson()) as shop:
+    async with workshop(tmp_path, Deploy, attendant=ScriptedApprovalHandler()) as shop:
         faulty = await shop.session.call("t.deploy", {"to": "nowhere"})
         assert (faulty.error_kind, faulty.error_text) == ("invalid_input", "there is no such place")
         assert (await shop.session.call("t.deploy", {"to": "here"})).error_kind == "backend"

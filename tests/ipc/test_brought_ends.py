@@ -13,9 +13,9 @@ from tests.ipc.workshop import Open, connected, workshop
 
 from handrail import Event, Runtime, ToolError, tool
 from handrail.contract.session import StopReason
-from handrail.ipc.holder.brought import BroughtTools
-from handrail.ipc.joiner.executing import describe
-from handrail.ipc.wire.operations import Operations
+from handrail.ipc.server.client_tools import ClientTools
+from handrail.ipc.client.tool_host import describe_tools
+from handrail.ipc.wire.operations import OperationTable
 
 
 class Inside:
@@ -43,7 +43,7 @@ def a_fresh_inside() -> None:
 @tool(id="t.wait", side_effect="external", locks=["place:X"], timeout_ms=TIME_MS)
 async def wait(runtime: Runtime) -> str:
     """Wait for ever."""
-    runtime.partial({"so far": "half"})
+    runtime.set_partial_result({"so far": "half"})
     inside.entered.set()
     try:
         await asyncio.Event().wait()
@@ -82,7 +82,7 @@ async def stubborn() -> str:
 @tool(id="t.thread", side_effect="external", locks=["place:X"], timeout_ms=TIME_MS)
 def thread(runtime: Runtime) -> str:
     """Holds a thread until told to end."""
-    runtime.partial({"so far": "a thread's"})
+    runtime.set_partial_result({"so far": "a thread's"})
     inside.thread_in.set()
     inside.thread_may_end.wait(30)
     inside.heard.append(runtime.cancellation.requested)
@@ -206,7 +206,7 @@ async def test_an_interrupted_call_shows_what_it_had_said_so_far(tmp_path: Path)
     @tool(id="t.copy", side_effect="external", locks=[])
     async def copy(runtime: Runtime) -> None:
         """Copy for ever."""
-        runtime.partial({"copied": 3})
+        runtime.set_partial_result({"copied": 3})
         await asyncio.Event().wait()
 
     async with workshop(tmp_path, copy) as shop:
@@ -238,10 +238,10 @@ async def test_after_the_holder_was_lost_calls_of_the_next_are_apart_from_those_
         shop.theirs.drop("gone", quietly=True)
         assert (await first).error_kind == "interrupted"  # while its thread goes on
         theirs, ours = await connected()
-        theirs.open(Operations(shop.bench.requests, shop.bench.notices), {})
+        theirs.finish_handshake(OperationTable(shop.bench.requests, shop.bench.notifications), {})
         shop.bench.attach(theirs)
-        brought = BroughtTools(ours, describe([thread, look]))
-        ours.open(Operations(brought.requests, brought.notices), {})
+        brought = ClientTools(ours, describe_tools([thread, look]))
+        ours.finish_handshake(OperationTable(brought.requests, brought.notifications), {})
         await shop.kernel.reload(brought.tools)
         second = asyncio.create_task(shop.session.call("t.look", {}))  # counted from 1 again
         await inside.entered.wait()

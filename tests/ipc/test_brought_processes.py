@@ -14,19 +14,19 @@ from tests.arbiter.toolbox import kinds_of
 from tests.ipc.doors import NAME, line_of, process
 
 from handrail import Event, Kernel, tool
-from handrail.ipc.holder.brought import BroughtTools
-from handrail.ipc.wire.connection import Connection
-from handrail.ipc.wire.framing import Message
-from handrail.ipc.wire.meeting import listen
-from handrail.ipc.wire.operations import Operations
+from handrail.ipc.server.client_tools import ClientTools
+from handrail.ipc.wire.connection import IpcConnection
+from handrail.ipc.wire.frames import Message
+from handrail.ipc.wire.handshake import listen
+from handrail.ipc.wire.operations import OperationTable
 from handrail.testing.kernels import temporary_kernel
 
 BRINGER = """
 import asyncio, sys, threading
 from pathlib import Path
 from handrail import Runtime, tool
-from handrail.ipc.wire.meeting import connect
-from handrail.ipc.joiner.executing import Bench, describe
+from handrail.ipc.wire.handshake import connect
+from handrail.ipc.client.tool_host import Bench, describe
 from handrail.ipc.wire.operations import Operations
 
 @tool(id="far.write", side_effect="external", locks=["place:X"], requires={"fs": {"write": ["{workspace}"]}})
@@ -74,7 +74,7 @@ async def following() -> str:
 
 
 @asynccontextmanager
-async def holder(folder: Path, brought: BroughtTools) -> AsyncGenerator[Kernel]:
+async def holder(folder: Path, brought: ClientTools) -> AsyncGenerator[Kernel]:
     given = [*brought.tools, following]
     rules = ["allow far.*", "allow near.*", "allow fs.write *"]
     async with temporary_kernel(folder, tools=given, rules=rules, settings="[limits]\ngrace_ms = 20\n") as kernel:
@@ -82,15 +82,15 @@ async def holder(folder: Path, brought: BroughtTools) -> AsyncGenerator[Kernel]:
 
 
 @asynccontextmanager
-async def door(folder: Path) -> AsyncGenerator[asyncio.Queue[BroughtTools]]:
+async def door(folder: Path) -> AsyncGenerator[asyncio.Queue[ClientTools]]:
     """Where processes bring tools."""
     (folder / "own").mkdir(mode=0o700)
-    came: asyncio.Queue[BroughtTools] = asyncio.Queue()
+    came: asyncio.Queue[ClientTools] = asyncio.Queue()
 
-    def accept(connection: Connection, hello: Message) -> tuple[Operations, Message]:
-        brought = BroughtTools(connection, hello["tools"])
+    def accept(connection: IpcConnection, hello: Message) -> tuple[OperationTable, Message]:
+        brought = ClientTools(connection, hello["tools"])
         came.put_nowait(brought)
-        return Operations(brought.requests, brought.notices), {}
+        return OperationTable(brought.requests, brought.notifications), {}
 
     listener = await listen(folder / "own", NAME, accept)
     try:
@@ -107,7 +107,7 @@ async def test_a_call_whose_process_is_killed_is_interrupted_and_on_record_and_l
         with process(BRINGER, tmp_path / "own", NAME) as bringer:
             assert await line_of(bringer) == "joined"
             brought = await came.get()
-            assert brought.process == f"process {bringer.pid}"
+            assert brought.process_label == f"process {bringer.pid}"
             async with holder(tmp_path, brought) as kernel:
                 session = await kernel.session()
                 assert (await session.call("far.pid", {})).data == bringer.pid != os.getpid()

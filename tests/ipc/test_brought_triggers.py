@@ -11,9 +11,9 @@ import pytest
 from tests.ipc.workshop import workshop
 from tests.kernel.test_joined import second
 
-from handrail import Fired, Runtime, TriggerTool, Waiting, trigger_spec
+from handrail import TriggerEvent, Runtime, TriggerTool, TriggerContext, make_trigger_spec
 from handrail.contract.session import Session
-from handrail.session.arrivals import waits
+from handrail.session.inbound import trigger_waits
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("A-07")
@@ -22,22 +22,22 @@ pytestmark = pytest.mark.proves("A-07")
 class Bell(TriggerTool):
     """Fires when it is rung."""
 
-    spec = trigger_spec("add_bell", "Trigger: be told of each ring.", {"how": {"type": "string"}}, "how")
+    spec = make_trigger_spec("add_bell", "Trigger: be told of each ring.", {"how": {"type": "string"}}, "how")
 
     def __init__(self) -> None:
         self.rings: asyncio.Queue[str] = asyncio.Queue()
-        self.seen: asyncio.Queue[Waiting] = asyncio.Queue()
+        self.seen: asyncio.Queue[TriggerContext] = asyncio.Queue()
 
-    async def wait(self, waiting: Waiting) -> Fired:
+    async def wait(self, waiting: TriggerContext) -> TriggerEvent:
         self.seen.put_nowait(waiting)
         if waiting.arguments["how"] == "broken":
             raise ValueError("it has no clapper")
         ring = await self.rings.get()
-        return Fired(ring, {"after": ring, "huge": 1 << 80}, last=ring == "last")
+        return TriggerEvent(ring, {"after": ring, "huge": 1 << 80}, is_last=ring == "last")
 
 
 class Hour(TriggerTool):
-    spec = trigger_spec("add_hour", "Trigger: be told at times.", {"in_ns": {"type": "integer"}}, "in_ns")
+    spec = make_trigger_spec("add_hour", "Trigger: be told at times.", {"in_ns": {"type": "integer"}}, "in_ns")
 
     def next_ns(self, arguments: Mapping[str, Any], now_ns: int) -> int | None:
         if arguments["in_ns"] == 7:
@@ -48,7 +48,7 @@ class Hour(TriggerTool):
 
 
 class Own(Bell):
-    spec = trigger_spec("add_own", "Trigger: add one in a way of its own.", {"how": {"type": "string"}}, "how")
+    spec = make_trigger_spec("add_own", "Trigger: add one in a way of its own.", {"how": {"type": "string"}}, "how")
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         return await super().execute(args, runtime)
@@ -57,19 +57,19 @@ class Own(Bell):
 async def told(session: Session, count: int = 1) -> list[str]:
     """The texts of so many notices, which are taken."""
     texts: list[str] = []
-    assert session.notices is not None
+    assert session.notifications is not None
     while len(texts) < count:
-        await session.notices.arrived()
-        pending = await session.notices.pending()
-        await session.notices.take([one.id for one in pending])
+        await session.notifications.wait_until_pending()
+        pending = await session.notifications.list_pending()
+        await session.notifications.mark_delivered([one.id for one in pending])
         texts += [one.text for one in pending]
     return texts
 
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waits, "LEAST_S", 0.0)
-    monkeypatch.setattr(waits, "_SECOND_NS", 1)
+    monkeypatch.setattr(trigger_waits, "LEAST_S", 0.0)
+    monkeypatch.setattr(trigger_waits, "_SECOND_NS", 1)
 
 
 async def test_it_waits_in_its_process_from_where_it_fired_last(tmp_path: Path, at_once: None) -> None:
@@ -79,12 +79,12 @@ async def test_it_waits_in_its_process_from_where_it_fired_last(tmp_path: Path, 
         added = await session.call("add_bell", {"how": "gladly", "prompt": "Answer the door.", "name": "door"})
         assert added.data["trigger_id"] == "door", added.error_text
         first = await bell.seen.get()
-        assert (first.name, first.arguments, first.position, first.fired) == ("door", {"how": "gladly"}, None, 0)
+        assert (first.name, first.arguments, first.position, first.fire_count) == ("door", {"how": "gladly"}, None, 0)
         assert first.workdir == there.kernel.workdir and first.since_ns > 0
         bell.rings.put_nowait("once")
         assert "once" in (await told(session))[0]
         again = await bell.seen.get()
-        assert (again.position, again.fired) == ({"after": "once", "huge": 1 << 80}, 1)
+        assert (again.position, again.fire_count) == ({"after": "once", "huge": 1 << 80}, 1)
         (listed,) = (await session.call("list_triggers", {})).data["triggers"]
         assert (listed["tool"], listed["fired"]) == ("add_bell", 1) and "fault" not in listed
         bell.rings.put_nowait("last")
@@ -138,4 +138,4 @@ async def test_it_rests_while_nobody_has_its_class_and_goes_on_with_whoever_open
             other.rings.put_nowait("twice")
             assert "twice" in (await told(session))[0]
             await session.close()
-        assert held.arrivals.triggers.of(session.id) == []
+        assert held.arrivals.triggers.list_triggers(session.id) == []

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tests.ipc.workshop import connected
 
-from handrail.contract.doors.agents import Delegation
+from handrail.contract.services.delegation import SubagentTask
 from handrail.contract.errors import ToolError
-from handrail.ipc.holder.remote import RemoteDelegates
-from handrail.ipc.wire.operations import Op, Operations
+from handrail.ipc.server.client_proxies import RemoteSubagentRunner
+from handrail.ipc.wire.operations import OperationSpec, OperationTable
 
 
 async def test_work_whose_line_is_lost_is_interrupted_and_what_was_never_handed_over_is_unavailable() -> None:
@@ -22,10 +22,10 @@ async def test_work_whose_line_is_lost_is_interrupted_and_what_was_never_handed_
         begun.set()
         await asyncio.Event().wait()
 
-    theirs.open(Operations({"model.run": Op(at_work)}, {}), {})
-    ours.open(Operations({}, {}), {})
-    delegates = RemoteDelegates(ours, "ses_1")
-    delegation = Delegation("helper", "mend it", "", None)
+    theirs.finish_handshake(OperationTable({"model.run": OperationSpec(at_work)}, {}), {})
+    ours.finish_handshake(OperationTable({}, {}), {})
+    delegates = RemoteSubagentRunner(ours, "ses_1")
+    delegation = SubagentTask("helper", "mend it", "", None)
     handed = asyncio.create_task(delegates.run("ses_1/1.0", delegation))
     await begun.wait()
     await theirs.aclose()

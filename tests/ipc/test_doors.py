@@ -14,8 +14,8 @@ from tests.ipc.scripted import EVERYTHING, RULES, Scripted, files_in, other
 from tests.ipc.workshop import workshop
 
 from handrail import Runtime, ToolError, tool
-from handrail.contract.doors.runtime import ClientContext, Option, Question
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.contract.services.runtime import UserContext, QuestionOption, UserQuestion
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 
 async def caught(work: Awaitable[object]) -> object:
@@ -37,12 +37,12 @@ async def everything(on: Runtime) -> object:
         await caught(on.files.read_bytes("secret/key")),
         await caught(on.files.read_lines("a.txt", first=2, count=1)),
         await caught(on.files.list(".")),
-        await caught(on.files.write("a.txt", b"over", over=b"not this")),
+        await caught(on.files.write("a.txt", b"over", expected=b"not this")),
         await caught(on.files.read_for_edit("a.txt")),
         await caught(on.files.write("a.txt", b"four\n")),
-        await caught(on.files.write("new/c.txt", b"\x00", over="new")),
-        await caught(on.files.write("new/c.txt", b"x", over="new")),
-        await caught(on.files.write("new/c.txt", b"x", over=b"\x00")),
+        await caught(on.files.write("new/c.txt", b"\x00", expected="new")),
+        await caught(on.files.write("new/c.txt", b"x", expected="new")),
+        await caught(on.files.write("new/c.txt", b"x", expected=b"\x00")),
         await caught(on.files.read_for_edit("b.bin", max_bytes=1)),
         await caught(on.search.grep("four")),
         await caught(on.search.grep("FOUR", ".", glob="*.txt", ignore_case=True, literal=True, max_matches=1)),
@@ -51,9 +51,9 @@ async def everything(on: Runtime) -> object:
         await caught(on.shell.run("cat a.txt; printf '\\377'; exit 3")),
         await caught(on.shell.run(["cat", "-"], stdin=b"\x00in")),
         await caught(on.shell.run(["printenv", "A"], environment={"A": "1"})),
-        await caught(on.shell.run("echo one; echo two >&2", apart=True)),
+        await caught(on.shell.run("echo one; echo two >&2", separate_stderr=True)),
         await caught(on.shell.run(["true"], environment={"PATH": "."})),
-        await caught(on.shell.hidden(["a.txt", "secret/x", "secret/\udc80"])),
+        await caught(on.shell.list_hidden_paths(["a.txt", "secret/x", "secret/\udc80"])),
         await caught(on.shell.run("rm a.txt")),
         await caught(on.shell.run([])),
         await caught(on.shell.run("pwd", cwd="new")),
@@ -67,11 +67,11 @@ async def everything(on: Runtime) -> object:
         on.call_id.partition("/")[2],
         on.agent,
         on.topic,
-        on.client,
+        on.user_context,
         dict(on.config),
         on.cancellation.requested,
-        on.capabilities.has("call"),
-        on.capabilities.has("ask"),
+        on.capabilities.has_capability("call"),
+        on.capabilities.has_capability("ask"),
         len(on.capabilities.layers),
     ]
     try:
@@ -79,7 +79,7 @@ async def everything(on: Runtime) -> object:
     except ToolError as error:
         seen.append((error.kind, error.text))
     try:
-        await on.people.answer([])
+        await on.user.ask([])
     except ToolError as error:
         seen.append((error.kind, error.text))
     return repr(seen)
@@ -95,12 +95,12 @@ async def test_every_door_gives_and_refuses_as_it_does_in_the_holder(tmp_path: P
         if name == "here":
             rules = ["allow t.script", "allow t.other", *RULES]
             async with temporary_kernel(folder, tools=[given, other], rules=rules) as kernel:
-                result = await (await kernel.session(topic="a topic", client=ClientContext(place="Bonn"))).call(
+                result = await (await kernel.session(topic="a topic", user_context=UserContext(location="Bonn"))).call(
                     "t.script", {}
                 )
         else:
             async with workshop(folder, given, also=[other], rules=RULES) as shop:
-                session = await shop.kernel.session(topic="a topic", client=ClientContext(place="Bonn"))
+                session = await shop.kernel.session(topic="a topic", user_context=UserContext(location="Bonn"))
                 result = await session.call("t.script", {})
         assert result.ok, result
         assert (workspace / "a.txt").read_bytes() == b"four\n"
@@ -119,7 +119,7 @@ async def test_what_a_tool_did_not_declare_is_refused_over_the_wire_too(tmp_path
             lambda: on.search.glob("*"),
             lambda: on.shell.run("true"),
             lambda: on.state.get("k"),
-            lambda: on.people.answer([]),
+            lambda: on.user.ask([]),
             lambda: on.call("t.other", {}),
         ]
         kinds: list[object] = []
@@ -136,15 +136,15 @@ async def test_what_a_tool_did_not_declare_is_refused_over_the_wire_too(tmp_path
 
 async def test_people_are_asked_through_the_holder(tmp_path: Path) -> None:
     async def ask(on: Runtime) -> object:
-        question = Question("Which?", "Colour", (Option("red", "warm"), Option("blue")), multi_select=True)
-        return await on.people.answer([question])
+        question = UserQuestion("Which?", "Colour", (QuestionOption("red", "warm"), QuestionOption("blue")), multi_select=True)
+        return await on.user.ask([question])
 
-    person = ScriptedPerson(answers=[[["red", "blue"]]])
+    person = ScriptedApprovalHandler(answers=[[["red", "blue"]]])
     given = Scripted(ask, requires={"capabilities": ["ask"]})
     async with workshop(tmp_path, given, attendant=person) as shop:
         result = await shop.session.call("t.script", {})
         assert result.data == [["red", "blue"]]
-        assert person.questions == [Question("Which?", "Colour", (Option("red", "warm"), Option("blue")), True)]
+        assert person.questions == [UserQuestion("Which?", "Colour", (QuestionOption("red", "warm"), QuestionOption("blue")), True)]
 
 
 async def test_output_of_a_program_is_heard_while_it_runs(tmp_path: Path) -> None:
@@ -229,8 +229,8 @@ async def test_a_runtime_that_is_kept_opens_nothing_after_its_call(tmp_path: Pat
         assert (await shop.session.call("t.script", {})).ok
         with pytest.raises(ToolError, match="is only available during a call"):
             await kept[0].files.write("late.txt", b"x")
-        kept[0].progress("late")
-        kept[0].partial("late")
+        kept[0].report_progress("late")
+        kept[0].set_partial_result("late")
         assert not (tmp_path / "ws" / "late.txt").exists()
 
 
@@ -241,7 +241,7 @@ async def test_a_threads_own_event_loop_can_use_the_doors(tmp_path: Path) -> Non
         heard: list[bytes] = []
 
         async def work() -> object:
-            runtime.progress("in a thread", fraction=0.5)
+            runtime.report_progress("in a thread", fraction=0.5)
             completed = await runtime.shell.run("echo hi", on_output=heard.append)
             size = (await runtime.files.stat("a.txt")).size
             return [size, completed.output.decode(), b"".join(heard).decode()]
@@ -259,9 +259,9 @@ async def test_progress_and_the_last_partial_output_reach_the_holder(tmp_path: P
 
     async def work(on: Runtime) -> object:
         for step in range(1_000):
-            on.partial({"step": step})
-        on.progress("half", fraction=0.5)
-        on.progress("more")
+            on.set_partial_result({"step": step})
+        on.report_progress("half", fraction=0.5)
+        on.report_progress("more")
         await asyncio.Event().wait()
 
     async with workshop(tmp_path, Scripted(work, timeout_ms=1_000), grace_ms=5_000) as shop:

@@ -11,10 +11,10 @@ from tests.ipc.scripted import RULES, Scripted, files_in, other
 from tests.ipc.workshop import Open, connected, workshop
 
 from handrail import Runtime
-from handrail.ipc.codec.interfaces import PREFIX, door_methods
-from handrail.ipc.holder.brought import BroughtTools
-from handrail.ipc.joiner.executing import describe
-from handrail.ipc.wire.operations import Op, Operations, Refused
+from handrail.ipc.codec.rpc import RUNTIME_PREFIX, list_service_methods
+from handrail.ipc.server.client_tools import ClientTools
+from handrail.ipc.client.tool_host import describe_tools
+from handrail.ipc.wire.operations import OperationSpec, OperationTable, OperationRefused
 from handrail.testing.kernels import temporary_kernel
 
 
@@ -45,11 +45,11 @@ async def test_a_peer_cannot_open_doors_of_a_call_that_is_not_its_own(tmp_path: 
         assert (await shop.theirs.request("runtime.files.stat", body))["value"]["size"] == 14
 
         stranger, ours = await connected()
-        brought = BroughtTools(ours, describe([Scripted(waiting)]))
-        ours.open(Operations(brought.requests, brought.notices), {})
-        stranger.open(Operations(), {})
+        brought = ClientTools(ours, describe_tools([Scripted(waiting)]))
+        ours.finish_handshake(OperationTable(brought.requests, brought.notifications), {})
+        stranger.finish_handshake(OperationTable(), {})
         for guess in (number, number + 1, 0, -1, 2**63):
-            with pytest.raises(Refused) as caught:
+            with pytest.raises(OperationRefused) as caught:
                 await stranger.request("runtime.files.stat", {"run": guess, "arguments": {"path": "a.txt"}})
             assert caught.value.kind == "not_running"
         stranger.notify("partial", {"run": number, "value": {"data": "forged"}})
@@ -58,7 +58,7 @@ async def test_a_peer_cannot_open_doors_of_a_call_that_is_not_its_own(tmp_path: 
 
         waiting.end.set()
         assert (await running).data == "done"
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(OperationRefused) as caught:
             await shop.theirs.request("runtime.files.stat", body)
         assert caught.value.kind == "not_running"
 
@@ -80,8 +80,8 @@ async def test_a_peer_finds_no_door_that_is_not_in_the_table(tmp_path: Path) -> 
             "files.stat.x",
         ]
         for name in [*names, "", "call.__globals__", "cancellation.stop"]:
-            with pytest.raises(Refused) as caught:
-                await shop.theirs.request(PREFIX + name, {"run": number, "arguments": {}})
+            with pytest.raises(OperationRefused) as caught:
+                await shop.theirs.request(RUNTIME_PREFIX + name, {"run": number, "arguments": {}})
             assert caught.value.kind == "unknown_op"
         waiting.end.set()
         await running
@@ -118,10 +118,10 @@ async def test_arguments_of_a_wrong_form_reach_no_door(tmp_path: Path) -> None:
         running = asyncio.create_task(shop.session.call("t.script", {}))
         await waiting.begun.wait()
         assert await _run_of(shop) == 1
-        for name in door_methods():
+        for name in list_service_methods():
             for body in _FAULTY:
-                with pytest.raises(Refused) as caught:
-                    await shop.theirs.request(PREFIX + name, body)
+                with pytest.raises(OperationRefused) as caught:
+                    await shop.theirs.request(RUNTIME_PREFIX + name, body)
                 assert caught.value.kind == "malformed"
                 assert caught.value.text.startswith(f"Invalid request `{name}`")
         for notice in ("partial", "progress"):
@@ -139,9 +139,9 @@ async def _answering(folder: Path, answer: Any) -> Any:
     async def execute(body: Any) -> Any:
         return answer
 
-    theirs.open(Operations({"execute": Op(execute)}), {})
-    brought = BroughtTools(ours, describe([other]))
-    ours.open(Operations(brought.requests, brought.notices), {})
+    theirs.finish_handshake(OperationTable({"execute": OperationSpec(execute)}), {})
+    brought = ClientTools(ours, describe_tools([other]))
+    ours.finish_handshake(OperationTable(brought.requests, brought.notifications), {})
     async with temporary_kernel(folder, tools=brought.tools, rules=["allow t.other"]) as kernel:
         result = await (await kernel.session()).call("t.other", {"n": 1})
     await ours.aclose()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.ipc.wire import framing
-from handrail.ipc.wire.framing import MAX_FRAME, ROOM, Inbox, TooLong, frame
+from handrail.ipc.wire import frames
+from handrail.ipc.wire.frames import MAX_FRAME, BUFFER_BYTES, FrameBuffer, FrameTooLong, encode_frame
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -26,8 +26,8 @@ def pieces(draw: st.DrawFn, data: bytes) -> list[bytes]:
 
 
 def heard(parts: list[bytes], limit: int = MAX_FRAME) -> tuple[list[dict[str, Any]], bool]:
-    inbox = Inbox(limit)
-    messages = [message for part in parts for message in inbox.feed(part)]
+    inbox = FrameBuffer(limit)
+    messages = [message for part in parts for message in inbox.feed_bytes(part)]
     return messages, inbox.fault is not None
 
 
@@ -35,7 +35,7 @@ def heard(parts: list[bytes], limit: int = MAX_FRAME) -> tuple[list[dict[str, An
 def test_messages_come_out_as_they_went_in_however_the_bytes_are_cut(
     messages: list[dict[str, Any]], data: st.DataObject
 ) -> None:
-    stream = b"".join(frame(message) for message in messages)
+    stream = b"".join(encode_frame(message) for message in messages)
     assert heard(data.draw(pieces(stream))) == (messages, False)
 
 
@@ -43,7 +43,7 @@ def test_messages_come_out_as_they_went_in_however_the_bytes_are_cut(
 def test_garbage_ends_the_reading_at_the_same_place_however_it_is_cut_and_never_raises(
     before: list[dict[str, Any]], garbage: bytes, after: list[dict[str, Any]], data: st.DataObject
 ) -> None:
-    stream = b"".join(map(frame, before)) + garbage + b"".join(map(frame, after))
+    stream = b"".join(map(encode_frame, before)) + garbage + b"".join(map(encode_frame, after))
     whole = heard([stream])
     assert whole[0][: len(before)] == before
     assert heard(data.draw(pieces(stream))) == whole
@@ -74,38 +74,38 @@ def test_only_a_whole_frame_of_an_object_is_a_message(data: bytes) -> None:
     ],
 )
 def test_what_is_no_message_is_a_fault_with_a_reason(stream: bytes) -> None:
-    inbox = Inbox()
-    assert inbox.feed(stream) == []
+    inbox = FrameBuffer()
+    assert inbox.feed_bytes(stream) == []
     assert inbox.fault
-    assert inbox.feed(frame({"id": 1})) == []
+    assert inbox.feed_bytes(encode_frame({"id": 1})) == []
 
 
 def test_an_announced_length_takes_no_memory() -> None:
-    inbox = Inbox()
-    assert inbox.feed(MAX_FRAME.to_bytes(4, "big") + b"{") == []
+    inbox = FrameBuffer()
+    assert inbox.feed_bytes(MAX_FRAME.to_bytes(4, "big") + b"{") == []
     assert inbox.fault is None
-    assert inbox.kept == ROOM
-    assert inbox.unfinished == 5
+    assert inbox.buffer_size == BUFFER_BYTES
+    assert inbox.pending_bytes == 5
 
 
 def test_a_long_message_never_holds_more_than_twice_what_came_and_gives_it_back() -> None:
     message = {"text": "x" * (3 * 1024 * 1024)}
-    stream = frame(message) + frame({"next": 1})
-    inbox = Inbox()
+    stream = encode_frame(message) + encode_frame({"next": 1})
+    inbox = FrameBuffer()
     came: list[Any] = []
     for begin in range(0, len(stream), 10_000):
-        came += inbox.feed(stream[begin : begin + 10_000])
-        assert inbox.kept <= max(ROOM, 2 * (begin + 10_000))
+        came += inbox.feed_bytes(stream[begin : begin + 10_000])
+        assert inbox.buffer_size <= max(BUFFER_BYTES, 2 * (begin + 10_000))
     assert came == [message, {"next": 1}]
-    assert inbox.kept == ROOM
+    assert inbox.buffer_size == BUFFER_BYTES
 
 
 def test_what_orjson_does_not_take_goes_through_all_the_same() -> None:
     message = {"half": "\ud800", "long": 2**200, "plain": 1}
-    assert heard([frame(message)]) == ([message], False)
+    assert heard([encode_frame(message)]) == ([message], False)
 
 
 def test_a_message_beyond_the_limit_is_not_framed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(framing, "MAX_FRAME", 100)
-    with pytest.raises(TooLong, match="111 bytes; the maximum is 100"):
-        frame({"text": "x" * 100})
+    monkeypatch.setattr(frames, "MAX_FRAME", 100)
+    with pytest.raises(FrameTooLong, match="111 bytes; the maximum is 100"):
+        encode_frame({"text": "x" * 100})

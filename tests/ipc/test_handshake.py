@@ -12,17 +12,17 @@ import pytest
 from tests.ipc.doors import HELLO, NAME, House, house, next_message, until_closed
 
 from handrail.contract.errors import StartError
-from handrail.ipc.wire.connection import Connection
-from handrail.ipc.wire.framing import MAX_FRAME, Message, frame
-from handrail.ipc.wire.meeting import MAX_HELLO, PROTOCOL, NoAnswer, NotLetIn, connect, listen, own_version
-from handrail.ipc.wire.operations import Op, Operations, Refused
+from handrail.ipc.wire.connection import IpcConnection
+from handrail.ipc.wire.frames import MAX_FRAME, Message, encode_frame
+from handrail.ipc.wire.handshake import MAX_GREETING_BYTES, PROTOCOL_VERSION, ServerNotResponding, ConnectionRejected, connect, listen, own_version
+from handrail.ipc.wire.operations import OperationSpec, OperationTable, OperationRefused
 
 
 async def echo(body: object) -> object:
     return body
 
 
-OPERATIONS = Operations({"echo": Op(echo, inline=True)})
+OPERATIONS = OperationTable({"echo": OperationSpec(echo, inline=True)})
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ async def doors(tmp_path: Path) -> AsyncGenerator[House]:
 async def test_both_sides_learn_who_the_other_is(doors: House) -> None:
     joined = await connect(doors.folder, NAME, hello={"face": "cli", "protocol": "mine"})
     held = await doors.accepted.get()
-    assert held.about == {"face": "cli", "handrail": own_version(), "protocol": PROTOCOL}
-    assert joined.about == {"greeting": "hi", "handrail": own_version(), "protocol": PROTOCOL}
+    assert held.peer_greeting == {"face": "cli", "handrail": own_version(), "protocol": PROTOCOL_VERSION}
+    assert joined.peer_greeting == {"greeting": "hi", "handrail": own_version(), "protocol": PROTOCOL_VERSION}
     assert held.peer == joined.peer
     assert held.peer is not None and (held.peer.pid, held.peer.uid) == (os.getpid(), os.geteuid())
     await joined.aclose()
@@ -44,13 +44,13 @@ async def test_both_sides_learn_who_the_other_is(doors: House) -> None:
 @pytest.mark.parametrize("protocol", [3, 0, "2", None, True, 2.0])
 async def test_another_protocol_is_refused_with_both_versions_and_the_remedy(doors: House, protocol: object) -> None:
     reader, writer = await doors.raw()
-    writer.write(frame({"hello": {"handrail": "9.9", "protocol": protocol}}))
+    writer.write(encode_frame({"hello": {"handrail": "9.9", "protocol": protocol}}))
     (answer,) = await until_closed(reader)
     refused = answer["refused"]
     assert refused["kind"] == "version"
     assert f"is Handrail 9.9 with protocol {protocol}" in refused["text"]
     assert (
-        f"the other is Handrail {own_version()} with protocol {PROTOCOL}. Use the same version" in refused["text"]
+        f"the other is Handrail {own_version()} with protocol {PROTOCOL_VERSION}. Use the same version" in refused["text"]
     )
     assert doors.accepted.empty()
 
@@ -61,8 +61,8 @@ GARBAGE = {
     "an oversized length": b"\xff\xff\xff\xff{}",
     "invalid JSON": b"\0\0\0\x05{]]]]",
     "no object": b"\0\0\0\x02[]",
-    "a request before the greeting": frame({"id": 1, "op": "echo", "body": 1}),
-    "a greeting that is none": frame({"hello": 1}),
+    "a request before the greeting": encode_frame({"id": 1, "op": "echo", "body": 1}),
+    "a greeting that is none": encode_frame({"hello": 1}),
 }
 
 
@@ -82,7 +82,7 @@ async def test_who_does_not_greet_is_dropped_with_a_logged_reason(
 
 async def test_a_process_that_has_not_greeted_gets_little_memory(doors: House) -> None:
     reader, writer = await doors.raw()
-    writer.write((MAX_HELLO + 1).to_bytes(4, "big"))
+    writer.write((MAX_GREETING_BYTES + 1).to_bytes(4, "big"))
     ((_, reason),) = (await until_closed(reader))[0].items()
     assert reason.startswith("a message of 16,777,217 bytes was announced; the maximum is 16,777,216")
 
@@ -101,7 +101,7 @@ async def test_a_greeting_must_be_whole_in_time(
 
 async def test_who_greeted_in_time_may_be_silent_for_longer(tmp_path: Path) -> None:
     async with house(tmp_path / "own", OPERATIONS, seconds=0.2) as doors:
-        joined: Connection | None = None
+        joined: IpcConnection | None = None
         while joined is None:
             with contextlib.suppress(StartError):  # where this process gets no turn for so long
                 joined = await doors.join()
@@ -115,10 +115,10 @@ async def test_half_a_message_and_silence_hurts_nobody_else(doors: House) -> Non
     writer.write(MAX_FRAME.to_bytes(4, "big") + b'{"id": 1, "op":')
     joined = await doors.join()
     assert [await joined.request("echo", number) for number in range(100)] == list(range(100))
-    assert held.lost is None
+    assert held.lost_reason is None
     writer.transport.abort()
     await held.closed.wait()
-    assert held.lost == "the other side closed it in the middle of a message"
+    assert held.lost_reason == "the other side closed it in the middle of a message"
 
 
 NONSENSE: dict[str, list[Message]] = {
@@ -130,7 +130,7 @@ NONSENSE: dict[str, list[Message]] = {
     "an answer to nothing": [{"id": 1, "ok": 1}],
     "an operation that is no text": [{"id": 1, "op": ["echo"]}],
     "a cancellation of nothing nameable": [{"cancel": None}],
-    "a second greeting": [{"hello": {"protocol": PROTOCOL}}],
+    "a second greeting": [{"hello": {"protocol": PROTOCOL_VERSION}}],
 }
 
 
@@ -141,7 +141,7 @@ async def test_a_peer_that_stops_making_sense_is_dropped_alone(
     joined = await doors.join()
     await doors.accepted.get()
     reader, writer, held = await doors.greeted()
-    writer.write(b"".join(map(frame, NONSENSE[name])))
+    writer.write(b"".join(map(encode_frame, NONSENSE[name])))
     messages = await until_closed(reader)
     assert "bye" in messages[-1]
     answers = [message["id"] for message in messages[:-1]]
@@ -154,7 +154,7 @@ async def test_a_peer_that_stops_making_sense_is_dropped_alone(
 async def test_an_answer_that_is_neither_fails_its_request(doors: House) -> None:
     _reader, writer, held = await doors.greeted()
     asked = asyncio.create_task(held.request("echo", 1))
-    writer.write(frame({"id": 1, "error": {"kind": 7}}))
+    writer.write(encode_frame({"id": 1, "error": {"kind": 7}}))
     assert "neither a result nor an error" in str((await asyncio.gather(asked, return_exceptions=True))[0])
 
 
@@ -165,17 +165,17 @@ async def test_cancelling_what_is_not_running_and_late_answers_are_left_aside(do
     asked.cancel()
     assert await next_message(reader) == {"cancel": 1}
     for message in ({"cancel": 77}, {"id": 1, "ok": 1}, {"id": 1, "ok": 1}, {"id": 1, "op": "echo", "body": 2}):
-        writer.write(frame(message))
+        writer.write(encode_frame(message))
     assert await next_message(reader) == {"id": 1, "ok": 2}
-    assert held.lost is None
+    assert held.lost_reason is None
 
 
 async def test_the_holder_turns_away_with_its_own_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def accept(connection: Connection, hello: Message) -> tuple[Operations, Message]:
-        raise Refused("closing", "it is closing; try again")
+    def accept(connection: IpcConnection, hello: Message) -> tuple[OperationTable, Message]:
+        raise OperationRefused("closing", "it is closing; try again")
 
     listener = await listen(tmp_path, NAME, accept)
-    with pytest.raises(NotLetIn, match="Connection rejected: it is closing; try again") as caught:
+    with pytest.raises(ConnectionRejected, match="Connection rejected: it is closing; try again") as caught:
         await connect(tmp_path, NAME)
     assert caught.value.kind == "closing"
     assert "it is closing" in caplog.text
@@ -183,15 +183,15 @@ async def test_the_holder_turns_away_with_its_own_reason(tmp_path: Path, caplog:
 
 
 async def test_a_defect_while_letting_in_drops_that_one_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def accept(connection: Connection, hello: Message) -> tuple[Operations, Message]:
+    def accept(connection: IpcConnection, hello: Message) -> tuple[OperationTable, Message]:
         return OPERATIONS, {"number": 1 // hello["divisor"]}
 
     listener = await listen(tmp_path, NAME, accept)
-    with pytest.raises(NoAnswer):
+    with pytest.raises(ServerNotResponding):
         await connect(tmp_path, NAME, hello={"divisor": 0})
     assert "ZeroDivisionError" in caplog.text
     joined = await connect(tmp_path, NAME, hello={"divisor": 1})
-    assert joined.about["number"] == 1
+    assert joined.peer_greeting["number"] == 1
     await joined.aclose()
     await listener.aclose()
 
@@ -199,7 +199,7 @@ async def test_a_defect_while_letting_in_drops_that_one_only(tmp_path: Path, cap
 async def test_no_more_than_so_many_join(tmp_path: Path) -> None:
     async with house(tmp_path / "own", OPERATIONS, max_connections=2) as doors:
         first, _second = await doors.join(), await doors.join()
-        with pytest.raises(NotLetIn, match="Too many connected processes: 2. Close one") as caught:
+        with pytest.raises(ConnectionRejected, match="Too many connected processes: 2. Close one") as caught:
             await doors.join()
         assert caught.value.kind == "full"
         await first.aclose()
@@ -227,14 +227,14 @@ async def served(folder: Path, answer: bytes, *, close: bool) -> asyncio.Server:
 @pytest.mark.parametrize(
     ("answer", "kind", "text"),
     [
-        (frame({"welcome": {"handrail": "9.9", "protocol": 3}}), NotLetIn, "is Handrail 9.9 with protocol 3"),
-        (frame({"refused": {}}), NotLetIn, "Connection rejected"),
-        (frame({"welcome": 1}), StartError, "not a Handrail process"),
-        (frame({"id": 1, "op": "echo"}), StartError, "not a Handrail process"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", NoAnswer, "not a Handrail process"),
-        (frame({"bye": "not today"}), NoAnswer, "did not accept this process: not today"),
-        (frame({"bye": {}}), StartError, "not a Handrail process"),
-        (b"", NoAnswer, "closed it"),
+        (encode_frame({"welcome": {"handrail": "9.9", "protocol": 3}}), ConnectionRejected, "is Handrail 9.9 with protocol 3"),
+        (encode_frame({"refused": {}}), ConnectionRejected, "Connection rejected"),
+        (encode_frame({"welcome": 1}), StartError, "not a Handrail process"),
+        (encode_frame({"id": 1, "op": "echo"}), StartError, "not a Handrail process"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", ServerNotResponding, "not a Handrail process"),
+        (encode_frame({"bye": "not today"}), ServerNotResponding, "did not accept this process: not today"),
+        (encode_frame({"bye": {}}), StartError, "not a Handrail process"),
+        (b"", ServerNotResponding, "closed it"),
     ],
 )
 async def test_what_listens_and_is_no_holder_of_this_version_is_a_clear_error(
@@ -254,12 +254,12 @@ async def test_a_holder_that_ends_while_somebody_greets_is_no_stranger(tmp_path:
     while not listener.connections:
         await asyncio.sleep(0)
     await listener.aclose("it ends")
-    with pytest.raises(NoAnswer, match="it ends"):
+    with pytest.raises(ServerNotResponding, match="it ends"):
         await joining
 
 
 async def test_a_holder_that_does_not_answer_is_named(tmp_path: Path) -> None:
     server = await served(tmp_path, b"\0\0", close=False)
-    with pytest.raises(NoAnswer, match=rf"Process {os.getpid()} holds the workspace but did not answer within 0.1 s"):
+    with pytest.raises(ServerNotResponding, match=rf"Process {os.getpid()} holds the workspace but did not answer within 0.1 s"):
         await connect(tmp_path, NAME, seconds=0.1)
     server.close()

@@ -19,42 +19,42 @@ from tests.kernel.guests import guest, joined_kernel, opened
 
 from handrail.catalog.view import CatalogOptions
 from handrail.config.settings import CatalogSettings
-from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalDesk, ApprovalRequest, Attendant, StoredRule
+from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalService, ApprovalRequest, ApprovalHandler, StoredRule
 from handrail.contract.call import Event
-from handrail.contract.codec import Codec, Malformed, reader_of, write
-from handrail.contract.doors.agents import Delegates
-from handrail.contract.doors.channels import Notices
-from handrail.contract.doors.jobs import Findings, WorkspaceJobs
-from handrail.contract.doors.memory import History
-from handrail.contract.doors.offers import Given, Listing
-from handrail.contract.doors.peer import Buffers, Peer
-from handrail.contract.doors.runtime import ClientContext, Runtime
+from handrail.contract.codec import Codec, MalformedData, reader_of, write
+from handrail.contract.services.delegation import SubagentRunner
+from handrail.contract.services.channels import NotificationQueue
+from handrail.contract.services.jobs import ToolSearchResult, WorkspaceJobService
+from handrail.contract.services.memory import ConversationHistory
+from handrail.contract.services.resources import SourceResponse, ResourceListing
+from handrail.contract.services.client import UnsavedBuffers, ClientHandler
+from handrail.contract.services.runtime import UserContext, Runtime
 from handrail.contract.errors import ToolError
-from handrail.contract.generation import Difference, ToolStatus
+from handrail.contract.generation import GenerationDiff, ToolStatus
 from handrail.contract.rules import RuleEntry
-from handrail.contract.sandbox import Tier
+from handrail.contract.sandbox import SandboxTier
 from handrail.contract.tool.requires import CapabilitySet, Requires, ShellRequires
 from handrail.contract.tool.settings import ToolSettings
 from handrail.contract.tool.spec import ToolSpec
-from handrail.contract.tool.triggers import Fired, Waiting
-from handrail.ipc.codec.interfaces import (
-    DOORS,
-    WIRE,
-    NamedClass,
-    door_methods,
-    methods_of,
-    op_of,
-    over,
-    proxy,
-    request,
-    served,
+from handrail.contract.tool.triggers import TriggerEvent, TriggerContext
+from handrail.ipc.codec.rpc import (
+    RUNTIME_SERVICES,
+    WIRE_CODEC,
+    TriggerClassRef,
+    list_service_methods,
+    list_methods,
+    make_operation,
+    invoke_over,
+    make_proxy,
+    make_handler,
+    make_protocol_handlers,
 )
-from handrail.ipc.codec.mirror import Description, Hello
-from handrail.ipc.joiner.executing import Step
+from handrail.ipc.codec.wire_models import ToolDescription, ClientGreeting
+from handrail.ipc.client.tool_host import StepRequest
 from handrail.ipc.wire.connection import ConnectionLost
-from handrail.ipc.wire.operations import Operations, Refused
-from handrail.policy.explain import Explanation
-from handrail.policy.watchdogs.watchdog import Opinion, WatchdogCall
+from handrail.ipc.wire.operations import OperationTable, OperationRefused
+from handrail.policy.explanation import PolicyExplanation
+from handrail.policy.watchdogs.api import WatchdogDecision, WatchdogCall
 from handrail.store.encoding import decode, encode
 from handrail.testing.kernels import temporary_kernel
 
@@ -113,7 +113,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     return st.deferred(lambda: st.builds(made, **{name: values_of(hint) for name, hint in hints.items()}))
 
 
-_BY_HAND = (object, Given, Listing)
+_BY_HAND = (object, SourceResponse, ResourceListing)
 """What is packed or shown: see ``test_values`` and ``test_doors``."""
 
 
@@ -133,28 +133,28 @@ def listed() -> list[Any]:
     """Every type that crosses the wire by its annotations: those of the Protocols, and those that are sent by themselves."""
     found: dict[Any, None] = dict.fromkeys(
         [
-            Approval, ApprovalAnswer, ApprovalRequest, CapabilitySet, CatalogOptions, ClientContext, Description, Difference,
-            Event, Explanation, Findings, Fired, Hello, NamedClass, Opinion, Step, StoredRule, Tier, ToolSpec, Waiting,
+            Approval, ApprovalAnswer, ApprovalRequest, CapabilitySet, CatalogOptions, UserContext, ToolDescription, GenerationDiff,
+            Event, PolicyExplanation, ToolSearchResult, TriggerEvent, ClientGreeting, TriggerClassRef, WatchdogDecision, StepRequest, StoredRule, SandboxTier, ToolSpec, TriggerContext,
             WatchdogCall,
         ]
     )  # fmt: skip
     found[Sequence[ToolStatus]] = None
     for protocol in [
-        *DOORS.values(),
+        *RUNTIME_SERVICES.values(),
         Runtime,
-        ApprovalDesk,
-        Attendant,
-        Buffers,
-        Delegates,
-        History,
-        Notices,
-        Peer,
-        WorkspaceJobs,
+        ApprovalService,
+        ApprovalHandler,
+        UnsavedBuffers,
+        SubagentRunner,
+        ConversationHistory,
+        NotificationQueue,
+        ClientHandler,
+        WorkspaceJobService,
     ]:
-        for name in methods_of(protocol):
-            from handrail.contract.sandbox import Completed
+        for name in list_methods(protocol):
+            from handrail.contract.sandbox import CompletedProcess
 
-            hints = get_type_hints(getattr(protocol, name), localns={"Completed": Completed}, include_extras=True)
+            hints = get_type_hints(getattr(protocol, name), localns={"Completed": CompletedProcess}, include_extras=True)
             found |= {hint: None for hint in hints.values() if _is_listed(hint) and not _mentions_hand(hint)}
     return list(found)
 
@@ -163,7 +163,7 @@ def listed() -> list[Any]:
 def test_every_listed_type_comes_back_as_it_went(kind: Any) -> None:
     @given(values_of(kind))
     def crosses(value: Any) -> None:
-        arrived = WIRE.form_of(kind).read(decode(encode(WIRE.write(kind, value), 1 << 62)))
+        arrived = WIRE_CODEC.form_of(kind).read(decode(encode(WIRE_CODEC.write(kind, value), 1 << 62)))
         assert arrived == value
 
     crosses()
@@ -174,8 +174,8 @@ def test_whatever_else_comes_is_refused_in_words(kind: Any) -> None:
     @given(_json)
     def refused(sent: Any) -> None:
         try:
-            WIRE.form_of(kind).read(sent)
-        except Malformed as error:
+            WIRE_CODEC.form_of(kind).read(sent)
+        except MalformedData as error:
             assert str(error)
 
     refused()
@@ -203,19 +203,19 @@ class Pair(NamedTuple):
         (int | None, "1", "a whole number"),
         (str | Sequence[str], 1, "a list, not a int"),
         (Pair, [1], "a list of 2, not of 1"),
-        (Opinion, {"action": "allow"}, "differs in reason"),
-        (Opinion, {"action": "allow", "reason": "", "__class__": "x"}, "differs in __class__"),
+        (WatchdogDecision, {"action": "allow"}, "differs in reason"),
+        (WatchdogDecision, {"action": "allow", "reason": "", "__class__": "x"}, "differs in __class__"),
         (ApprovalAnswer, {"choice": "all", "message": "", "arguments": None}, "choice: expected one of"),
         (RuleEntry, {"rule": 1}, "rule"),
     ],
 )
 def test_a_reader_is_closed_and_says_where_what_was_expected(kind: Any, sent: Any, said: str) -> None:
-    with pytest.raises(Malformed) as refused:
+    with pytest.raises(MalformedData) as refused:
         Codec().form_of(kind).read(sent)
     assert said in str(refused.value)
 
 
-@pytest.mark.parametrize("kind", [Callable[[], None], Mapping[int, str], object, Peer])
+@pytest.mark.parametrize("kind", [Callable[[], None], Mapping[int, str], object, ClientHandler])
 def test_a_type_that_no_data_stands_for_has_no_form(kind: Any) -> None:
     with pytest.raises(TypeError, match="no JSON form"):
         Codec().form_of(kind)
@@ -225,9 +225,9 @@ def test_what_is_nested_beyond_all_bounds_is_refused_by_whoever_reads_the_text()
     deep: Any = None
     for _ in range(100_000):
         deep = [deep]
-    with pytest.raises(Malformed, match="arguments: expected an object"):
+    with pytest.raises(MalformedData, match="arguments: expected an object"):
         reader_of(ApprovalAnswer)({"choice": "once", "message": "", "arguments": deep})
-    assert b"$depth" in encode(write(Fired, Fired(position=deep)))
+    assert b"$depth" in encode(write(TriggerEvent, TriggerEvent(position=deep)))
 
 
 # ── proxies and requests ─────────────────────────────────────────────────────────────────────────
@@ -271,21 +271,21 @@ async def test_a_proxy_is_its_protocol_on_the_other_side() -> None:
             raise ToolError("not yours", kind="denied")
         return real
 
-    requests = served(Shelf, "shelf.", of)
+    requests = make_protocol_handlers(Shelf, "shelf.", of)
     assert sorted(requests) == ["shelf.fail", "shelf.put"], "what is awaited, and nothing else"
-    ours.open(Operations({name: op_of(name, one) for name, one in requests.items()}), {})
-    theirs.open(Operations(), {})
-    shelf = proxy(Shelf, "shelf.", over(theirs, owner="me"))
+    ours.finish_handshake(OperationTable({name: make_operation(name, one) for name, one in requests.items()}), {})
+    theirs.finish_handshake(OperationTable(), {})
+    shelf = make_proxy(Shelf, "shelf.", invoke_over(theirs, owner="me"))
     assert await shelf.put("a", b"\x00\xff") == ["a"]
     assert await shelf.put("b", data=b"", twice=True) == ["a", "b", "b"]
     assert real.kept[0] == ("a", b"\x00\xff")
     with pytest.raises(ToolError, match="it is full") as full:
         await shelf.fail("tool")
     assert full.value.kind == "limit"
-    with pytest.raises(Refused, match="Its log has the details"):
+    with pytest.raises(OperationRefused, match="Its log has the details"):
         await shelf.fail("defect")
     with pytest.raises(ToolError, match="not yours"):
-        await proxy(Shelf, "shelf.", over(theirs, owner="you")).put("c", b"")
+        await make_proxy(Shelf, "shelf.", invoke_over(theirs, owner="you")).put("c", b"")
     with pytest.raises(TypeError):
         await shelf.put("a")  # pyright: ignore[reportCallIssue]
     assert not hasattr(shelf, "look") and not hasattr(shelf, "secret")
@@ -300,10 +300,10 @@ async def test_a_proxy_is_its_protocol_on_the_other_side() -> None:
 )
 async def test_a_name_outside_the_table_leads_nowhere(name: str) -> None:
     theirs, ours = await connected()
-    requests = served(Shelf, "shelf.", lambda: Real())  # noqa: PLW0108 - a lambda has no annotation of what it gives
-    ours.open(Operations({of: op_of(of, one) for of, one in requests.items()}), {})
-    theirs.open(Operations(), {})
-    with pytest.raises(Refused) as refused:
+    requests = make_protocol_handlers(Shelf, "shelf.", lambda: Real())  # noqa: PLW0108 - a lambda has no annotation of what it gives
+    ours.finish_handshake(OperationTable({of: make_operation(of, one) for of, one in requests.items()}), {})
+    theirs.finish_handshake(OperationTable(), {})
+    with pytest.raises(OperationRefused) as refused:
         await theirs.request(name, {})
     assert refused.value.kind == "unknown_op"
     await theirs.aclose()
@@ -314,11 +314,11 @@ async def test_a_function_is_asked_by_exactly_its_parameters() -> None:
     async def area(width: int, height: int) -> int:
         return width * height
 
-    answer = op_of("area", request(area)).handler
+    answer = make_operation("area", make_handler(area)).handler
     assert await answer({"width": 3, "height": 4}) == 12
     bodies: list[Any] = [None, [], {}, {"width": 3}, {"width": 3, "height": "4"}, {"width": 3, "height": 4, "depth": 5}]
     for body in bodies:
-        with pytest.raises(Refused, match="Invalid request `area`"):
+        with pytest.raises(OperationRefused, match="Invalid request `area`"):
             await answer(body)
 
 
@@ -327,17 +327,17 @@ async def test_a_hostile_peer_costs_its_own_connection_and_nobody_elses(tmp_path
         session = await friend.session()
         await opened(hostile, "ses_h")
         for name in ("session.__init__", "_operations", "people.approve", "runtime.files.stat", "jobs.__class__"):
-            with pytest.raises(Refused) as refused:
+            with pytest.raises(OperationRefused) as refused:
                 await hostile.request(name, {})
             assert refused.value.kind in ("unknown_op", "malformed")
-        with pytest.raises(Refused, match="entries"):
+        with pytest.raises(OperationRefused, match="entries"):
             await hostile.request("keep", {"session": "ses_h", "entries": [[-1, {}]], "number": 1})
         deep = b'{"id": 99, "op": "explain", "body": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
         hostile.transport.write(len(deep).to_bytes(4, "big") + deep)
         await hostile.closed.wait()
-        assert hostile.lost is not None and "not JSON" in hostile.lost
+        assert hostile.lost_reason is not None and "not JSON" in hostile.lost_reason
         assert (await session.call("glob", {"pattern": "*"})).ok
-        while len(held.server.guests) > 1:
+        while len(held.server.clients) > 1:
             await asyncio.sleep(0)
 
 
@@ -346,6 +346,6 @@ def test_every_door_of_a_runtime_that_is_waited_for_is_in_the_table() -> None:
     waited = {name for name in doors if isinstance(vars(Runtime).get(name), property)}
     for name in waited:
         gives = get_type_hints(vars(Runtime)[name].fget)["return"]
-        if getattr(gives, "_is_protocol", False) and methods_of(gives):
-            assert DOORS[name] is gives
-    assert len(door_methods()) == sum(len(methods_of(one)) for one in DOORS.values()) + 1
+        if getattr(gives, "_is_protocol", False) and list_methods(gives):
+            assert RUNTIME_SERVICES[name] is gives
+    assert len(list_service_methods()) == sum(len(list_methods(one)) for one in RUNTIME_SERVICES.values()) + 1

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from handrail.contract.errors import StartError
-from handrail.ipc.joiner.membership import Membership
-from handrail.ipc.wire.operations import Operations
-from handrail.store.folders import locate
+from handrail.ipc.client.reconnecting_client import ReconnectingClient
+from handrail.ipc.wire.operations import OperationTable
+from handrail.store.folders import locate_folders
 
 
 @pytest.mark.proves("L-07")
@@ -28,10 +28,10 @@ async def test_who_asks_at_the_moment_at_which_a_search_has_failed_begins_anothe
     async def ask(times: int) -> None:
         for _ in range(times):
             with pytest.raises(StartError, match="no room"):
-                await membership.connection()
+                await membership.get_connection()
 
     (tmp_path / "ws").mkdir()
-    membership = Membership(locate(tmp_path / "ws", tmp_path / "state"), take_over, dict, Operations({}, {}))
+    membership = ReconnectingClient(locate_folders(tmp_path / "ws", tmp_path / "state"), take_over, dict, OperationTable({}, {}))
     first = asyncio.create_task(ask(1))
     await begun.wait()
     go_on.set()  # the search fails in the loop's next round, and so before the second one asks in it

@@ -12,15 +12,15 @@ import pytest
 from tests.ipc.doors import NAME, house, line_of, process
 
 from handrail.ipc.wire.connection import ConnectionLost
-from handrail.ipc.wire.meeting import NoAnswer, NoHolder, NotLetIn, connect
-from handrail.ipc.wire.operations import Op, Operations
+from handrail.ipc.wire.handshake import ServerNotResponding, NoLeaseHolder, ConnectionRejected, connect
+from handrail.ipc.wire.operations import OperationSpec, OperationTable
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
 
 HOLDER = """
 import asyncio, sys
 from pathlib import Path
-from handrail.ipc.wire.meeting import listen
+from handrail.ipc.wire.handshake import listen
 from handrail.ipc.wire.operations import Op, Operations
 
 async def main():
@@ -37,7 +37,7 @@ asyncio.run(main())
 GUEST = """
 import asyncio, sys
 from pathlib import Path
-from handrail.ipc.wire.meeting import connect
+from handrail.ipc.wire.handshake import connect
 
 async def main():
     joined = await connect(Path(sys.argv[1]), sys.argv[2])
@@ -94,7 +94,7 @@ async def test_another_user_is_refused_before_anything_is_read(folder: Path, cap
 async def test_a_process_of_another_user_at_the_holders_place_is_told_nothing(folder: Path) -> None:
     with process(STRANGE_HOLDER, folder / NAME) as stranger:
         assert await line_of(stranger) == "ready"
-        with pytest.raises(NotLetIn, match="The other process belongs to user 65534"):
+        with pytest.raises(ConnectionRejected, match="The other process belongs to user 65534"):
             await connect(folder, NAME)
         assert await line_of(stranger) == "heard 0"
 
@@ -111,8 +111,8 @@ async def test_a_killed_holder_fails_what_is_pending_and_leaves_no_holder(folder
         for failed in await asyncio.gather(*pending, return_exceptions=True):
             assert isinstance(failed, ConnectionLost)
         await joined.closed.wait()
-        assert heard == [joined.lost]
-        with pytest.raises(NoHolder):
+        assert heard == [joined.lost_reason]
+        with pytest.raises(NoLeaseHolder):
             await connect(folder, NAME)
     async with house(folder) as doors:
         await doors.join()
@@ -126,7 +126,7 @@ async def test_a_killed_guest_leaves_its_call_going_on(folder: Path) -> None:
         await go.wait()
         ended.set()
 
-    async with house(folder, Operations({"park": Op(park, inline=True)})) as doors:
+    async with house(folder, OperationTable({"park": OperationSpec(park, inline=True)})) as doors:
         with process(GUEST, folder, NAME) as guest:
             held = await doors.accepted.get()
             await begun.wait()
@@ -143,7 +143,7 @@ async def test_a_stopped_holder_is_told_from_a_dead_one(folder: Path) -> None:
     with process(HOLDER, folder, NAME) as holder:
         assert await line_of(holder) == "ready"
         holder.send_signal(signal.SIGSTOP)
-        with pytest.raises(NoAnswer, match=rf"Process {holder.pid} holds the workspace but did not answer"):
+        with pytest.raises(ServerNotResponding, match=rf"Process {holder.pid} holds the workspace but did not answer"):
             await connect(folder, NAME, seconds=0.3)
         holder.send_signal(signal.SIGCONT)
         await (await connect(folder, NAME)).aclose()

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail import ToolError
-from handrail.arbiter.output.plain import Plain
+from handrail.arbiter.output.json_conversion import JsonConversion
 from handrail.contract.call import Blob, Result
-from handrail.contract.codec import Malformed, an_object, reader_of
-from handrail.ipc.codec.values import failure_of, of_failure, pack, unpack
-from handrail.ipc.wire.framing import Inbox, frame
+from handrail.contract.codec import MalformedData, expect_object, reader_of
+from handrail.ipc.codec.tool_values import read_failure, write_failure, pack, unpack
+from handrail.ipc.wire.frames import FrameBuffer, encode_frame
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Point:
 
 def over_the_wire(message: dict[str, Any]) -> Any:
     """As the other side has it."""
-    (arrived,) = Inbox().feed(frame({"body": message}))
+    (arrived,) = FrameBuffer().feed_bytes(encode_frame({"body": message}))
     return arrived["body"]
 
 
 def shown(value: object) -> tuple[Any, list[tuple[bytes, str]], list[str]]:
-    plain = Plain(value)
+    plain = JsonConversion(value)
     return plain.data, [(binary.data, binary.media_type) for binary in plain.binaries], plain.notes
 
 
@@ -93,14 +93,14 @@ def test_a_whole_result_arrives_with_its_text_and_metadata(
 
 @given(st.text(), _values)
 def test_a_tools_error_is_raised_with_its_kind_text_and_data(text: str, data: object) -> None:
-    raised = failure_of(over_the_wire(of_failure(ToolError(text, kind="conflict", data=data))))
+    raised = read_failure(over_the_wire(write_failure(ToolError(text, kind="conflict", data=data))))
     assert isinstance(raised, ToolError)
     assert (raised.text, raised.kind) == (text, "conflict")
     assert shown(raised.data)[:2] == shown(data)[:2]
 
 
 def test_another_exception_keeps_its_class_and_text_and_nothing_else() -> None:
-    raised = failure_of(over_the_wire(of_failure(ZeroDivisionError("by zero"))))
+    raised = read_failure(over_the_wire(write_failure(ZeroDivisionError("by zero"))))
     assert type(raised).__name__ == "ZeroDivisionError"
     assert str(raised) == "by zero"
     assert not isinstance(raised, ZeroDivisionError)
@@ -108,7 +108,7 @@ def test_another_exception_keeps_its_class_and_text_and_nothing_else() -> None:
 
 def test_no_exception_can_pass_for_one_of_ours_or_end_the_process() -> None:
     for name in ("SystemExit", "KeyboardInterrupt", "CancelledError", "__import__('os')", "ToolError", ""):
-        raised = failure_of({"raised": [name, "x"]})
+        raised = read_failure({"raised": [name, "x"]})
         assert isinstance(raised, Exception)
         assert not isinstance(raised, ToolError)
 
@@ -134,11 +134,11 @@ _messages = st.fixed_dictionaries(
 
 @given(_json | _messages)
 def test_whatever_a_peer_sends_is_a_value_or_said_to_be_none(message: Any) -> None:
-    readers: list[Callable[[Any], object]] = [unpack, reader_of(bytes), lambda sent: failure_of(an_object(sent))]
+    readers: list[Callable[[Any], object]] = [unpack, reader_of(bytes), lambda sent: read_failure(expect_object(sent))]
     for read in readers:
         try:
             read(message)
-        except Malformed as error:
+        except MalformedData as error:
             assert str(error)
 
 
@@ -147,7 +147,7 @@ def test_a_binary_part_takes_a_place_that_there_is_and_no_other() -> None:
     part: list[Any] = [{"$bytes": "aGk="}, "image/png"]
     ways: list[Any] = [["a", "b"], [0], ["a", 1], [True], ["missing"], "a", [["a"]], ["a", 0, "c"]]
     for way in ways:
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedData):
             unpack({"data": {"a": [None]}, "blobs": [[way, *part]]})
     assert unpack({"data": {"a": nothing}, "blobs": [[["a", 0], *part]]}) == {"a": [Blob(b"hi", "image/png")]}
     assert unpack({"data": None, "blobs": [[nothing[1:], *part]]}) == Blob(b"hi", "image/png")

@@ -13,10 +13,10 @@ from tests.ipc.doors import House, house, next_message
 
 from handrail.contract.errors import UsageError
 from handrail.ipc.wire import connection as wire
-from handrail.ipc.wire import framing
+from handrail.ipc.wire import frames
 from handrail.ipc.wire.connection import ConnectionLost
-from handrail.ipc.wire.framing import MAX_FRAME, frame
-from handrail.ipc.wire.operations import MAX_RUNNING, Op, Operations, Refused
+from handrail.ipc.wire.frames import MAX_FRAME, encode_frame
+from handrail.ipc.wire.operations import MAX_RUNNING, OperationSpec, OperationTable, OperationRefused
 
 MARK: ContextVar[Any] = ContextVar("MARK", default="none")
 
@@ -45,7 +45,7 @@ class Holder:
         return body
 
     async def refuse(self, body: Any) -> Any:
-        raise Refused("conflict", f"no: {body}")
+        raise OperationRefused("conflict", f"no: {body}")
 
     async def misuse(self, body: Any) -> Any:
         raise UsageError("used wrongly")
@@ -83,27 +83,27 @@ class Holder:
         return "missed"
 
     @property
-    def operations(self) -> Operations:
+    def operations(self) -> OperationTable:
         requests = {
-            "echo": Op(self.echo),
-            "echo.inline": Op(self.echo, inline=True),
-            "echo.at once": Op(self.echo, at_once=True),
-            "park": Op(self.park),
-            "park.inline": Op(self.park, inline=True),
-            "park.at once": Op(self.park, at_once=True),
-            "strike.at once": Op(self.strike, at_once=True),
-            "mark.at once": Op(self.mark, at_once=True),
-            "doom.at once": Op(self.doom, at_once=True),
-            "who.at once": Op(self.who, at_once=True),
-            "fail.at once": Op(self.fail, at_once=True),
-            "park.with": Op(self.park, cancel_when_lost=True),
-            "refuse": Op(self.refuse),
-            "misuse": Op(self.misuse),
-            "fail": Op(self.fail, inline=True),
-            "long": Op(self.long),
-            "who.inline": Op(self.who, inline=True),
+            "echo": OperationSpec(self.echo),
+            "echo.inline": OperationSpec(self.echo, inline=True),
+            "echo.at once": OperationSpec(self.echo, eager=True),
+            "park": OperationSpec(self.park),
+            "park.inline": OperationSpec(self.park, inline=True),
+            "park.at once": OperationSpec(self.park, eager=True),
+            "strike.at once": OperationSpec(self.strike, eager=True),
+            "mark.at once": OperationSpec(self.mark, eager=True),
+            "doom.at once": OperationSpec(self.doom, eager=True),
+            "who.at once": OperationSpec(self.who, eager=True),
+            "fail.at once": OperationSpec(self.fail, eager=True),
+            "park.with": OperationSpec(self.park, cancel_when_lost=True),
+            "refuse": OperationSpec(self.refuse),
+            "misuse": OperationSpec(self.misuse),
+            "fail": OperationSpec(self.fail, inline=True),
+            "long": OperationSpec(self.long),
+            "who.inline": OperationSpec(self.who, inline=True),
         }
-        return Operations(requests, {"note": self.told.append})
+        return OperationTable(requests, {"note": self.told.append})
 
 
 @pytest.fixture
@@ -128,16 +128,16 @@ async def test_both_sides_ask(doors: House) -> None:
     async def twice(body: int) -> int:
         return 2 * body
 
-    joined, held = await doors.both(Operations({"twice": Op(twice)}))
+    joined, held = await doors.both(OperationTable({"twice": OperationSpec(twice)}))
     assert await asyncio.gather(held.request("twice", 21), joined.request("echo", 1)) == [42, 1]
-    with pytest.raises(Refused, match="has no operation 'twice'"):
+    with pytest.raises(OperationRefused, match="has no operation 'twice'"):
         await joined.request("twice", 1)
 
 
 @pytest.mark.parametrize("op", ["__class__", "aclose", "request", "_send", "", "Echo", "echo "])
 async def test_only_what_stands_in_the_table_can_be_asked_for(doors: House, op: str) -> None:
     joined = await doors.join()
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(OperationRefused) as caught:
         await joined.request(op, None)
     assert caught.value.kind == "unknown_op"
     assert await joined.request("echo", 1) == 1
@@ -155,7 +155,7 @@ async def test_a_handlers_error_arrives_as_a_refusal_and_a_defect_keeps_its_text
     doors: House, op: str, kind: str, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     joined = await doors.join()
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(OperationRefused) as caught:
         await joined.request(op, 5)
     assert (caught.value.kind, caught.value.text) == (kind, text)
     assert ("secret of the holder" in caplog.text) == (op == "fail")
@@ -193,7 +193,7 @@ async def test_a_handler_that_begins_at_once_has_a_task_and_is_cancelled_where_i
     assert await asyncio.gather(joined.request("echo", 2), joined.request("echo.at once", 3)) == [2, 3]
     assert holder.begun.get_nowait() == 1
     assert await joined.request("strike.at once") == "heard"
-    with pytest.raises(Refused, match="ValueError"):
+    with pytest.raises(OperationRefused, match="ValueError"):
         await joined.request("fail.at once")
     holder.go.set()
     assert await parked == 1
@@ -232,7 +232,7 @@ async def test_nothing_is_lost_or_answered_twice_in_requests_both_ways(doors: Ho
             await asyncio.sleep(0)
         return -body
 
-    joined, held = await doors.both(Operations({"negate": Op(sometimes_waits, inline=True)}))
+    joined, held = await doors.both(OperationTable({"negate": OperationSpec(sometimes_waits, inline=True)}))
     late: list[int] = []
 
     async def there(number: int) -> int:
@@ -289,9 +289,9 @@ async def test_a_cancelled_request_can_wait_until_the_handler_has_ended(doors: H
 async def test_when_the_peer_goes_all_that_is_pending_fails_and_handlers_go_on_or_not_as_declared(
     doors: House, holder: Holder
 ) -> None:
-    joined, held = await doors.both(Operations({"park": Op(Holder().park)}))
+    joined, held = await doors.both(OperationTable({"park": OperationSpec(Holder().park)}))
     heard: list[str] = []
-    held.when_lost(heard.append)
+    held.add_loss_callback(heard.append)
     asked = [asyncio.create_task(joined.request(op, op)) for op in ("park", "park.inline", "park.with")]
     for _ in asked:
         await holder.begun.get()
@@ -301,7 +301,7 @@ async def test_when_the_peer_goes_all_that_is_pending_fails_and_handlers_go_on_o
     for failed in await asyncio.gather(*pending, *asked, return_exceptions=True):
         assert isinstance(failed, ConnectionLost) and failed.sent
     await held.closed.wait()
-    assert heard == [held.lost]
+    assert heard == [held.lost_reason]
     assert await holder.ended.get() == ("park.with", "cancelled")
     assert held.open_requests == 2
     holder.go.set()
@@ -320,7 +320,7 @@ async def test_closing_says_why_and_delivers_what_was_answered_before(doors: Hou
     await held.aclose("the workspace moves")
     await held.aclose()
     await joined.closed.wait()
-    assert joined.lost in ("the other side ended it: the workspace moves", "the other side closed it")
+    assert joined.lost_reason in ("the other side ended it: the workspace moves", "the other side closed it")
     with pytest.raises(ConnectionLost):
         await joined.request("echo", 1)
 
@@ -337,16 +337,16 @@ async def test_notices_arrive_in_order_and_an_unknown_or_failing_one_hurts_nobod
 async def test_notices_may_be_left_out_for_a_peer_that_is_behind_while_answers_wait_for_it(doors: House) -> None:
     reader, writer, held = await doors.greeted()
     sent = 0
-    while held.notify("progress", "x" * 100_000, may_be_left_out=True):
+    while held.notify("progress", "x" * 100_000, skip_when_behind=True):
         sent += 1
     assert 10 <= sent < 100
-    assert held.left_out == 1
+    assert held.skipped_notifications == 1
     for number in (1, 2, 3):
-        writer.write(frame({"id": number, "op": "echo.inline", "body": number}))
+        writer.write(encode_frame({"id": number, "op": "echo.inline", "body": number}))
     came = [await next_message(reader) for _ in range(sent + 3)]
     assert [message.get("op") for message in came[:sent]] == ["progress"] * sent
     assert came[sent:] == [{"id": number, "ok": number} for number in (1, 2, 3)]
-    assert held.notify("progress", 1, may_be_left_out=True)
+    assert held.notify("progress", 1, skip_when_behind=True)
 
 
 async def test_a_peer_that_asks_and_never_reads_is_dropped_before_it_fills_memory(
@@ -355,19 +355,19 @@ async def test_a_peer_that_asks_and_never_reads_is_dropped_before_it_fills_memor
     monkeypatch.setattr(wire, "MAX_OWED", 2_000_000)
     _reader, writer, held = await doors.greeted()
     for number in range(1, 20):
-        writer.write(frame({"id": number, "op": "long", "body": 500_000}))
+        writer.write(encode_frame({"id": number, "op": "long", "body": 500_000}))
     await held.closed.wait()
-    assert "did not read" in str(held.lost) and "did not read" in caplog.text
+    assert "did not read" in str(held.lost_reason) and "did not read" in caplog.text
     assert await (await doors.join()).request("echo", 1) == 1
 
 
 async def test_an_answer_or_request_too_long_for_a_frame_fails_alone(
     doors: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(framing, "MAX_FRAME", 10_000)
+    monkeypatch.setattr(frames, "MAX_FRAME", 10_000)
     joined = await doors.join()
     for op, body in (("long", 10_001), ("echo", "x" * 10_001)):
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(OperationRefused) as caught:
             await joined.request(op, body)
         assert caught.value.kind == "limit"
     assert len(await joined.request("long", 9_000)) == 9_000
@@ -386,10 +386,10 @@ async def test_a_peer_that_reads_late_but_reads_is_kept(doors: House, monkeypatc
     reader, writer, held = await doors.greeted()
     for begin in (1, 21, 41):
         for number in range(begin, begin + 10):
-            writer.write(frame({"id": number, "op": "long", "body": 400_000}))
+            writer.write(encode_frame({"id": number, "op": "long", "body": 400_000}))
         for number in range(begin, begin + 10):
             assert (await next_message(reader))["id"] == number
-    assert held.lost is None
+    assert held.lost_reason is None
 
 
 async def test_requests_beyond_what_may_be_open_are_refused(
@@ -399,7 +399,7 @@ async def test_requests_beyond_what_may_be_open_are_refused(
     joined = await doors.join()
     asked = [asyncio.create_task(joined.request("park", number)) for number in range(5)]
     for refused in await asyncio.gather(*asked[3:], return_exceptions=True):
-        assert isinstance(refused, Refused) and refused.kind == "limit"
+        assert isinstance(refused, OperationRefused) and refused.kind == "limit"
     holder.go.set()
     assert await asyncio.gather(*asked[:3]) == [0, 1, 2]
     assert await joined.request("echo", 1) == 1
@@ -407,7 +407,7 @@ async def test_requests_beyond_what_may_be_open_are_refused(
 
 async def test_a_peer_that_says_no_more_and_reads_nothing_is_gone_at_once(doors: House) -> None:
     _reader, writer, held = await doors.greeted()
-    while held.notify("progress", "x" * 100_000, may_be_left_out=True):
+    while held.notify("progress", "x" * 100_000, skip_when_behind=True):
         pass
     pending = asyncio.create_task(held.request("park", 1))
     await asyncio.sleep(0)

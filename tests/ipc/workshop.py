@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from handrail import Kernel, Session
-from handrail.contract.approvals import Attendant
-from handrail.ipc.holder.brought import BroughtTools
-from handrail.ipc.joiner.executing import Bench, describe
-from handrail.ipc.wire.connection import Connection
-from handrail.ipc.wire.operations import Operations
+from handrail.contract.approvals import ApprovalHandler
+from handrail.ipc.server.client_tools import ClientTools
+from handrail.ipc.client.tool_host import ToolHost, describe_tools
+from handrail.ipc.wire.connection import IpcConnection
+from handrail.ipc.wire.operations import OperationTable
 from handrail.testing.kernels import temporary_kernel
 
 
@@ -23,10 +23,10 @@ from handrail.testing.kernels import temporary_kernel
 class Workshop:
     """:ivar theirs: the joining end of the connection, which executes; ``ours``: the holder's end"""
 
-    theirs: Connection
-    ours: Connection
-    bench: Bench
-    brought: BroughtTools
+    theirs: IpcConnection
+    ours: IpcConnection
+    bench: ToolHost
+    brought: ClientTools
 
 
 @dataclass
@@ -35,12 +35,12 @@ class Open(Workshop):
     session: Session
 
 
-async def connected() -> tuple[Connection, Connection]:
+async def connected() -> tuple[IpcConnection, IpcConnection]:
     """Two ends of one wire that have greeted."""
     loop = asyncio.get_running_loop()
     first, second = socket.socketpair()
-    _, theirs = await loop.create_unix_connection(Connection, sock=first)
-    _, ours = await loop.create_unix_connection(Connection, sock=second)
+    _, theirs = await loop.create_unix_connection(IpcConnection, sock=first)
+    _, ours = await loop.create_unix_connection(IpcConnection, sock=second)
     return theirs, ours
 
 
@@ -50,11 +50,11 @@ async def joined(tools: Sequence[object]) -> AsyncGenerator[Workshop]:
     through_the_loop: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: through_the_loop.append(context))
     theirs, ours = await connected()
-    bench = Bench(tools)
-    theirs.open(Operations(bench.requests, bench.notices), {})
+    bench = ToolHost(tools)
+    theirs.finish_handshake(OperationTable(bench.requests, bench.notifications), {})
     bench.attach(theirs)
-    brought = BroughtTools(ours, describe(tools))
-    ours.open(Operations(brought.requests, brought.notices), {})
+    brought = ClientTools(ours, describe_tools(tools))
+    ours.finish_handshake(OperationTable(brought.requests, brought.notifications), {})
     try:
         yield Workshop(theirs, ours, bench, brought)
     finally:
@@ -69,7 +69,7 @@ async def workshop(
     folder: Path,
     *tools: object,
     rules: Sequence[str] = (),
-    attendant: Attendant | None = None,
+    attendant: ApprovalHandler | None = None,
     grace_ms: int = 20,
     also: Sequence[Any] = (),
 ) -> AsyncGenerator[Open]:
@@ -83,5 +83,5 @@ async def workshop(
         async with temporary_kernel(
             folder, tools=given, rules=[*allowed, *rules], settings=f"[limits]\ngrace_ms = {grace_ms}\n"
         ) as kernel:
-            session = await kernel.session(headless=attendant is None, attendant=attendant)
+            session = await kernel.session(headless=attendant is None, approval_handler=attendant)
             yield Open(both.theirs, both.ours, both.bench, both.brought, kernel, session)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from handrail import Kernel, Tool, open_kernel
-from handrail.kernel.joined import JoinedKernel
-from handrail.testing.kernels import WORDS_ONLY, temporary_kernel
+from handrail.kernel.remote import RemoteKernel
+from handrail.testing.kernels import KEYWORD_SEARCH, temporary_kernel
 
 HELD, JOINED = "held", "joined"
 Opens = Callable[..., AbstractAsyncContextManager[Kernel]]
@@ -50,7 +50,7 @@ async def opened(
             **options,
         ) as kernel,
     ):
-        assert isinstance(kernel, JoinedKernel)
+        assert isinstance(kernel, RemoteKernel)
         yield kernel
 
 
@@ -59,7 +59,7 @@ def placed(folder: Path, settings: str) -> tuple[Path, Path]:
     workspace, config = folder / "ws", folder / "config" / "handrail.toml"
     workspace.mkdir(exist_ok=True)
     config.parent.mkdir(exist_ok=True)
-    config.write_text(settings if "[search]" in settings else f"{settings}\n{WORDS_ONLY}")
+    config.write_text(settings if "[search]" in settings else f"{settings}\n{KEYWORD_SEARCH}")
     return workspace, config
 
 

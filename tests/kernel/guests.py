@@ -9,14 +9,14 @@ from typing import Any
 
 from handrail import Kernel, open_kernel
 from handrail.contract.codec import write
-from handrail.ipc.codec.mirror import Hello
-from handrail.ipc.wire.connection import Connection
-from handrail.ipc.wire.meeting import connect
-from handrail.ipc.wire.operations import Operations
-from handrail.kernel.held import HeldKernel
-from handrail.kernel.joined import JoinedKernel
-from handrail.store.folders import locate
-from handrail.store.lease import holder_of
+from handrail.ipc.codec.wire_models import ClientGreeting
+from handrail.ipc.wire.connection import IpcConnection
+from handrail.ipc.wire.handshake import connect
+from handrail.ipc.wire.operations import OperationTable
+from handrail.kernel.local import LocalKernel
+from handrail.kernel.remote import RemoteKernel
+from handrail.store.folders import locate_folders
+from handrail.store.lease import find_lease_holder
 
 OPENING: dict[str, Any] = {
     "agent": None,
@@ -39,45 +39,45 @@ def second(folder: Path, **options: Any) -> AbstractAsyncContextManager[Kernel]:
 
 
 @asynccontextmanager
-async def joined_kernel(folder: Path, **options: Any) -> AsyncGenerator[JoinedKernel]:
+async def joined_kernel(folder: Path, **options: Any) -> AsyncGenerator[RemoteKernel]:
     """The same, which has to have joined."""
     async with second(folder, **options) as kernel:
-        assert isinstance(kernel, JoinedKernel)
+        assert isinstance(kernel, RemoteKernel)
         yield kernel
 
 
 def greeting(**more: Any) -> dict[str, Any]:
-    return {**write(Hello, Hello("test", "default")), **more}
+    return {**write(ClientGreeting, ClientGreeting("test", "default")), **more}
 
 
 @asynccontextmanager
 async def guest(
-    folder: Path, operations: Operations | None = None, hello: dict[str, Any] | None = None
-) -> AsyncGenerator[Connection]:
+    folder: Path, operations: OperationTable | None = None, hello: dict[str, Any] | None = None
+) -> AsyncGenerator[IpcConnection]:
     """A bare connection to whoever holds the workspace of ``temporary_kernel(folder)``."""
-    folders = locate(folder / "ws", folder / "state")
-    holder = holder_of(folders)
+    folders = locate_folders(folder / "ws", folder / "state")
+    holder = find_lease_holder(folders)
     assert holder is not None
-    connection = await connect(folders.own, holder.socket, operations, greeting() if hello is None else hello)
+    connection = await connect(folders.workspace_state, holder.socket, operations, greeting() if hello is None else hello)
     try:
         yield connection
     finally:
         await connection.aclose("the test ends")
 
 
-async def opened(connection: Connection, session_id: str, **more: Any) -> str:
+async def opened(connection: IpcConnection, session_id: str, **more: Any) -> str:
     """Open a session over a bare connection."""
     await connection.request("open", {"id": session_id, **OPENING, **more})
     return session_id
 
 
-def reply_of(connection: Connection, session_id: str, turn: object, *calls: object) -> dict[str, Any]:
+def reply_of(connection: IpcConnection, session_id: str, turn: object, *calls: object) -> dict[str, Any]:
     """The body of a reply."""
     return {
         "session": session_id,
         "turn": turn,
-        "token": connection.about["token"],
-        "generation": connection.about["generation"]["number"],
+        "token": connection.peer_greeting["token"],
+        "generation": connection.peer_greeting["generation"]["number"],
         "calls": list(calls),
     }
 
@@ -87,20 +87,20 @@ def call(tool: str, arguments: str = "{}") -> list[Any]:
     return [tool, arguments, None, None, "invalid_input"]
 
 
-def sizes(kernel: HeldKernel) -> dict[str, int]:
+def sizes(kernel: LocalKernel) -> dict[str, int]:
     """What a kernel keeps of those who joined, and of its sessions: how many of each."""
     server = kernel.server
-    guests = list(server.guests)
+    guests = list(server.clients)
     kept = {f"guest.{name}": _count(guests, name) for name in _OF_A_GUEST}
     return {
         **kept,
         "sessions": len(kernel.sessions.by_id),
-        "closing": len(kernel.sessions.closing),
-        "left": len(server._left),  # pyright: ignore[reportPrivateUsage]
+        "closing": len(kernel.sessions.closing_ids),
+        "left": len(server._releasing),  # pyright: ignore[reportPrivateUsage]
         "ending": len(server._ending),  # pyright: ignore[reportPrivateUsage]
-        "guests": len(server.guests),
-        "authorities": sum(len(shelf.authorities) for _, shelf in kernel.rooms.shelves.values()),
-        "watchers": sum(len(shelf.watchers) for _, shelf in kernel.rooms.shelves.values()),
+        "guests": len(server.clients),
+        "authorities": sum(len(shelf.authorities) for _, shelf in kernel.components.shared_shelves.values()),
+        "watchers": sum(len(shelf.watchers) for _, shelf in kernel.components.shared_shelves.values()),
     }
 
 

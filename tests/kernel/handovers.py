@@ -26,10 +26,10 @@ from typing import Any
 
 from tests.kernel.nursery import NURSERY
 
-from handrail.record.reading import LogReader
-from handrail.record.verification import verify
-from handrail.store.folders import Folders, locate
-from handrail.store.lease import Holder, Lease, holder_of
+from handrail.record.log_reader import LogReader
+from handrail.record.verification import verify_log
+from handrail.store.folders import StateFolders, locate_folders
+from handrail.store.lease import LeaseHolder, WorkspaceLease, find_lease_holder
 
 _PATIENCE_S = 300.0
 """Only for a test that hangs to say where."""
@@ -59,7 +59,7 @@ class Handovers:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder = folder
-        self.folders: Folders = locate(folder / "ws", folder / "state")
+        self.folders: StateFolders = locate_folders(folder / "ws", folder / "state")
         self.chance = random.Random(seed)
         self.members: list[Member] = []
         self.born = 0
@@ -163,14 +163,14 @@ class Handovers:
     def _seen(self) -> str:
         locks: list[str] = []
         with contextlib.suppress(FileNotFoundError):
-            file = f":{self.folders.database.with_name('handrail.db-shm').stat().st_ino} "
+            file = f":{self.folders.database_file.with_name('handrail.db-shm').stat().st_ino} "
             locks = [lock for lock in Path("/proc/locks").read_text().splitlines() if file in lock]
         return f"holder {self.holder()!r}, {self.members}, locks {locks}"
 
-    def holder(self) -> Holder | None:
-        return holder_of(self.folders)
+    def holder(self) -> LeaseHolder | None:
+        return find_lease_holder(self.folders)
 
-    def member_of(self, holder: Holder | None) -> Member | None:
+    def member_of(self, holder: LeaseHolder | None) -> Member | None:
         return next((each for each in self.members if holder is not None and each.pid == holder.pid), None)
 
     async def holding(self) -> tuple[Member, int]:
@@ -237,7 +237,7 @@ class Handovers:
             member.signal(signal.SIGCONT)
             await self.some_answers(1)
             await self._stopped(member)
-        await Lease.until_free(self.folders)
+        await WorkspaceLease.wait_until_free(self.folders)
         began = time.monotonic_ns()
         member.signal(signal.SIGKILL)
         await self.taken_over("killed, paused in a write", member, token, began)
@@ -256,7 +256,7 @@ class Handovers:
 
     def _is_writing(self) -> bool:
         """Whether somebody has the database locked for writing."""
-        connection = sqlite3.connect(self.folders.database, timeout=0, isolation_level=None)
+        connection = sqlite3.connect(self.folders.database_file, timeout=0, isolation_level=None)
         try:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("ROLLBACK")
@@ -294,7 +294,7 @@ class Handovers:
     def look(self) -> None:
         """What was answered is on record with that outcome, no effect came twice, none without an intent."""
         answered, self.unchecked = self.unchecked, []
-        with LogReader.at(self.folders.database) as reader:
+        with LogReader.open_database(self.folders.database_file) as reader:
             for record in reader.records(since=self.sequence):
                 self.sequence = record.sequence
                 if record.call_id:
@@ -343,8 +343,8 @@ class Handovers:
         return result["data"] in self.answers and result["data"] not in self.effects
 
     def verify(self) -> None:
-        with LogReader.at(self.folders.database) as reader:
-            found = verify(reader)
+        with LogReader.open_database(self.folders.database_file) as reader:
+            found = verify_log(reader)
             assert found.ok, found
 
     async def finish(self) -> None:
@@ -378,7 +378,7 @@ class Handovers:
             assert sum(kind in ("committed", "interrupted") for kind in kinds) <= 1, (call_id, kinds)
             assert "intended" not in kinds or kinds[-1] in ("committed", "interrupted", "refused"), (call_id, kinds)
         assert self.holder() is None
-        assert not list(self.folders.own.glob("*.sock")), "a socket was left"
+        assert not list(self.folders.workspace_state.glob("*.sock")), "a socket was left"
 
     def _began(self, call_id: str) -> bool:
         """Whether it may have run: its intent is on record, and not that it was stopped before it began. Such a one may be

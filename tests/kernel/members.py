@@ -16,9 +16,9 @@ PROGRAM = '''
 import asyncio, json, os, sys
 from pathlib import Path
 from handrail import open_kernel, tool
-from handrail.contract.doors.offers import ResourceSpec
-from handrail.policy.watchdogs.watchdog import allow, deny
-from handrail.kernel.held import HeldKernel
+from handrail.contract.services.resources import ResourceSpec
+from handrail.policy.watchdogs.api import allow, deny
+from handrail.kernel.local import LocalKernel
 
 folder = Path(sys.argv[1])
 
@@ -67,7 +67,7 @@ async def main():
     options["offerings"] = [Note()] if "offerings" in sys.argv else []
     async with open_kernel(folder / "ws", **options) as kernel:
         sessions, running = {}, set()
-        say(0, holds=isinstance(kernel, HeldKernel), pid=os.getpid())
+        say(0, holds=isinstance(kernel, LocalKernel), pid=os.getpid())
 
         async def carry_out(order):
             number, session_id = order["number"], order.get("session")

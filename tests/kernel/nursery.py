@@ -6,9 +6,9 @@ NURSERY = '''
 import asyncio, contextlib, ctypes, faulthandler, gc, json, os, random, signal, sys, threading, time
 from pathlib import Path
 from handrail import open_kernel, tool
-from handrail.kernel.held import HeldKernel
+from handrail.kernel.local import LocalKernel
 from handrail.sandbox.start import process
-import handrail.kernel.joined, handrail.tools
+import handrail.kernel.remote, handrail.tools
 
 folder, tasks_of_each = Path(sys.argv[1]), int(sys.argv[2])
 effects = os.open(folder / "effects", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -50,17 +50,17 @@ class Member:
         self.leaving.clear()
         options = {"state": folder / "state", "config": folder / "handrail.toml", "rules": RULES, "tools": TOOLS}
         async with open_kernel(folder / "ws", **options) as kernel:
-            self.say("open", holds=isinstance(kernel, HeldKernel))
+            self.say("open", holds=isinstance(kernel, LocalKernel))
             await asyncio.gather(*(self.work(kernel, f"ses_{self.name.partition('-')[0]}_{n}") for n in range(tasks_of_each)))
 
     def token(self, kernel):
-        return kernel.rooms.store.lease.token if isinstance(kernel, HeldKernel) else kernel.membership.token
+        return kernel.rooms.store.lease.token if isinstance(kernel, LocalKernel) else kernel.membership.token
 
     async def work(self, kernel, session_id):
         session = await kernel.session(session_id)
         while not self.leaving.is_set():
             await self.step(kernel, session)
-            if isinstance(kernel, HeldKernel) and kernel.rooms.store.lease.lost:
+            if isinstance(kernel, LocalKernel) and kernel.rooms.store.lease.lost:
                 self.leaving.set()  # replaced while it was paused: "start it again"
 
     async def step(self, kernel, session):

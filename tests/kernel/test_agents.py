@@ -15,13 +15,13 @@ from tests.kernel.test_configured import put_tool
 
 from handrail import Kernel, LoadError, UsageError, tool
 from handrail.contract.approvals import ApprovalAnswer
-from handrail.kernel.held import HeldKernel
-from handrail.kernel.joined import JoinedKernel
-from handrail.policy.watchdogs.watchdog import Opinion, WatchdogCall, allow
+from handrail.kernel.local import LocalKernel
+from handrail.kernel.remote import RemoteKernel
+from handrail.policy.watchdogs.api import WatchdogDecision, WatchdogCall, allow
 from handrail.sandbox import tiers
-from handrail.testing.kernels import ScriptedPerson
+from handrail.testing.kernels import ScriptedApprovalHandler
 
-confined = pytest.mark.skipif(not tiers.probe().confines, reason="programs cannot be confined on this machine")
+confined = pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="programs cannot be confined on this machine")
 
 
 ONLINE = ("git.clone", "git.push")
@@ -75,10 +75,10 @@ async def test_a_deny_of_the_manifest_holds_against_rules_of_every_other_scope_a
     opened: Opens,
 ) -> None:
     put_agent(tmp_path, "reviewer", 'rules = ["deny fs.write final/**", "allow write drafts/**"]')
-    person = ScriptedPerson([ApprovalAnswer("once"), ApprovalAnswer("session")])
+    person = ScriptedApprovalHandler([ApprovalAnswer("once"), ApprovalAnswer("session")])
     project = 'rules = ["allow write final/a.md", "allow fs.write final/a.md"]'
     async with opened(tmp_path, "reviewer", project, rules=["allow write final/a.md"]) as kernel:
-        session = await kernel.session(attendant=person, rules=["allow fs.write final/a.md"])
+        session = await kernel.session(approval_handler=person, rules=["allow fs.write final/a.md"])
         session.add_rules("allow write final/a.md", "allow fs.write final/a.md")
         assert (await session.call("write", {"path": "drafts/a.md", "content": "x"})).ok
         refused = await session.call("write", {"path": "final/a.md", "content": "x"})
@@ -86,7 +86,7 @@ async def test_a_deny_of_the_manifest_holds_against_rules_of_every_other_scope_a
         assert "manifest scope" in (refused.error_text or "")
         assert not (tmp_path / "ws" / "final").exists()
         assert person.requests == []
-        explained = await kernel.explain("write", {"path": "final/a.md", "content": "x"}, rules=["allow write"])
+        explained = await kernel.explain_call("write", {"path": "final/a.md", "content": "x"}, rules=["allow write"])
         assert explained.action == "deny"
         assert "reviewer/agent.toml" in str(explained)
 
@@ -96,7 +96,7 @@ async def test_a_tool_that_the_agent_does_not_name_is_not_there_under_any_name(t
     put_agent(tmp_path, "reviewer", 'tools = ["read", "notes.*"]')
     async with opened(tmp_path, "reviewer", rules=["allow *", "deny mail.send to=eve"]) as kernel:
         session = await kernel.session()
-        assert [spec.id for spec in session.turn().specs] == ["read", "notes.add"]
+        assert [spec.id for spec in session.start_turn().tool_specs] == ["read", "notes.add"]
         assert (await session.call("notes.add", {"text": "x"})).ok
         for name in ("mail.send", "mail__send", "bash", "write"):
             refused = await session.call(name, {"to": "ann"})
@@ -127,7 +127,7 @@ async def test_the_tools_of_an_agents_folder_are_its_own(tmp_path: Path, opened:
     async with opened(tmp_path, "reviewer") as kernel:
         assert "own" in kernel.generation.entries
         other = await kernel.session(agent="other")
-        assert "own" not in [spec.id for spec in other.turn().specs]
+        assert "own" not in [spec.id for spec in other.start_turn().tool_specs]
         assert (await other.call("own", {})).error_kind == "unknown_tool"
 
 
@@ -168,8 +168,8 @@ async def test_a_faulty_agent_is_refused_with_all_its_faults_and_the_others_work
     with pytest.raises(LoadError) as caught:
         async with opened(tmp_path, "broken"):
             pass
-    assert [fault.where for fault in caught.value.faults] == ["promt", "roots[0].path", "tools[0]", "rules[0]"]
-    assert all(fault.source.endswith("broken/agent.toml") for fault in caught.value.faults)
+    assert [fault.location for fault in caught.value.diagnostics] == ["promt", "roots[0].path", "tools[0]", "rules[0]"]
+    assert all(fault.source.endswith("broken/agent.toml") for fault in caught.value.diagnostics)
     async with opened(tmp_path) as kernel:
         with pytest.raises(LoadError):
             await kernel.session(agent="broken")
@@ -197,7 +197,7 @@ async def test_watchdogs_see_the_manifest_as_data(tmp_path: Path) -> None:
     put_agent(tmp_path, "reviewer", 'description = "Reads."\ntools = ["notes.*"]')
     seen: list[dict[str, object]] = []
 
-    def watchdog(call: WatchdogCall) -> Opinion:
+    def watchdog(call: WatchdogCall) -> WatchdogDecision:
         seen.append(dict(call.agent))
         return allow()
 
@@ -221,7 +221,7 @@ async def test_hosts_for_bash_are_its_own_in_that_agent_and_nobody_elses(tmp_pat
     async with opened(tmp_path, "builder") as kernel:
         entries = kernel.generation.entries
         assert entries["bash"].spec.requires.net.hosts == ("pypi.org",)
-        assert entries["bash"].withheld is None
+        assert entries["bash"].unavailable_reason is None
         online = {tool_id for tool_id, entry in entries.items() if entry.spec.requires.net.hosts}
         assert online == {"bash", *ONLINE}
         ordinary = await kernel.session(agent="default", rules=["allow bash echo fine"])
@@ -233,9 +233,9 @@ async def test_what_an_agent_requires_extends_its_set_and_no_tool_of_it(tmp_path
     put_agent(tmp_path, "builder", '[requires]\nnet.hosts = ["pypi.org"]\ncapabilities = ["ask"]')
     put_agent(tmp_path, "narrow", 'tools = ["read"]')
     async with held_only(tmp_path, "builder") as kernel:
-        assert isinstance(kernel, HeldKernel)
-        wide = kernel.own.authority.agent_layer
-        narrow = kernel.rooms.context("narrow").authority.agent_layer
+        assert isinstance(kernel, LocalKernel)
+        wide = kernel.own_context.authority.agent_layer
+        narrow = kernel.components.make_context("narrow").authority.agent_layer
         assert (wide.hosts, narrow.hosts) == (("pypi.org", "*"), ())
         assert not narrow.fs_write and not narrow.shell
         for tool_id, entry in kernel.generation.entries.items():
@@ -316,7 +316,7 @@ async def test_a_manifest_that_has_changed_counts_from_the_next_opening_on(tmp_p
     async with opened(tmp_path, "reviewer", tools=[]) as kernel:
         put_agent(tmp_path, "reviewer", 'tools = ["read", "glob"]')
         before = await kernel.session()
-        assert [spec.id for spec in before.turn().specs] == ["read"]
+        assert [spec.id for spec in before.start_turn().tool_specs] == ["read"]
     async with opened(tmp_path, "reviewer", tools=[]) as kernel:
         assert list(kernel.generation.entries) == ["read", "glob"]
 
@@ -329,18 +329,18 @@ async def test_a_process_that_joins_works_as_the_agent_it_names(tmp_path: Path) 
     put_agent(tmp_path, "reviewer", 'prompt = "Review."\ntools = ["read", "write"]\nrules = ["deny write final/**"]')
     put_agent(tmp_path, "noter", 'tools = ["notes.add"]\naliases = { note = "notes.add" }')
     async with held_only(tmp_path), held_only(tmp_path, "reviewer", rules=["allow write", "allow notes.add"]) as joined:
-        assert isinstance(joined, JoinedKernel)
+        assert isinstance(joined, RemoteKernel)
         assert (joined.agent.id, joined.agent.prompt) == ("reviewer", "Review.")
         assert list(joined.generation.entries) == ["read", "write"]
         session = await joined.session(rules=["allow write final/a"])
         assert (await session.call("write", {"path": "a", "content": "x"})).ok
         assert (await session.call("write", {"path": "final/a", "content": "x"})).error_kind == "denied"
         assert (await session.call("bash", {"command": "ls"})).error_kind == "unknown_tool"
-        explained = await joined.explain("write", {"path": "final/a", "content": "x"}, rules=["allow write final/a"])
+        explained = await joined.explain_call("write", {"path": "final/a", "content": "x"}, rules=["allow write final/a"])
         assert explained.action == "deny"
 
         noter = await joined.session(agent="noter")
-        assert [spec.id for spec in noter.turn().specs] == ["notes.add"]
+        assert [spec.id for spec in noter.start_turn().tool_specs] == ["notes.add"]
         assert (await noter.call("note", {"text": "x"})).data == "x"
         assert (await noter.call("write", {"path": "b", "content": "x"})).error_kind == "unknown_tool"
         assert (await session.call("write", {"path": "b", "content": "x"})).ok
@@ -359,7 +359,7 @@ async def test_a_process_that_joins_as_no_agent_or_a_faulty_one_is_told_and_the_
         with pytest.raises(LoadError) as caught:
             async with held_only(tmp_path, "broken"):
                 pass
-        assert [fault.where for fault in caught.value.faults] == ["promt"]
+        assert [fault.location for fault in caught.value.diagnostics] == ["promt"]
         async with held_only(tmp_path) as joined:
             with pytest.raises(LoadError):
                 await joined.session(agent="broken")

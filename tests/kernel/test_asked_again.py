@@ -12,8 +12,8 @@ from tests.kernel.guests import joined_kernel
 
 from handrail import ToolError, UsageError, tool
 from handrail.contract.approvals import ApprovalAnswer
-from handrail.ipc.wire.operations import Operations
-from handrail.kernel.held import HeldKernel
+from handrail.ipc.wire.operations import OperationTable
+from handrail.kernel.local import LocalKernel
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("L-07")
@@ -28,10 +28,10 @@ async def send(name: str) -> str:
     return name
 
 
-def goes_after(holder: HeldKernel, op: str, *, done: bool = True) -> Callable[[], int]:
+def goes_after(holder: LocalKernel, op: str, *, done: bool = True) -> Callable[[], int]:
     """Let the connection of the one process that joined be lost when ``op`` is asked for the first time, once it was
     carried out or before it is. Gives how often it was asked for over that connection."""
-    (guest,) = holder.server.guests
+    (guest,) = holder.server.clients
     connection = guest._connection  # pyright: ignore[reportPrivateUsage]
     asked = 0
     real = guest.operations.requests[op]
@@ -44,7 +44,7 @@ def goes_after(holder: HeldKernel, op: str, *, done: bool = True) -> Callable[[]
         return answer
 
     requests = {**guest.operations.requests, op: replace(real, handler=lost)}
-    connection._desk.operations = Operations(requests, guest.operations.notices)  # pyright: ignore[reportPrivateUsage]
+    connection._dispatcher.operations = OperationTable(requests, guest.operations.notifications)  # pyright: ignore[reportPrivateUsage]
     return lambda: asked
 
 
@@ -53,9 +53,9 @@ async def test_a_fork_is_one_session_however_often_it_was_asked_for(tmp_path: Pa
     async with temporary_kernel(tmp_path) as held, joined_kernel(tmp_path) as joined:
         await (await joined.session("ses_1")).suspend()
         asked = goes_after(held, "fork", done=done)
-        forked = await joined.fork("ses_1")
+        forked = await joined.fork_session("ses_1")
         assert asked() == 1
-        sessions = {row.id: row for row in held.rooms.store.sessions.all()}
+        sessions = {row.id: row for row in held.components.store.sessions.list_latest()}
         assert set(sessions) == {"ses_1", forked} and sessions[forked].details["parent"] == "ses_1"
 
 
@@ -65,14 +65,14 @@ async def test_a_fork_takes_the_place_of_no_other_session(tmp_path: Path) -> Non
             await (await joined.session(name)).suspend()
         for taken in ("ses_1", "ses_2"):
             with pytest.raises(UsageError, match="exists already"):
-                await joined.membership.request("fork", {"id": "ses_1", "forked": taken})
-        forked = await joined.fork("ses_1")
+                await joined.ipc_client.request("fork", {"id": "ses_1", "forked": taken})
+        forked = await joined.fork_session("ses_1")
         async with joined_kernel(tmp_path) as other:
             session = await other.session(forked)
             with pytest.raises(UsageError, match="exists already"):
-                await joined.membership.request("fork", {"id": "ses_1", "forked": forked})
+                await joined.ipc_client.request("fork", {"id": "ses_1", "forked": forked})
             await session.close()
-        assert [row.id for row in held.rooms.store.sessions.all() if row.closed_ns is None] == ["ses_2", "ses_1"]
+        assert [row.id for row in held.components.store.sessions.list_latest() if row.closed_ns is None] == ["ses_2", "ses_1"]
 
 
 @pytest.mark.parametrize("done", [True, False])
@@ -81,7 +81,7 @@ async def test_a_session_that_was_closed_meanwhile_is_closed(tmp_path: Path, don
         await (await joined.session("ses_1")).suspend()
         asked = goes_after(held, "close-session", done=done)
         await joined.close_session("ses_1")
-        (row,) = held.rooms.store.sessions.all()
+        (row,) = held.components.store.sessions.list_latest()
         assert asked() == 1 and row.closed_ns is not None
         with pytest.raises(UsageError, match="is closed"):
             await joined.close_session("ses_1")
@@ -95,7 +95,7 @@ async def test_an_answer_is_given_once_and_told_to_whoever_gave_it(
 ) -> None:
     async with temporary_kernel(tmp_path, tools=[send]) as held, joined_kernel(tmp_path) as joined:
         await _parked(held)
-        (waiting,) = joined.approvals.pending()
+        (waiting,) = joined.approvals.list_pending()
         asked = goes_after(held, "approvals.decide", done=done)
         decided = await joined.approvals.decide(waiting.id, answer, by="here")
         assert asked() == 1 and decided.choice == answer.choice and decided.decided_by == "here"
@@ -107,7 +107,7 @@ async def test_an_answer_is_given_once_and_told_to_whoever_gave_it(
 async def test_an_answer_that_another_door_gave_meanwhile_is_told_as_such(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[send]) as held, joined_kernel(tmp_path) as joined:
         await _parked(held)
-        (waiting,) = joined.approvals.pending()
+        (waiting,) = joined.approvals.list_pending()
         goes_after(held, "approvals.decide", done=False)
         await held.approvals.decide(waiting.id, ApprovalAnswer("reject"), by="there")
         with pytest.raises(ToolError):
@@ -119,27 +119,27 @@ async def test_an_answer_that_another_door_gave_meanwhile_is_told_as_such(tmp_pa
 async def test_a_rule_is_forgotten_once_and_told_to_whoever_forgot_it(tmp_path: Path, done: bool) -> None:
     async with temporary_kernel(tmp_path, tools=[send]) as held, joined_kernel(tmp_path) as joined:
         await _parked(held)
-        (waiting,) = joined.approvals.pending()
+        (waiting,) = joined.approvals.list_pending()
         await joined.approvals.decide(waiting.id, NEVER, by="here")
-        (rule,) = joined.approvals.rules()
+        (rule,) = joined.approvals.list_rules()
         asked = goes_after(held, "approvals.forget_rule", done=done)
-        assert await joined.approvals.forget_rule(rule.id) == rule and asked() == 1
-        assert joined.approvals.rules() == []
+        assert await joined.approvals.revoke_rule(rule.id) == rule and asked() == 1
+        assert joined.approvals.list_rules() == []
         with pytest.raises(ToolError):
-            await joined.approvals.forget_rule(rule.id)
+            await joined.approvals.revoke_rule(rule.id)
 
 
-async def _parked(held: HeldKernel) -> None:
+async def _parked(held: LocalKernel) -> None:
     """A call that waits for a person."""
 
     class Absent:
         async def approve(self, request: object) -> ApprovalAnswer:
             return ApprovalAnswer("later")
 
-        async def answer(self, session_id: str, questions: object) -> None:
+        async def answer_questions(self, session_id: str, questions: object) -> None:
             return None
 
-    session = await held.session("ses_asks", headless=False, attendant=Absent())
+    session = await held.session("ses_asks", headless=False, approval_handler=Absent())
     assert "parked" in (await session.call("test.send", {"name": "a"})).metadata
     await session.suspend()
     await held.log.flush()

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.doors.peer import Ask, AskMethod
-from handrail.registry.sources import persistent
+from handrail.contract.services.client import ClientRequest, ClientMethod
+from handrail.registry.sources import persistent_tools
 from handrail.sandbox import tiers
 from handrail.testing.kernels import temporary_kernel
 
-pytestmark = pytest.mark.skipif(not tiers.choose().tier.confines, reason=f"no sandbox: {tiers.choose().tier.detail}")
+pytestmark = pytest.mark.skipif(not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}")
 
 PROGRAM = f"""#!{sys.executable} -S
 import json, os, sys
@@ -39,15 +39,15 @@ class Client:
         self.asked = asyncio.Queue[str]()
         self.may_answer = asyncio.Event()
 
-    def offers(self, call_id: str, method: AskMethod, params: Mapping[str, Any]) -> bool:
+    def supports(self, call_id: str, method: ClientMethod, params: Mapping[str, Any]) -> bool:
         return True
 
-    async def ask(self, call_id: str, asks: Mapping[str, Ask]) -> Mapping[str, Mapping[str, Any]]:
+    async def send_requests(self, call_id: str, asks: Mapping[str, ClientRequest]) -> Mapping[str, Mapping[str, Any]]:
         self.asked.put_nowait(call_id)
         await self.may_answer.wait()
         return {key: {"roots": [{"uri": f"file:///{call_id.rpartition('/')[2]}"}]} for key in asks}
 
-    def let_go(self, call_id: str) -> None:
+    def detach(self, call_id: str) -> None:
         pass
 
 
@@ -71,11 +71,11 @@ def put_program(folder: Path) -> None:
 async def test_who_waits_for_a_client_keeps_nobody_else_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(persistent, "MOST_BESIDE", 1)
+    monkeypatch.setattr(persistent_tools, "MOST_BESIDE", 1)
     put_program(tmp_path)
     client = Client()
     async with temporary_kernel(tmp_path, rules=["allow locate"]) as kernel:
-        session = await kernel.session(peer=client)
+        session = await kernel.session(client=client)
         first = asyncio.create_task(session.call("locate", {"asks": True}))
         await client.asked.get()
         meanwhile = await session.call("locate", {"asks": False})

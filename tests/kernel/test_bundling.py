@@ -14,16 +14,16 @@ import pytest
 from tests.registry.test_own_offering import put_offering
 
 from handrail import open_kernel
-from handrail.config import load
+from handrail.config import load_configuration
 from handrail.contract.errors import LoadError, UsageError
-from handrail.contract.sandbox import Process, Profile, Program, Tier
+from handrail.contract.sandbox import Process, SandboxProfile, ProgramSpec, SandboxTier
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.kernel.bundling import Bundle, build
+from handrail.kernel.bundles import AgentBundle, build_bundle
 from handrail.registry.agents import BUNDLE_FILE
 from handrail.sandbox import tiers
-from handrail.store.folders import locate
+from handrail.store.folders import locate_folders
 
-confined = pytest.mark.skipif(not tiers.choose().tier.confines, reason=f"no sandbox: {tiers.choose().tier.detail}")
+confined = pytest.mark.skipif(not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}")
 
 
 def program(folder: Path, name: str, says: str, *, own: bool = False) -> None:
@@ -73,10 +73,10 @@ def place(tmp_path: Path) -> Path:
 
 def built(
     place: Path, target: str = "bundle", agent: str = "speaker", told: Callable[[str], None] = lambda _: None
-) -> Bundle:
-    folders = locate(place / "ws", place / "state")
-    config = load(place / "config" / "handrail.toml", folders=folders, environment={})
-    return build(config, agent, folders, tiers.choose(), place / target, told)
+) -> AgentBundle:
+    folders = locate_folders(place / "ws", place / "state")
+    config = load_configuration(place / "config" / "handrail.toml", folders=folders, environment={})
+    return build_bundle(config, agent, folders, tiers.choose_sandbox(), place / target, told)
 
 
 @confined
@@ -84,7 +84,7 @@ def built(
 async def test_a_bundle_starts_where_nothing_else_is(place: Path) -> None:
     bundle = built(place)
     assert set(bundle.tools) == {"greet", "whisper", "say"}
-    assert bundle.beside == ("read",)
+    assert bundle.external_tools == ("read",)
     elsewhere = place / "elsewhere"
     shutil.move(bundle.folder, elsewhere)
     shutil.rmtree(place / "config")
@@ -129,7 +129,7 @@ async def test_a_bundle_has_the_agents_that_work_can_get_to_with_their_tools_and
     shutil.rmtree(config)
     settings = bundle.folder / "handrail.toml"
     async with open_kernel(place / "ws", config=settings, state=place / "state") as kernel:
-        assert [one.id for one in (await kernel.session()).agents] == ["asker"]
+        assert [one.id for one in (await kernel.session()).subagents] == ["asker"]
         crier = await kernel.session(agent="crier")
         assert (await crier.call("greet", {})).data["said"] == "its own"
         assert "Loudly." in str((await crier.call("skill", {"name": "calling"})).data)
@@ -340,7 +340,7 @@ async def test_a_source_folder_is_built_and_what_it_makes_starts_where_no_source
     told: list[str] = []
     bundle = built(place, told=told.append)
     assert "".join(told) == "hum: sh build.sh\nhum: putting it together\n"
-    assert bundle.built == ("hum",) and "tools/hum-source/run" in bundle.files and bundle.withheld == {}
+    assert bundle.built_tools == ("hum",) and "tools/hum-source/run" in bundle.files and bundle.unavailable == {}
     assert not (folder / "run").exists(), "the operator's folder is as it was"
     shutil.rmtree(place / "config")
     async with open_kernel(place / "ws", config=bundle.folder / "handrail.toml", state=place / "state") as kernel:
@@ -441,7 +441,7 @@ def test_tools_that_share_a_folder_are_built_in_one_copy_and_by_one_run_of_one_c
     (tools / "sing.json").write_text(text.replace('"name": "hum"', '"name": "sing"').replace("/run", "/other"))
     (place / "config" / "agents" / "speaker" / "agent.toml").write_text('id = "speaker"\ntools = ["hum", "sing"]\n')
     bundle = built(place)
-    assert bundle.built == ("hum", "sing")
+    assert bundle.built_tools == ("hum", "sing")
     assert (bundle.folder / "tools" / "hum-source" / "count").read_text() == "again\n"
 
 
@@ -459,23 +459,23 @@ def test_a_folder_that_cannot_be_copied_is_named(place: Path) -> None:
 def test_only_what_the_agent_has_is_built(place: Path) -> None:
     source(place, "hum", "exit 1\n")
     (place / "config" / "agents" / "speaker" / "agent.toml").write_text('id = "speaker"\ntools = ["greet"]\n')
-    assert built(place).built == ()
+    assert built(place).built_tools == ()
 
 
 class Unable:
     """A sandbox on a machine that cannot confine programs."""
 
-    tier = Tier("none", "nothing is confined here")
+    tier = SandboxTier("none", "nothing is confined here")
 
-    async def start(self, capabilities: CapabilitySet, profile: Profile, program: Program) -> Process:
+    async def start(self, capabilities: CapabilitySet, profile: SandboxProfile, program: ProgramSpec) -> Process:
         raise AssertionError("nothing starts here")
 
 
 @pytest.mark.proves("R-15")
 def test_where_nothing_is_confined_nothing_is_built(place: Path) -> None:
     source(place, "hum", SHELL, word__txt="mmm")
-    folders = locate(place / "ws", place / "state")
-    config = load(place / "config" / "handrail.toml", folders=folders, environment={})
+    folders = locate_folders(place / "ws", place / "state")
+    config = load_configuration(place / "config" / "handrail.toml", folders=folders, environment={})
     with pytest.raises(LoadError, match=r"hum.*Cannot build without a sandbox: nothing is confined"):
-        build(config, "speaker", folders, Unable(), place / "b")
+        build_bundle(config, "speaker", folders, Unable(), place / "b")
     assert not (place / "b").exists()

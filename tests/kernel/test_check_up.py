@@ -17,9 +17,9 @@ from tests.store.places import Place
 
 from handrail.agent.providers import SERVICES
 from handrail.contract.errors import StartError
-from handrail.kernel.doctor import Check, check_kernel, check_up
-from handrail.kernel.doctor.machine import alone
-from handrail.kernel.doctor.place import of_clock
+from handrail.kernel.doctor import DoctorCheck, check_kernel, run_checks
+from handrail.kernel.doctor.machine_checks import run_isolated
+from handrail.kernel.doctor.storage_checks import check_clock
 from handrail.record.log import CommitLog, Record
 from handrail.store.database.schema import VERSION
 from handrail.testing.kernels import temporary_kernel
@@ -29,8 +29,8 @@ HOUR = 3_600_000_000_000
 HOLDS = """
 import asyncio, sys
 from handrail.record.log import CommitLog, Record
-from handrail.store.opening import Store
-store = Store.open(sys.argv[1], sys.argv[2], face="mcp", socket=sys.argv[3])
+from handrail.store.workspace_store import Store
+store = Store.open(sys.argv[1], sys.argv[2], frontend="mcp", socket=sys.argv[3])
 log = CommitLog(store.database)
 asyncio.run(log.commit([Record("intended", "ses_1", "ses_1/1.0", {"tool": "bash"})]))
 print("held", flush=True)
@@ -43,8 +43,8 @@ def place(tmp_path: Path) -> Place:
     return Place.beneath(tmp_path)
 
 
-def checked(place: Place, config: Path | None = None) -> dict[str, Check]:
-    return {check.name: check for check in check_up(place.workspace, place.state, config)}
+def checked(place: Place, config: Path | None = None) -> dict[str, DoctorCheck]:
+    return {check.name: check for check in run_checks(place.workspace, place.state, config)}
 
 
 def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -106,7 +106,7 @@ def test_a_holder_that_was_stopped_is_told_from_one_that_lives(place: Place, mon
 def test_a_socket_is_tried_and_one_that_is_missing_or_deaf_is_said(place: Place) -> None:
     with place.process(HOLDS, "kernel-1.sock") as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-        path = place.folders.own / "kernel-1.sock"
+        path = place.folders.workspace_state / "kernel-1.sock"
         assert checked(place)["socket"].state == "problem" and "does not exist" in checked(place)["socket"].detail
         path.write_text("not a socket")
         assert "is not a socket of this user" in checked(place)["socket"].detail
@@ -124,7 +124,7 @@ def test_a_socket_is_tried_and_one_that_is_missing_or_deaf_is_said(place: Place)
 async def test_damaged_state_is_one_problem_among_all_the_other_checks(place: Place, content: bytes) -> None:
     await used(place)
     whole = set(checked(place)) - {"interrupted calls"}
-    database = place.folders.database
+    database = place.folders.database_file
     for leftover in database.parent.glob("handrail.db-*"):
         leftover.unlink()
     database.write_bytes(content)
@@ -135,7 +135,7 @@ async def test_damaged_state_is_one_problem_among_all_the_other_checks(place: Pl
 
 async def test_state_of_a_newer_version_says_which_version_it_needs(place: Place) -> None:
     await used(place)
-    with sqlite3.connect(place.folders.database) as connection:
+    with sqlite3.connect(place.folders.database_file) as connection:
         connection.execute(f"PRAGMA user_version = {VERSION + 1}")
         connection.execute("UPDATE meta SET value = '9.9.9' WHERE key = 'written_by'")
     connection.close()
@@ -146,12 +146,12 @@ async def test_state_of_a_newer_version_says_which_version_it_needs(place: Place
 
 async def test_folders_that_others_can_get_at_are_problems_with_the_remedy(place: Place) -> None:
     await used(place)
-    place.folders.own.chmod(0o755)
+    place.folders.workspace_state.chmod(0o755)
     found = checked(place)["state"]
     assert found.state == "problem" and "mode 0755" in found.detail and "chmod 700" in found.remedy
-    place.folders.own.chmod(0o700)
+    place.folders.workspace_state.chmod(0o700)
     place.state.chmod(0o777)
-    assert any(check.state == "problem" for check in check_up(place.workspace, place.state) if check.name == "state")
+    assert any(check.state == "problem" for check in run_checks(place.workspace, place.state) if check.name == "state")
 
 
 def test_a_workspace_that_is_not_there_leaves_the_rest_of_the_check_up(place: Place) -> None:
@@ -202,9 +202,9 @@ def test_what_a_workspaces_own_file_asks_for_in_vain_is_a_warning(place: Place) 
 
 def test_a_clock_that_was_set_back_behind_the_log_is_seen(place: Place) -> None:
     asyncio.run(_recorded(place, time.time_ns()))
-    (now,) = of_clock(place.folders, time.time_ns())
+    (now,) = check_clock(place.folders, time.time_ns())
     assert now.state == "ok"
-    (back,) = of_clock(place.folders, time.time_ns() - 3 * HOUR - HOUR // 2)
+    (back,) = check_clock(place.folders, time.time_ns() - 3 * HOUR - HOUR // 2)
     assert back.state == "warning" and "3 hours later" in back.detail and "set back" in back.detail
 
 
@@ -218,9 +218,9 @@ async def test_a_clock_that_was_set_while_somebody_holds_the_workspace_is_seen(p
     store = place.open()
     try:
         now = time.time_ns()
-        (right,) = of_clock(place.folders, now)
-        (forward,) = of_clock(place.folders, now + 1000 * HOUR)
-        (back,) = of_clock(place.folders, now - 1000 * HOUR)
+        (right,) = check_clock(place.folders, now)
+        (forward,) = check_clock(place.folders, now + 1000 * HOUR)
+        (back,) = check_clock(place.folders, now - 1000 * HOUR)
     finally:
         await store.aclose()
     assert right.state == "ok"
@@ -243,14 +243,14 @@ def test_every_provider_of_models_and_every_extra_is_looked_for(place: Place) ->
 
 
 def test_a_check_that_fails_is_said_and_stops_no_other() -> None:
-    def failing() -> list[Check]:
+    def failing() -> list[DoctorCheck]:
         raise PermissionError(13, "Permission denied")
 
-    def refused() -> list[Check]:
+    def refused() -> list[DoctorCheck]:
         raise StartError("what is wrong, and what to do")
 
-    assert [c.detail for c in alone("a", failing)] == ["check failed: PermissionError: Permission denied"]
-    assert [c.detail for c in alone("b", refused)] == ["what is wrong, and what to do"]
+    assert [c.detail for c in run_isolated("a", failing)] == ["check failed: PermissionError: Permission denied"]
+    assert [c.detail for c in run_isolated("b", refused)] == ["what is wrong, and what to do"]
 
 
 async def test_an_open_kernel_says_the_same_of_itself() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from handrail import Event, LoadError, UsageError, open_kernel, tool
-from handrail.kernel.assembly import MOST_RULES
+from handrail.kernel.assembly import MAX_RULES
 from handrail.kernel.doctor import check_kernel
 from handrail.testing.kernels import temporary_kernel
 
@@ -104,7 +104,7 @@ async def test_what_needs_secrets_that_nobody_gave_is_loaded_withheld_and_answer
             answer = await session.call(name, {})
             assert answer.error_kind == "unavailable"
             assert answer.error_text is not None and "withheld" in answer.error_text and word in answer.error_text
-        assert {"weather", "billing"}.isdisjoint(spec.id for spec in session.turn().specs)
+        assert {"weather", "billing"}.isdisjoint(spec.id for spec in session.start_turn().tool_specs)
         shown = {check.name: check.detail for check in check_kernel(kernel)}
         assert {"tool weather", "tool billing"} <= set(shown)
 
@@ -126,7 +126,7 @@ async def test_tools_of_a_folder_are_called_like_any_other_and_a_persistent_one_
         answers = [await one.call("stays", {}) for one in (session, session, other)]
         assert all(answer.ok for answer in answers), answers
         assert len({answer.data for answer in answers}) == 1  # one process, from its first call on
-        assert {answer.metadata["confined_by"] for answer in answers} == {kernel.tier.name}
+        assert {answer.metadata["confined_by"] for answer in answers} == {kernel.sandbox_tier.name}
 
 
 @pytest.mark.proves("O-01", "O-02")
@@ -212,7 +212,7 @@ async def test_one_text_where_several_rules_belong_is_told_from_a_list(tmp_path:
         with pytest.raises(UsageError, match="one text"):
             await kernel.session(rules="allow read")
         with pytest.raises(UsageError, match="one text"):
-            await kernel.explain("read", {"path": "a"}, rules="deny read")
+            await kernel.explain_call("read", {"path": "a"}, rules="deny read")
 
 
 async def test_faulty_rules_are_told_once_each_with_where_they_stand(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ async def test_examples_in_a_rule_are_checked_wherever_it_is_given(tmp_path: Pat
     with pytest.raises(LoadError) as caught:
         async with open_kernel(tmp_path / "ws", **options):
             pass
-    (fault,) = caught.value.faults
+    (fault,) = caught.value.diagnostics
     assert fault.source == f"{config}:3"
     assert "'git diff -p'" in fault.problem and "'-p'" in fault.problem
     config.write_text('rules = [{ rule = "allow bash git diff *", match = ["git diff src"], nomatch = ["x"] }]\n')
@@ -247,8 +247,8 @@ async def test_examples_in_a_rule_are_checked_wherever_it_is_given(tmp_path: Pat
     async with open_kernel(
         tmp_path / "ws", **options, rules=[{"rule": "deny read private/**", "not_match": ["public/a"]}]
     ) as kernel:
-        assert (await kernel.explain("bash", {"command": "git diff src"})).action == "allow"
-        assert (await kernel.explain("read", {"path": "private/a"})).action == "deny"
+        assert (await kernel.explain_call("bash", {"command": "git diff src"})).action == "allow"
+        assert (await kernel.explain_call("read", {"path": "private/a"})).action == "deny"
         with pytest.raises(LoadError, match="does not match its example 'b'"):
             await kernel.session(rules=[{"rule": "deny read a", "match": ["b"]}])
         with pytest.raises(LoadError, match="matches its example 'private/a' of not_match"):
@@ -258,10 +258,10 @@ async def test_examples_in_a_rule_are_checked_wherever_it_is_given(tmp_path: Pat
 async def test_more_rules_than_each_call_could_be_compared_with_are_refused_with_their_place(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     config = tmp_path / "handrail.toml"
-    rules = "".join(f'  "allow bash git log {number}",\n' for number in range(MOST_RULES + 1))
+    rules = "".join(f'  "allow bash git log {number}",\n' for number in range(MAX_RULES + 1))
     config.write_text(f"rules = [\n{rules}]\n")
     with pytest.raises(LoadError) as caught:
         async with open_kernel(tmp_path / "ws", state=tmp_path / "state", config=config):
             pass
-    (fault,) = caught.value.faults
+    (fault,) = caught.value.diagnostics
     assert fault.source.startswith(f"{config}:") and "Too many rules: 2,001. The maximum is 2,000" in fault.problem

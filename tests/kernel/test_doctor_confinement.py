@@ -9,12 +9,12 @@ import pytest
 from tests.kernel.test_configured import put_tool
 from tests.store.places import Place
 
-from handrail.config import Configuration, load
+from handrail.config import Configuration, load_configuration
 from handrail.contract.errors import LoadError, UsageError
-from handrail.contract.sandbox import Mechanism, Tier
-from handrail.kernel.doctor import Check, check_up, machine
-from handrail.kernel.doctor.kernel import AgentSet, set_of
-from handrail.kernel.doctor.machine import of_sandbox
+from handrail.contract.sandbox import SandboxMechanism, SandboxTier
+from handrail.kernel.doctor import DoctorCheck, run_checks, machine_checks
+from handrail.kernel.doctor.workspace_checks import CapabilityReport, report_capabilities
+from handrail.kernel.doctor.machine_checks import check_sandbox
 from handrail.sandbox import tiers
 
 
@@ -31,32 +31,32 @@ def config_of(place: Place, text: str = "") -> Path:
     return file
 
 
-def checked(place: Place, text: str = "") -> dict[str, Check]:
-    return {check.name: check for check in check_up(place.workspace, place.state, config_of(place, text))}
+def checked(place: Place, text: str = "") -> dict[str, DoctorCheck]:
+    return {check.name: check for check in run_checks(place.workspace, place.state, config_of(place, text))}
 
 
-def agent(place: Place, name: str = "default", text: str = "") -> AgentSet:
-    config: Configuration = load(config_of(place, text), environment={})
-    return set_of(config, place.folders, name)
+def agent(place: Place, name: str = "default", text: str = "") -> CapabilityReport:
+    config: Configuration = load_configuration(config_of(place, text), environment={})
+    return report_capabilities(config, place.folders, name)
 
 
 @pytest.mark.proves("S-08")
 def test_each_layer_is_shown_with_what_was_found_when_it_was_tried(place: Place) -> None:
-    tier, found = tiers.probe(), checked(place)
+    tier, found = tiers.probe_tier(), checked(place)
     for one in tier.mechanisms:
         shown = found[f"sandbox {one.name}"]
-        assert (shown.detail, shown.state == "ok") == (one.detail, one.held is True)
-        assert shown.state == "ok" or shown.remedy or one.held is None
+        assert (shown.detail, shown.state == "ok") == (one.detail, one.is_enforced is True)
+        assert shown.state == "ok" or shown.remedy or one.is_enforced is None
 
 
 def test_a_layer_that_keeps_everything_from_starting_is_a_problem_and_another_one_is_not(place: Place) -> None:
     lacking = (
-        Mechanism("namespaces", True, "there"),
-        Mechanism("landlock", False, "not there", "get it"),
-        Mechanism("limits", None, "not tried"),
+        SandboxMechanism("namespaces", True, "there"),
+        SandboxMechanism("landlock", False, "not there", "get it"),
+        SandboxMechanism("limits", None, "not tried"),
     )
     for name, state in (("none", "problem"), ("bubblewrap without landlock", "warning")):
-        found = {one.name: one for one in of_sandbox(Tier(name, "", "", lacking), str(place.workspace))}
+        found = {one.name: one for one in check_sandbox(SandboxTier(name, "", "", lacking), str(place.workspace))}
         assert (found["sandbox landlock"].state, found["sandbox landlock"].remedy) == (state, "get it")
         assert (found["sandbox namespaces"].state, found["sandbox limits"].state) == ("ok", "warning")
 
@@ -140,8 +140,8 @@ def test_an_old_bubblewrap_is_named_with_its_version_and_what_to_install(
         program.write_text(f"#!/bin/sh\necho {words}\n")
         program.chmod(0o755)
         found.append(str(program))
-    monkeypatch.setattr(machine, "binaries", lambda: iter(found))
-    (check,) = machine._bubblewrap()  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(machine_checks, "binaries", lambda: iter(found))
+    (check,) = machine_checks._check_bubblewrap()  # pyright: ignore[reportPrivateUsage]
     assert check.state == state
     assert all(f"{program} ({words})" in check.detail for program, words in zip(found, said, strict=True))
     if state == "warning":

@@ -12,8 +12,8 @@ from tests.kernel.doors import Opens, by_both_doors
 from tests.kernel.test_configured import put_tool
 
 from handrail import LoadError, Runtime, Tool, ToolSpec, tool
-from handrail.contract.generation import Difference
-from handrail.registry.sources.persistent import digest_of
+from handrail.contract.generation import GenerationDiff
+from handrail.registry.sources.persistent_tools import compute_digest
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("R-06")
@@ -56,15 +56,15 @@ async def test_what_was_added_changed_and_taken_away_holds_for_the_next_turn_and
     put_tool(folder, "old")
     async with kernel_in(tmp_path, tools=[send], rules=["allow *"]) as kernel:
         session = await kernel.session()
-        begun = session.turn()
+        begun = session.start_turn()
         (folder / "old.json").unlink()
         put_tool(folder, "new")
         number = kernel.generation.number
         told = await kernel.reload(tools=[send_with_subject])
-        assert told == Difference(added=("new",), removed=("old",), changed=("mail.send",))
+        assert told == GenerationDiff(added=("new",), removed=("old",), changed=("mail.send",))
         assert kernel.generation.number == number + 1
 
-        old, new = begun, session.turn()
+        old, new = begun, session.start_turn()
         calls: list[tuple[str, dict[str, Any]]] = [("old", {}), ("new", {}), ("mail.send", {"to": "ann"})]
         of_the_old = [answer.result for answer in await old.call_all(calls)]
         of_the_new = [answer.result for answer in await new.call_all(calls)]
@@ -105,7 +105,7 @@ async def test_faults_leave_everything_as_it_was(tmp_path: Path, kernel_in: Open
         put_tool(folder, "bad", locks=["file"])
         with pytest.raises(LoadError) as raised:
             await kernel.reload()
-        assert len(raised.value.faults) == 2
+        assert len(raised.value.diagnostics) == 2
         assert kernel.generation is before
         assert (await session.call("mail.send", {"to": "ann"})).ok
 
@@ -114,7 +114,7 @@ async def test_a_tool_that_is_gone_ends_once_no_turn_holds_it_and_the_rest_with_
     gone, kept = Counter(), Counter()
     async with temporary_kernel(tmp_path, tools=[gone], rules=["allow *"]) as kernel:
         session = await kernel.session()
-        turn = session.turn()
+        turn = session.start_turn()
         await kernel.reload(tools=[kept])
         (answer,) = await turn.call_all([("count", {})])
         assert answer.result.data == "counted" and not gone.ended.is_set()
@@ -177,11 +177,11 @@ def test_what_a_program_sees_in_a_folder_of_its_own_is_a_part_of_it(tmp_path: Pa
     within.parent.mkdir(parents=True)
     program.write_text("x")
     within.write_text("{}")
-    first = digest_of(program, tmp_path, own=True)
-    assert first is not None and first == digest_of(program, tmp_path, own=True)
+    first = compute_digest(program, tmp_path, own=True)
+    assert first is not None and first == compute_digest(program, tmp_path, own=True)
     within.write_text("[]")
-    second = digest_of(program, tmp_path, own=True)
+    second = compute_digest(program, tmp_path, own=True)
     (tmp_path / "to").symlink_to("lib")
-    assert len({first, second, digest_of(program, tmp_path, own=True)}) == 3
+    assert len({first, second, compute_digest(program, tmp_path, own=True)}) == 3
     os.mkfifo(tmp_path / "lib" / "pipe")
-    assert digest_of(program, tmp_path, own=True) is None, "what cannot be told is never the same"
+    assert compute_digest(program, tmp_path, own=True) is None, "what cannot be told is never the same"

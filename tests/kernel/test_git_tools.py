@@ -14,7 +14,7 @@ from tests.tools.repositories import Repo, made
 
 from handrail.contract.approvals import ApprovalAnswer
 from handrail.contract.session import Session
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 pytestmark = [pytest.mark.proves("T-05a", "S-02"), confined]
 
@@ -64,8 +64,8 @@ async def test_looking_runs_unasked_and_changing_is_asked_about(tmp_path: Path, 
             refused = await session.call(name, arguments)
             assert refused.error_kind == "denied", (name, refused)
         assert (await session.call("get_git_status", {})).data["branch"] == "main"
-        person = ScriptedPerson([ApprovalAnswer("once"), ApprovalAnswer("once")])
-        asked = await kernel.session(attendant=person)
+        person = ScriptedApprovalHandler([ApprovalAnswer("once"), ApprovalAnswer("once")])
+        asked = await kernel.session(approval_handler=person)
         assert (await asked.call("git.commit", {"message": "by a person's leave", "all": True})).ok
         assert (await asked.call("git.clone", {"source": ".", "path": "copy"})).ok
         assert [request.tool_id for request in person.requests] == ["git.commit", "git.clone"]

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from tests.kernel.test_sub_agents import answers, kernel_of, models
 
-from handrail import Delegation, Runtime, Session, ToolError, tool
+from handrail import SubagentTask, Runtime, Session, ToolError, tool
 from handrail.agent.loop import Agent
 from handrail.contract.call import Event
-from handrail.kernel.held import HeldKernel
-from handrail.testing.histories import PlayedModel, call_reply, text_reply
+from handrail.kernel.local import LocalKernel
+from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.kernels import temporary_kernel
 
 JUDGE = 'role = "subagent"\ndescription = "Judges."\ntools = ["read"]\nmodel = "played:judge"'
@@ -45,7 +45,7 @@ async def guarded_write(path: str, content: str, runtime: Runtime) -> object:
         path: where
         content: the whole text
     """
-    verdict = await runtime.agents.run(Delegation("judge", f"May this be written to {path}?\n{content}"))
+    verdict = await runtime.subagents.run(SubagentTask("judge", f"May this be written to {path}?\n{content}"))
     if not verdict.ok or verdict.data["text"].strip() != "yes":
         said = verdict.data["text"] if verdict.ok else verdict.error_text
         raise ToolError(f"the judge refused: {said}", kind="denied")
@@ -110,7 +110,7 @@ def reply(path: str) -> Any:
     return call_reply(("guard__write", {"path": path, "content": "text"}))
 
 
-async def records_of(kernel: HeldKernel, session: Session, call: str) -> list[tuple[str, dict[str, Any]]]:
+async def records_of(kernel: LocalKernel, session: Session, call: str) -> list[tuple[str, dict[str, Any]]]:
     await kernel.log.flush()
     found = kernel.log.reader.records(call=f"{session.id}/{call}")
     return [(record.kind, dict(record.body or {})) for record in found]
@@ -119,8 +119,8 @@ async def records_of(kernel: HeldKernel, session: Session, call: str) -> list[tu
 @pytest.mark.proves("L-08")
 async def test_a_guard_tool_asks_a_judge_and_its_call_takes_the_locks_that_it_needs(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"judge": JUDGE}, tools=TOOLS, rules=[*RULES, "allow write **"]) as kernel:
-        judge = PlayedModel(text_reply("yes"), text_reply("it holds a password"))
-        top = PlayedModel(reply("a.txt"), reply("b.txt"), text_reply("Done."))
+        judge = PlaybackModel(text_reply("yes"), text_reply("it holds a password"))
+        top = PlaybackModel(reply("a.txt"), reply("b.txt"), text_reply("Done."))
         session = await kernel.session()
         agent = Agent(session, top, workspace=session.workdir, models=models(judge=judge))
         written, refused = await answers(agent)
@@ -140,7 +140,7 @@ async def test_a_guard_tool_asks_a_judge_and_its_call_takes_the_locks_that_it_ne
 @pytest.mark.parametrize(("rule", "said"), [("deny write **", "deny"), ("ask write **", "cannot ask the user")])
 async def test_the_call_of_a_guard_tool_is_judged_like_any_other(tmp_path: Path, rule: str, said: str) -> None:
     async with kernel_of(tmp_path, {"judge": JUDGE}, tools=TOOLS, rules=[*RULES, rule]) as kernel:
-        judge, top = PlayedModel(text_reply("yes")), PlayedModel(reply("a.txt"), text_reply("."))
+        judge, top = PlaybackModel(text_reply("yes")), PlaybackModel(reply("a.txt"), text_reply("."))
         session = await kernel.session()
         (answer,) = await answers(Agent(session, top, workspace=session.workdir, models=models(judge=judge)))
         assert answer.data["metadata"]["error_kind"] == "denied" and said in answer.data["error_text"]
@@ -209,8 +209,8 @@ async def test_a_tool_that_holds_locks_reaches_no_tool_that_waits(
 ) -> None:
     async with kernel_of(tmp_path, {"judge": JUDGE}, tools=TOOLS, rules=[*RULES, "allow bash true"]) as kernel:
         session = await kernel.session()
-        judge = PlayedModel(text_reply("yes"))
-        Agent(session, PlayedModel(), models=models(judge=judge))
+        judge = PlaybackModel(text_reply("yes"))
+        Agent(session, PlaybackModel(), models=models(judge=judge))
         if name == "wait":
             job = await session.call("bash", {"command": "true", "background": True})
             arguments = {"job_id": job.data["job_id"]}

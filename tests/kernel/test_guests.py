@@ -14,24 +14,24 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.kernel.guests import OPENING, call, greeting, guest, joined_kernel, opened, reply_of, sizes
 
-from handrail import Approval, ApprovalAnswer, Away, LoadError, StartError, ToolError, tool
-from handrail.contract.approvals import ApprovalDesk
-from handrail.ipc.codec.mirror import describe
-from handrail.ipc.wire.meeting import ONLY_ANSWERS
-from handrail.ipc.wire.operations import Op, Operations, Refused
-from handrail.kernel.answering import Answers, Place
-from handrail.kernel.held import HeldKernel
+from handrail import Approval, ApprovalAnswer, DeferApprovals, LoadError, StartError, ToolError, tool
+from handrail.contract.approvals import ApprovalService
+from handrail.ipc.codec.wire_models import describe_tools
+from handrail.ipc.wire.handshake import APPROVALS_ONLY_GREETING
+from handrail.ipc.wire.operations import OperationSpec, OperationTable, OperationRefused
+from handrail.kernel.approval_client import ApprovalClient, WorkspaceOptions
+from handrail.kernel.local import LocalKernel
 from handrail.sandbox import tiers
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("L-07")
-confined = pytest.mark.skipif(not tiers.probe().confines, reason="programs cannot be confined on this machine")
+confined = pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="programs cannot be confined on this machine")
 
 Attempt = Callable[[], Awaitable[object]]
 
 
-async def refusal(attempt: Awaitable[object]) -> Refused:
-    with pytest.raises(Refused) as raised:
+async def refusal(attempt: Awaitable[object]) -> OperationRefused:
+    with pytest.raises(OperationRefused) as raised:
         await attempt
     return raised.value
 
@@ -80,8 +80,8 @@ async def test_a_request_of_any_shape_is_answered_or_refused_in_words_and_nothin
         await opened(other, "ses_others")
         tasks = asyncio.all_tasks()
         loop = asyncio.get_running_loop()
-        (served,) = held.server.guests
-        takes = {**{name: tuple(one.takes) for name, one in served.requests.items()}, "reply": REPLY}
+        (served,) = held.server.clients
+        takes = {**{name: tuple(one.readers) for name, one in served.requests.items()}, "reply": REPLY}
 
         async def ask(name: str, body: Any) -> None:
             async with guest(tmp_path) as connection:
@@ -89,12 +89,12 @@ async def test_a_request_of_any_shape_is_answered_or_refused_in_words_and_nothin
                 try:
                     async with asyncio.timeout(300):
                         await connection.request(name, body)
-                except Refused as refused:
+                except OperationRefused as refused:
                     assert refused.kind not in ("defect", "cancelled"), (name, body)
                     assert refused.text
-                assert connection.lost is None
+                assert connection.lost_reason is None
                 assert (await connection.request("waiting", {"session": await opened(connection, "ses_after")})) == []
-            await until(lambda: len(held.server.guests) == 1 and not held.sessions.by_id.keys() - {"ses_others"})
+            await until(lambda: len(held.server.clients) == 1 and not held.sessions.by_id.keys() - {"ses_others"})
 
         def run(name: str, body: Any) -> None:
             asyncio.run_coroutine_threadsafe(ask(name, body), loop).result()
@@ -124,8 +124,8 @@ async def test_a_notice_of_any_shape_changes_nothing(tmp_path: Path) -> None:
         await opened(connection, "ses_mine")
         before = held.sessions.by_id["ses_mine"].rules.rules
         strange: list[object] = [None, 1, [], {}, {"session": 1}, {"session": "ses_mine", "rules": "allow write"}]
-        (served,) = held.server.guests
-        for name in [*served.notices, "nothing"]:
+        (served,) = held.server.clients
+        for name in [*served.notifications, "nothing"]:
             for body in strange:
                 connection.notify(name, body)
         connection.notify("rules", {"session": "ses_mine", "rules": ["no rule at all"]})
@@ -200,7 +200,7 @@ async def test_nobody_reaches_a_session_that_another_process_has_open(tmp_path: 
 async def test_events_reach_only_the_process_whose_session_it_is(tmp_path: Path) -> None:
     heard: dict[str, list[Any]] = {"one": [], "other": []}
     async with temporary_kernel(tmp_path):
-        hearing = {name: Operations({}, {"event": told.append}) for name, told in heard.items()}
+        hearing = {name: OperationTable({}, {"event": told.append}) for name, told in heard.items()}
         async with guest(tmp_path, hearing["one"]) as one, guest(tmp_path, hearing["other"]) as other:
             for connection, session in ((one, "ses_one"), (other, "ses_other")):
                 await opened(connection, session)
@@ -260,7 +260,7 @@ async def test_a_tool_that_claims_the_id_of_a_built_in_is_not_let_in(tmp_path: P
         if taken not in held.generation.entries:
             pytest.skip("there is no such built-in")
         with pytest.raises(StartError, match=taken):
-            async with guest(tmp_path, hello=greeting(tools=describe([impostor]))):
+            async with guest(tmp_path, hello=greeting(tools=describe_tools([impostor]))):
                 pass
         with pytest.raises(LoadError, match=taken):
             async with joined_kernel(tmp_path, tools=[impostor]):
@@ -280,7 +280,7 @@ async def test_a_secret_that_one_process_brings_is_shown_to_no_other(tmp_path: P
                 told = await (await kernel.session()).call("read", {"path": "a.txt"})
                 assert told.ok and "hunter2hunter2" not in json.dumps(told.to_dict())
             async with guest(tmp_path) as bare:
-                assert "hunter2hunter2" not in json.dumps(bare.about)
+                assert "hunter2hunter2" not in json.dumps(bare.peer_greeting)
 
 
 async def test_what_is_too_large_to_greet_with_is_told_at_once(tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ async def test_an_answer_that_is_none_means_no(tmp_path: Path, nonsense: object)
     async def answer(body: object) -> object:
         return nonsense
 
-    attending = Operations({"people.approve": Op(answer), "people.answer": Op(answer)})
+    attending = OperationTable({"people.approve": OperationSpec(answer), "people.answer": OperationSpec(answer)})
     async with temporary_kernel(tmp_path), guest(tmp_path, attending) as connection:
         await opened(connection, "ses_asks", headless=False)
         calls = [call("write", '{"path": "a", "content": ""}')]
@@ -364,7 +364,7 @@ async def test_whoever_is_asked_and_goes_away_has_not_answered(tmp_path: Path) -
         await asyncio.Event().wait()
 
     async with temporary_kernel(tmp_path) as held:
-        async with guest(tmp_path, Operations({"people.approve": Op(ask)})) as connection:
+        async with guest(tmp_path, OperationTable({"people.approve": OperationSpec(ask)})) as connection:
             await opened(connection, "ses_asks", headless=False)
             wanted = reply_of(connection, "ses_asks", 1, call("write", '{"path": "a", "content": ""}'))
             reply = asyncio.create_task(connection.request("reply", wanted))
@@ -372,10 +372,10 @@ async def test_whoever_is_asked_and_goes_away_has_not_answered(tmp_path: Path) -
             connection.drop("gone", quietly=True)
             await asyncio.gather(reply, return_exceptions=True)
         await until(lambda: not sizes(held)["sessions"])
-        (waiting,) = held.approvals.pending()
+        (waiting,) = held.approvals.list_pending()
         await held.approvals.decide(waiting.id, ApprovalAnswer("once"), by="test")
         session = await held.session("ses_asks")
-        (answer,) = await session.resume_parked()
+        (answer,) = await session.resume_suspended_calls()
         assert answer.result.ok and answer.call_id == "ses_asks/1.0"
 
 
@@ -393,7 +393,7 @@ async def test_what_a_kernel_keeps_does_not_grow_with_the_sessions_turns_and_pro
                     session = await joined.session()
                     stop = session.watch(lambda event: None)
                     for _ in range(round_):
-                        session.turn()  # that is never used
+                        session.start_turn()  # that is never used
                     assert (await session.call("glob", {"pattern": "*"})).ok
                     if round_ % 3 == 0:
                         stop()
@@ -433,15 +433,15 @@ async def test_a_session_that_is_opened_again_is_watched_again(tmp_path: Path) -
 
 async def test_who_only_answers_requests_is_made_nothing_for_and_can_do_nothing_else(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as held:
-        assert isinstance(held, HeldKernel)
+        assert isinstance(held, LocalKernel)
         before = sizes(held)
         async with guest(tmp_path):
-            (whole,) = held.server.guests
+            (whole,) = held.server.clients
             names = sorted(name for name in whole.operations.requests if not name.startswith("approvals."))
         while sizes(held) != before:  # until nothing of it is left
             await asyncio.sleep(0)
-        async with guest(tmp_path, hello=ONLY_ANSWERS) as other:
-            assert sizes(held) == before and set(other.about) == {"handrail", "protocol"}
+        async with guest(tmp_path, hello=APPROVALS_ONLY_GREETING) as other:
+            assert sizes(held) == before and set(other.peer_greeting) == {"handrail", "protocol"}
             assert len(names) > 20
             for name in names:
                 assert (await refusal(other.request(name, {}))).kind == "unknown_op"
@@ -455,9 +455,9 @@ async def test_an_answer_that_a_holder_took_and_did_not_come_to_confirm_is_found
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with temporary_kernel(tmp_path) as held:
-        session = await held.session(attendant=Away())
+        session = await held.session(approval_handler=DeferApprovals())
         await session.call("write", {"path": "a", "content": ""})
-        (row,) = held.approvals.pending()
+        (row,) = held.approvals.list_pending()
         decide, gone = held.approvals.decide, list[str]()
 
         async def taken(approval_id: str, answer: ApprovalAnswer, *, by: str) -> Approval:
@@ -469,11 +469,11 @@ async def test_an_answer_that_a_holder_took_and_did_not_come_to_confirm_is_found
                 connection.drop("it goes")
             return decided
 
-        def no_kernel() -> AbstractAsyncContextManager[ApprovalDesk]:
+        def no_kernel() -> AbstractAsyncContextManager[ApprovalService]:
             raise AssertionError("nothing has to be judged")
 
         monkeypatch.setattr(held.approvals, "decide", taken)
-        answers = Answers(Place(tmp_path / "ws", tmp_path / "state"), no_kernel, lambda config, lost: None)
+        answers = ApprovalClient(WorkspaceOptions(tmp_path / "ws", tmp_path / "state"), no_kernel, lambda config, lost: None)
         decided = await answers.decide(row.id, ApprovalAnswer("once"), by="test")
         assert (decided.state, decided.choice, decided.decided_by, gone) == ("approved", "once", "test", ["test"])
         with pytest.raises(ToolError, match="was already answered"):

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from handrail import ApprovalAnswer, Kernel, open_kernel, tool
-from handrail.ipc.holder import server
-from handrail.record.verification import verify
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.ipc.server import ipc_server
+from handrail.record.verification import verify_log
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 
 async def joined(stack: AsyncExitStack, folder: Path, **options: object) -> Kernel:
@@ -24,7 +24,7 @@ async def joined(stack: AsyncExitStack, folder: Path, **options: object) -> Kern
 async def test_calls_of_others_end_or_go_to_the_next_holder_when_the_holder_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server, "SILENT_S", 0.01)
+    monkeypatch.setattr(ipc_server, "SILENT_S", 0.01)
     begun, leave = asyncio.Event(), asyncio.Event()
     ran: list[str] = []
 
@@ -50,7 +50,7 @@ async def test_calls_of_others_end_or_go_to_the_next_holder_when_the_holder_ends
         keyed = asyncio.create_task(session.call("test.write", {"name": "third"}, key="k"))
         await queued.wait()
         ending = asyncio.create_task(holding.aclose())
-        while not holder.server.leaving:
+        while not holder.server.is_shutting_down:
             await asyncio.sleep(0)
         for _ in range(500):  # time enough for a stop to arrive, were there one
             await asyncio.sleep(0)
@@ -69,20 +69,20 @@ async def test_calls_of_others_end_or_go_to_the_next_holder_when_the_holder_ends
         # What had not begun was stopped by the old holder, and is another call of the next one's.
         handed_on = kernel.log.reader.records(call="ses_guest/2.1", kind="refused")
         assert [(record.body or {})["result"]["metadata"]["stopped_by"] for record in handed_on] == ["shutdown"]
-        assert verify(kernel.log.reader).ok
+        assert verify_log(kernel.log.reader).ok
 
 
 @pytest.mark.proves("L-07", "P-09")
 async def test_whoever_is_being_asked_when_the_holder_ends_is_asked_by_the_next_one(tmp_path: Path) -> None:
-    person = ScriptedPerson([ApprovalAnswer("once")])
+    person = ScriptedApprovalHandler([ApprovalAnswer("once")])
     person.may_answer.clear()
     async with AsyncExitStack() as stack:
         holding = AsyncExitStack()
         await holding.enter_async_context(temporary_kernel(tmp_path))
         kernel = await joined(stack, tmp_path)
-        session = await kernel.session("ses_guest", attendant=person)
+        session = await kernel.session("ses_guest", approval_handler=person)
         writing = asyncio.create_task(session.call("write", {"path": "a.txt", "content": "x"}))
-        await person.asked.wait()
+        await person.request_received.wait()
         await holding.aclose()
         person.may_answer.set()
         assert (await writing).ok

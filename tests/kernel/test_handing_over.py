@@ -16,8 +16,8 @@ from handrail.agent.loop import Agent
 from handrail.agent.model import ResultsMessage
 from handrail.contract.approvals import ApprovalAnswer
 from handrail.contract.call import Result
-from handrail.testing.histories import PlayedModel, call_reply, text_reply
-from handrail.testing.kernels import ScriptedPerson
+from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
+from handrail.testing.kernels import ScriptedApprovalHandler
 
 LEAD = 'tools = ["read", "task", "agent.nope"]\n[delegable]\nagents = ["wr", "rec", "nope"]'
 WR = 'role = "all"\ntools = ["read", "task", "agent.own", "agent.rec"]\nmodel = "played:wr"'
@@ -51,9 +51,9 @@ async def test_an_agent_that_was_handed_work_hands_it_on_only_where_those_above_
         further = call_reply(
             task("own"), ("agent__own", {"prompt": "Do it."}), task("rec"), ("agent__rec", {"prompt": "Do it."})
         )
-        wr, own = PlayedModel(further, text_reply(".")), PlayedModel(text_reply("never said"))
-        rec = PlayedModel(text_reply("one"), text_reply("two"))
-        top = PlayedModel(call_reply(task("wr")), text_reply("."))
+        wr, own = PlaybackModel(further, text_reply(".")), PlaybackModel(text_reply("never said"))
+        rec = PlaybackModel(text_reply("one"), text_reply("two"))
+        top = PlaybackModel(call_reply(task("wr")), text_reply("."))
         agent = Agent(await kernel.session(), top, models=models(wr=wr, rec=rec, own=own))
         assert (await agent.complete("Go.")).ok
         told = str(wr.requests[1].messages)
@@ -66,8 +66,8 @@ async def test_an_agent_that_was_handed_work_hands_it_on_only_where_those_above_
 @pytest.mark.proves("P-12")
 async def test_whoever_is_begun_by_a_person_reaches_all_that_its_own_manifest_names(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, TEAM) as kernel:
-        own = PlayedModel(text_reply("done"))
-        top = PlayedModel(call_reply(task("own")), text_reply("."))
+        own = PlaybackModel(text_reply("done"))
+        top = PlaybackModel(call_reply(task("own")), text_reply("."))
         (found,) = await answers(Agent(await kernel.session(agent="wr"), top, models=models(own=own)))
         assert (found.ok, found.data["text"]) == (True, "done")
 
@@ -79,7 +79,7 @@ async def test_work_that_cannot_be_begun_is_no_job_and_is_answered_as_in_its_tur
         direct = [task("zzz"), task("nope"), ("agent__nope", {"prompt": "Do it."})]
         behind: list[tuple[str, dict[str, Any]]] = [(name, {**given, "background": True}) for name, given in direct]
         session = await kernel.session()
-        top = PlayedModel(call_reply(*direct), call_reply(*behind), text_reply("."))
+        top = PlaybackModel(call_reply(*direct), call_reply(*behind), text_reply("."))
         found = await answers(Agent(session, top))
         assert [result.error_kind for result in found] == ["invalid_input", "unavailable", "unavailable"] * 2
         assert [result.error_text for result in found[:3]] == [result.error_text for result in found[3:]]
@@ -90,7 +90,7 @@ async def test_work_that_cannot_be_begun_is_no_job_and_is_answered_as_in_its_tur
 async def test_a_sixth_level_is_no_job(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {}) as kernel:
         downwards = [call_reply(task("default", background=level == 6)) for level in range(1, 7)]
-        model = PlayedModel(*downwards, *(text_reply(f"up {n}") for n in range(6)))
+        model = PlaybackModel(*downwards, *(text_reply(f"up {n}") for n in range(6)))
         assert (await Agent(await kernel.session(), model).complete("Go down.")).text == "up 5"
         told = str(model.requests[6].messages)
         assert "there are 5 agents above this one already" in told and "job_id" not in told
@@ -103,9 +103,9 @@ async def test_nobody_is_asked_about_work_that_cannot_be_begun_and_what_they_giv
 ) -> None:
     async with kernel_of(tmp_path, TEAM | {"default": f"rules = ['ask task']\n{LEAD}"}) as kernel:
         instead = {"subagent_type": "own", "prompt": "Do it.", "background": True}
-        person = ScriptedPerson([ApprovalAnswer("once", arguments=instead)])
-        session = await kernel.session(attendant=person)
-        top = PlayedModel(call_reply(task("zzz"), task("wr", "Write.")), text_reply("."))
+        person = ScriptedApprovalHandler([ApprovalAnswer("once", arguments=instead)])
+        session = await kernel.session(approval_handler=person)
+        top = PlaybackModel(call_reply(task("zzz"), task("wr", "Write.")), text_reply("."))
         found = await answers(Agent(session, top))
         assert [request.arguments["subagent_type"] for request in person.requests] == ["wr"]
         assert [result.error_kind for result in found] == ["invalid_input", "invalid_input"]
@@ -135,8 +135,8 @@ async def test_an_agent_that_the_ones_above_rule_out_is_nowhere_offered_as_a_too
             ("info", {"tool": "agent.owm"}),
             ("agent__own", {"prompt": "Do it."}),
         )
-        model = PlayedModel(looks, text_reply("."))
-        top = PlayedModel(call_reply(task("wr")), text_reply("."))
+        model = PlaybackModel(looks, text_reply("."))
+        top = PlaybackModel(call_reply(task("wr")), text_reply("."))
         assert (await Agent(await kernel.session(), top, models=models(wr=model)).complete("Go.")).ok
         assert "agent__own" not in str(model.requests[0].tools) + str(model.requests[1].tools)
         assert "agent.own" not in model.requests[0].system
@@ -154,7 +154,7 @@ async def test_an_agent_is_no_tool_where_it_would_be_a_level_too_many(tmp_path: 
     deep = 'role = "all"\ntools = ["read", "task", "agent.deep"]'
     async with kernel_of(tmp_path, {"deep": deep}) as kernel:
         downwards = [call_reply(task("deep")) for _ in range(5)]
-        model = PlayedModel(
+        model = PlaybackModel(
             *downwards, call_reply(("agent__deep", {"prompt": "."})), *(text_reply(".") for _ in range(6))
         )
         assert (await Agent(await kernel.session(), model).complete("Go down.")).ok

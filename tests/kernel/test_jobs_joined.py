@@ -26,7 +26,7 @@ place = Place()
 @tool(id="own", side_effect="external", mode="background", locks=[], promotable=True)
 async def own(name: str, runtime: Runtime) -> str:
     """Take long, in the process that brought it."""
-    runtime.output(f"began {name}\n".encode())
+    runtime.write_output(f"began {name}\n".encode())
     place.entered.set()
     await place.open.wait()
     return name
@@ -35,7 +35,7 @@ async def own(name: str, runtime: Runtime) -> str:
 @tool(id="slow", side_effect="external", locks=[], promotable=True)
 async def slow(name: str, runtime: Runtime) -> str:
     """Take long."""
-    runtime.output(f"began {name}\n")
+    runtime.write_output(f"began {name}\n")
     place.entered.set()
     await place.open.wait()
     return name
@@ -97,9 +97,9 @@ async def test_a_job_of_a_joined_session_outlives_it_and_is_looked_after_from_ev
             }
             assert "detached" in seen and (await joined.jobs.stop(job_id)).state == "cancelled"
             theirs = await session.call("bash", {"command": "./wait.sh", "background": True})
-            assert theirs.ok or not held.tier.confines, theirs.error_text
+            assert theirs.ok or not held.sandbox_tier.is_confining, theirs.error_text
         if theirs.ok:
-            assert not (await held.jobs.get(theirs.data["job_id"])).ended, "it is the holder's, whoever leaves"
+            assert not (await held.jobs.get(theirs.data["job_id"])).has_ended, "it is the holder's, whoever leaves"
 
 
 @pytest.mark.proves("X-04")
@@ -108,10 +108,10 @@ async def test_a_call_of_a_joined_session_is_promoted(tmp_path: Path) -> None:
         session = await joined.session()
         caller = asyncio.create_task(session.call("slow", {"name": "a"}))
         await place.entered.wait()
-        job = await session.promote(f"{session.id}/1.0")
+        job = await session.move_to_background(f"{session.id}/1.0")
         assert (await caller).data["job_id"] == job.id
         place.open.set()
         result = await session.jobs.wait(job.id, timeout_ms=30_000)
         assert result is not None and result.data == "a"
         with pytest.raises(ToolError, match="no call"):
-            await session.promote(f"{session.id}/1.0")
+            await session.move_to_background(f"{session.id}/1.0")

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from handrail import ApprovalAnswer, Event, Kernel, ToolError, UsageError, open_kernel, tool
-from handrail.contract.doors.channels import Notice
-from handrail.kernel.held import HeldKernel
-from handrail.kernel.joined import JoinedKernel
-from handrail.record.verification import verify
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.contract.services.channels import Notification
+from handrail.kernel.local import LocalKernel
+from handrail.kernel.remote import RemoteKernel
+from handrail.record.verification import verify_log
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 
 def second(folder: Path, **options: object) -> AbstractAsyncContextManager[Kernel]:
@@ -25,9 +25,9 @@ def second(folder: Path, **options: object) -> AbstractAsyncContextManager[Kerne
 @pytest.mark.proves("L-07")
 async def test_a_second_kernel_joins_the_first_and_reads_and_writes_through_it(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as held, second(tmp_path, rules=["allow write"]) as joined:
-        assert isinstance(held, HeldKernel) and isinstance(joined, JoinedKernel)
+        assert isinstance(held, LocalKernel) and isinstance(joined, RemoteKernel)
         assert joined.workdir == held.workdir and joined.state_folder == held.state_folder
-        assert joined.tier == held.tier
+        assert joined.sandbox_tier == held.sandbox_tier
         assert joined.generation.entries.keys() == held.generation.entries.keys()
         session = await joined.session()
         written = await session.call("write", {"path": "a.txt", "content": "one\n"})
@@ -38,7 +38,7 @@ async def test_a_second_kernel_joins_the_first_and_reads_and_writes_through_it(t
         await joined.log.flush()
         rows = joined.log.reader.calls()
         assert [row.tool for row in rows if row.call_id.startswith(session.id)] == ["write", "read"]
-        assert verify(joined.log.reader).ok
+        assert verify_log(joined.log.reader).ok
 
 
 @pytest.mark.proves("L-07", "P-04")
@@ -94,7 +94,7 @@ async def test_the_calls_of_one_reply_are_answered_in_order_over_the_socket(tmp_
         results = await session.call_all([*calls, ("nothing", {}), ("read", {"path": "3.txt"})])
         assert [result.type for result in results] == ["output"] * 5 + ["error", "output"]
         assert results[5].error_kind == "unknown_tool"
-        turn = session.turn()
+        turn = session.start_turn()
         answers = await turn.call_all([("read", {"path": "0.txt"}), ("read", '{"path": "1.txt"}')])
         assert [answer.call_id for answer in answers] == [f"{session.id}/{turn.number}.{n}" for n in range(2)]
         assert [answer.result.data["text"] for answer in answers] == ["0", "1"]
@@ -164,9 +164,9 @@ async def test_a_joined_process_stops_its_own_calls_and_nobody_elses(tmp_path: P
 
 @pytest.mark.proves("L-07", "P-07")
 async def test_a_person_at_a_joined_process_is_asked_there(tmp_path: Path) -> None:
-    person = ScriptedPerson([ApprovalAnswer("once"), ApprovalAnswer("reject", "not now")], [[["blue"]]])
+    person = ScriptedApprovalHandler([ApprovalAnswer("once"), ApprovalAnswer("reject", "not now")], [[["blue"]]])
     async with temporary_kernel(tmp_path), second(tmp_path) as joined:
-        session = await joined.session(attendant=person)
+        session = await joined.session(approval_handler=person)
         assert (await session.call("write", {"path": "a", "content": "x"})).ok
         refused = await session.call("write", {"path": "b", "content": "x"})
         assert refused.error_kind == "denied" and "not now" in (refused.error_text or "")
@@ -191,10 +191,10 @@ async def test_a_key_gives_what_was_recorded_over_the_socket_too(tmp_path: Path)
 async def test_explain_uses_the_joined_processes_own_rules(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as held, second(tmp_path, rules=["allow write *.md"]) as joined:
         arguments = {"path": "a.md", "content": ""}
-        assert (await held.explain("write", arguments)).effective == "deny"
-        assert (await joined.explain("write", arguments)).action == "allow"
+        assert (await held.explain_call("write", arguments)).effective_action == "deny"
+        assert (await joined.explain_call("write", arguments)).action == "allow"
         with pytest.raises(ToolError, match="Did you mean") as caught:
-            await joined.explain("wriet", arguments)
+            await joined.explain_call("wriet", arguments)
         assert caught.value.kind == "unknown_tool"
 
 
@@ -236,7 +236,7 @@ async def test_leaving_suspends_sessions_and_the_next_process_goes_on_with_them(
 async def test_a_new_generation_reaches_those_who_joined(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as held, second(tmp_path) as joined:
         session = await joined.session()
-        turn = session.turn()
+        turn = session.start_turn()
         before = joined.generation.number
         await held.reload()
         assert (await session.call("glob", {"pattern": "*"})).ok  # the news came before this answer
@@ -247,14 +247,14 @@ async def test_a_new_generation_reaches_those_who_joined(tmp_path: Path) -> None
 async def test_what_an_agent_of_a_process_that_joined_is_told_waits_at_the_holder(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as held, second(tmp_path) as joined:
         session = await joined.session()
-        assert session.notices is not None and not await session.notices.awaited()
-        waits = asyncio.create_task(session.notices.arrived())
-        said = Notice("n1", session.id, "trigger", "noon", "it is noon", 5, None, "a timer")
-        await held.arrivals.notices.post(said)
+        assert session.notifications is not None and not await session.notifications.wait_for_next()
+        waits = asyncio.create_task(session.notifications.wait_until_pending())
+        said = Notification("n1", session.id, "trigger", "noon", "it is noon", 5, None, "a timer")
+        await held.arrivals.notifications.post(said)
         await waits
-        assert await session.notices.awaited() and await session.notices.pending() == [said]
-        await session.notices.take(["n1"])
-        assert not await session.notices.pending()
+        assert await session.notifications.wait_for_next() and await session.notifications.list_pending() == [said]
+        await session.notifications.mark_delivered(["n1"])
+        assert not await session.notifications.list_pending()
 
 
 async def test_what_the_project_says_above_the_workspace_is_read_by_the_holder_under_the_rules_of_who_asks(
@@ -267,14 +267,14 @@ async def test_what_the_project_says_above_the_workspace_is_read_by_the_holder_u
         second(tmp_path) as joined,
         second(tmp_path, rules=["deny read"]) as narrow,
     ):
-        assert await (await joined.session()).instructions_above() == [("../AGENTS.md", "Use tabs. [secret:KEY]")]
-        assert await (await narrow.session()).instructions_above() == []
+        assert await (await joined.session()).read_parent_instructions() == [("../AGENTS.md", "Use tabs. [secret:KEY]")]
+        assert await (await narrow.session()).read_parent_instructions() == []
 
 
 async def test_calls_that_are_submitted_one_by_one_through_the_socket_are_one_reply(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path), second(tmp_path, rules=["allow write"]) as joined:
         session = await joined.session()
-        turn = session.turn()
+        turn = session.start_turn()
         answers = [turn.submit(("write", {"path": "a", "content": str(n)})) for n in range(3)]
         answers.append(turn.submit(("read", {"path": "a"})))
         done = [await answer for answer in answers]

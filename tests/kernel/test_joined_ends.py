@@ -14,11 +14,11 @@ from tests.kernel.test_agents import put_agent
 
 from handrail import Kernel, LoadError, Runtime, StartError, Tool, ToolSpec, UsageError, tool
 from handrail.contract.approvals import ApprovalAnswer
-from handrail.ipc.holder import server
-from handrail.ipc.joiner.session import JoinedSession
-from handrail.kernel.held import HeldKernel
-from handrail.kernel.joined import JoinedKernel
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.ipc.server import ipc_server
+from handrail.ipc.client.remote_session import RemoteSession
+from handrail.kernel.local import LocalKernel
+from handrail.kernel.remote import RemoteKernel
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 pytestmark = pytest.mark.proves("L-07")
 SHORT = "[limits]\ngrace_ms = 20\n"
@@ -75,9 +75,9 @@ async def until(what: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-def lose(joined: JoinedKernel, why: str = "the test cut it") -> None:
+def lose(joined: RemoteKernel, why: str = "the test cut it") -> None:
     """Cut its connection, as a broken line would."""
-    standing = joined.membership.standing
+    standing = joined.ipc_client.current_connection
     assert standing is not None
     standing.drop(why, quietly=True)
 
@@ -85,25 +85,25 @@ def lose(joined: JoinedKernel, why: str = "the test cut it") -> None:
 # ── cancelled ────────────────────────────────────────────────────────────────────────────────────
 
 
-async def methods(kernel: JoinedKernel) -> list[Callable[[], Any]]:
+async def methods(kernel: RemoteKernel) -> list[Callable[[], Any]]:
     session = await kernel.session("ses_open")
-    turn = session.turn
+    turn = session.start_turn
     return [
         lambda: kernel.session("ses_new"),
         kernel.session,
-        lambda: kernel.fork("ses_open"),
-        lambda: kernel.explain("glob", {"pattern": "*"}),
+        lambda: kernel.fork_session("ses_open"),
+        lambda: kernel.explain_call("glob", {"pattern": "*"}),
         kernel.reload,
         kernel.log.flush,
         lambda: session.call("glob", {"pattern": "*"}),
         lambda: session.call("test.send", {"name": "s"}),
         lambda: session.call("test.send", {"name": "k"}, key="k"),
         lambda: turn().call_all([("test.send", {"name": "a"}), ("test.send", {"name": "b"})]),
-        lambda: session.recall("ses_open/1.0"),
-        session.resume_parked,
-        session.instructions_above,
+        lambda: session.recover_result("ses_open/1.0"),
+        session.resume_suspended_calls,
+        session.read_parent_instructions,
         session.history.read,
-        lambda: session.history.keep([(0, {"role": "user"})]),
+        lambda: session.history.store_entries([(0, {"role": "user"})]),
     ]
 
 
@@ -124,7 +124,7 @@ async def test_whatever_is_cancelled_leaves_nothing_and_is_on_record_once(tmp_pa
                     task.cancel()
                     try:
                         outcome: object = await task
-                        if isinstance(outcome, JoinedSession):
+                        if isinstance(outcome, RemoteSession):
                             await outcome.suspend()
                     except (asyncio.CancelledError, UsageError):
                         pass
@@ -147,22 +147,22 @@ async def test_whatever_is_cancelled_leaves_nothing_and_is_on_record_once(tmp_pa
         assert sizes(holder)["sessions"] == 0
 
 
-async def methods_of(joined: JoinedKernel) -> list[Callable[[], Any]]:
+async def methods_of(joined: RemoteKernel) -> list[Callable[[], Any]]:
     await (await current(joined)).suspend()
     return await methods(joined)
 
 
-async def current(joined: JoinedKernel) -> Any:
+async def current(joined: RemoteKernel) -> Any:
     sessions = joined._sessions  # pyright: ignore[reportPrivateUsage]
     return sessions["ses_open"] if "ses_open" in sessions else await joined.session("ses_open")
 
 
-async def quiet(joined: JoinedKernel, holder: HeldKernel) -> None:
+async def quiet(joined: RemoteKernel, holder: LocalKernel) -> None:
     """Return when nothing is under way any more."""
-    membership = joined.membership
-    await membership.connection()
+    membership = joined.ipc_client
+    await membership.get_connection()
     await until(lambda: not membership._tasks)  # pyright: ignore[reportPrivateUsage]
-    standing = await membership.connection()
+    standing = await membership.get_connection()
     await until(lambda: not standing._pending)  # pyright: ignore[reportPrivateUsage]
     await until(lambda: sizes(holder)["guests"] == 1 and not sizes(holder)["left"])
     if "ses_new" not in joined._sessions:  # pyright: ignore[reportPrivateUsage]
@@ -213,7 +213,7 @@ async def test_a_session_that_the_next_holder_refuses_has_ended_and_the_others_g
         manifest.unlink()
         lose(joined)
         assert (await stays.call("glob", {"pattern": "*"})).ok
-        assert gone.closed
+        assert gone.is_closed
         with pytest.raises(UsageError, match="reviewer"):
             await gone.call("glob", {"pattern": "*"})
 
@@ -224,13 +224,13 @@ async def test_a_session_that_the_next_holder_refuses_has_ended_and_the_others_g
 async def test_when_the_holder_closes_what_others_have_in_flight_is_answered_and_they_take_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_DRAIN_S", 0.1)  # what has begun never ends by itself here
-    person = ScriptedPerson([ApprovalAnswer("once")])
+    monkeypatch.setattr(ipc_server, "_DRAIN_S", 0.1)  # what has begun never ends by itself here
+    person = ScriptedApprovalHandler([ApprovalAnswer("once")])
     person.may_answer.clear()
     async with temporary_kernel(tmp_path, settings=SHORT) as holder:
         joining = second(tmp_path, tools=[hold, send], rules=["allow test.*"])
         joined = await joining.__aenter__()
-        session, asking = await joined.session("ses_a"), await joined.session("ses_b", attendant=person)
+        session, asking = await joined.session("ses_a"), await joined.session("ses_b", approval_handler=person)
         events: list[str] = []
         session.watch(lambda event: events.append(event.kind))
         running = asyncio.create_task(session.call("test.hold", {}))
@@ -238,7 +238,7 @@ async def test_when_the_holder_closes_what_others_have_in_flight_is_answered_and
         waiting = asyncio.create_task(session.call("test.send", {"name": "handed on"}))
         await until(lambda: "waiting" in events)
         asked = asyncio.create_task(asking.call("write", {"path": "a", "content": "x"}))
-        await person.asked.wait()
+        await person.request_received.wait()
         assert sizes(holder)["guest._sessions"] == 2
     assert (await running).error_kind == "cancelled"
     assert (await waiting).data == "handed on"
@@ -269,7 +269,7 @@ async def test_closing_without_a_holder_takes_nothing_over_and_waits_for_nobody(
     session = await joined.session("ses_left")
     await holding.__aexit__(None, None, None)
     await joining.__aexit__(None, None, None)
-    assert session.closed
+    assert session.is_closed
     async with temporary_kernel(tmp_path) as kernel:
         assert (await (await kernel.session("ses_left")).call("glob", {"pattern": "*"})).ok
 
@@ -288,8 +288,8 @@ async def test_those_who_take_over_one_after_the_other_hand_on_in_good_order(tmp
         await one.__aexit__(None, None, None)
     assert len(list((tmp_path / "ws").iterdir())) == 4 + 3 + 2 + 1
     async with temporary_kernel(tmp_path) as kernel:
-        assert kernel.interrupted == ()
-        assert list(Path(kernel.state_folder).glob("*.sock")) and not kernel.approvals.pending()
+        assert kernel.interrupted_calls == ()
+        assert list(Path(kernel.state_folder).glob("*.sock")) and not kernel.approvals.list_pending()
 
 
 # ── tools that were brought ──────────────────────────────────────────────────────────────────────
@@ -334,7 +334,7 @@ async def test_a_process_that_joined_without_tools_can_bring_some_later(tmp_path
         ours, theirs = await holder.session("ses_held"), await joined.session("ses_joined")
         with pytest.raises(LoadError, match="read"):
             await joined.reload(tools=[impostor])
-        old = theirs.turn()
+        old = theirs.start_turn()
         assert (await joined.reload(tools=[])).added == ()
         assert (await joined.reload(tools=[send])).added == ("test.send",)
         assert (await theirs.call("test.send", {"name": "later"})).data == "later"
@@ -389,7 +389,7 @@ async def test_what_the_rules_property_says_is_what_it_says_where_the_workspace_
     ):
         assert [*joined.rules] == [*holder.rules]
         assert any(rule.narrows for rule in joined.rules)
-        assert joined.agent == holder.agent and joined.tier == holder.tier
+        assert joined.agent == holder.agent and joined.sandbox_tier == holder.sandbox_tier
 
 
 async def test_a_kernel_that_never_joined_says_so_and_leaves_nothing(tmp_path: Path) -> None:

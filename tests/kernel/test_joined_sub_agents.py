@@ -12,8 +12,8 @@ from tests.kernel.test_sub_agents import READER, WRITER, kernel_of, models, task
 
 from handrail.agent.loop import Agent
 from handrail.contract.approvals import ApprovalAnswer
-from handrail.testing.histories import Pause, PlayedModel, call_reply, text_reply
-from handrail.testing.kernels import ScriptedPerson
+from handrail.testing.request_checks import ReplyPause, PlaybackModel, call_reply, text_reply
+from handrail.testing.kernels import ScriptedApprovalHandler
 
 
 @pytest.mark.proves("A-03")
@@ -21,10 +21,10 @@ from handrail.testing.kernels import ScriptedPerson
 async def test_a_sub_agent_works_for_an_agent_in_a_process_that_joined(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"reader": READER}) as held, joined_kernel(tmp_path) as kernel:
         (tmp_path / "ws" / "note.txt").write_text("The answer is 42.\n")
-        reader = PlayedModel(call_reply(("read", {"path": "note.txt"})), text_reply("It says 42."))
-        top = PlayedModel(call_reply(task("reader"), task("nobody")), text_reply("42"))
+        reader = PlaybackModel(call_reply(("read", {"path": "note.txt"})), text_reply("It says 42."))
+        top = PlaybackModel(call_reply(task("reader"), task("nobody")), text_reply("42"))
         session = await kernel.session()
-        assert "task" not in [spec.id for spec in session.view]
+        assert "task" not in [spec.id for spec in session.active_tools]
         agent = Agent(session, top, models=models(reader=reader))
         outcome = await agent.complete("Find the answer.")
         assert (outcome.status, outcome.text) == ("answered", "42")
@@ -32,18 +32,18 @@ async def test_a_sub_agent_works_for_an_agent_in_a_process_that_joined(tmp_path:
         assert "It says 42." in str(top.requests[1].messages)
         assert "Available agents: default, reader." in str(top.requests[1].messages)
         assert "The answer is 42." in str(reader.requests[1].messages)
-        row = held.rooms.store.sessions.under(session.id)[0]
-        assert (row.agent, row.under_call, row.holder) == ("reader", f"{session.id}/1.0", None)
+        row = held.components.store.sessions.list_children(session.id)[0]
+        assert (row.agent, row.parent_call, row.holder) == ("reader", f"{session.id}/1.0", None)
 
 
 @pytest.mark.proves("P-12")
 async def test_people_at_a_process_that_joined_are_asked_by_its_sub_agents_and_see_who_asks(tmp_path: Path) -> None:
     agents = {"default": "[delegable]\npresence = true", "writer": WRITER}
     async with kernel_of(tmp_path, agents), joined_kernel(tmp_path) as kernel:
-        person = ScriptedPerson([ApprovalAnswer("once")])
-        writer = PlayedModel(call_reply(("write", {"path": "a", "content": "a"})), text_reply("."))
-        session = await kernel.session(attendant=person)
-        top = PlayedModel(call_reply(task("writer")), text_reply("."))
+        person = ScriptedApprovalHandler([ApprovalAnswer("once")])
+        writer = PlaybackModel(call_reply(("write", {"path": "a", "content": "a"})), text_reply("."))
+        session = await kernel.session(approval_handler=person)
+        top = PlaybackModel(call_reply(task("writer")), text_reply("."))
         await Agent(session, top, models=models(writer=writer)).complete("Go.")
         assert (tmp_path / "ws" / "a").read_text() == "a"
         assert [request.origin for request in person.requests] == [f"sub-agent writer of session {session.id}"]
@@ -52,29 +52,29 @@ async def test_people_at_a_process_that_joined_are_asked_by_its_sub_agents_and_s
 @pytest.mark.proves("A-03")
 async def test_stopping_an_agent_in_a_process_that_joined_aborts_its_sub_agents(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"reader": READER}) as held, joined_kernel(tmp_path) as kernel:
-        pause = Pause()
-        top = PlayedModel(call_reply(task("reader")), text_reply("."))
+        pause = ReplyPause()
+        top = PlaybackModel(call_reply(task("reader")), text_reply("."))
         session = await kernel.session()
-        agent = Agent(session, top, models=models(reader=PlayedModel([pause, *text_reply("never")])))
+        agent = Agent(session, top, models=models(reader=PlaybackModel([pause, *text_reply("never")])))
         run = asyncio.ensure_future(agent.complete("Go."))
         await pause.reached.wait()
         agent.cancel()
         assert (await run).status == "cancelled"
-        row = held.rooms.store.sessions.under(session.id)[0]
+        row = held.components.store.sessions.list_children(session.id)[0]
         assert row.holder is None
 
 
 @pytest.mark.proves("A-10")
 async def test_where_the_line_to_the_holder_breaks_the_work_of_a_sub_agent_ends_and_says_so(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"reader": READER}) as held, joined_kernel(tmp_path) as kernel:
-        pause = Pause()
-        top = PlayedModel(call_reply(task("reader")), text_reply("Gone on."))
+        pause = ReplyPause()
+        top = PlaybackModel(call_reply(task("reader")), text_reply("Gone on."))
         session = await kernel.session()
         agent = Agent(
             session,
             top,
             models=models(
-                reader=PlayedModel(
+                reader=PlaybackModel(
                     [
                         pause,
                         *text_reply("Read."),
@@ -88,7 +88,7 @@ async def test_where_the_line_to_the_holder_breaks_the_work_of_a_sub_agent_ends_
         pause.proceed.set()
         assert (await run).text == "Gone on."
         await held.log.flush()
-        (child,) = held.rooms.store.sessions.under(session.id)
+        (child,) = held.components.store.sessions.list_children(session.id)
         assert child.id in str(top.requests[-1].messages)
 
 
@@ -96,15 +96,15 @@ async def test_where_the_line_to_the_holder_breaks_the_work_of_a_sub_agent_ends_
 async def test_what_a_sub_agent_of_a_process_that_has_gone_was_asking_waits_for_nobody(tmp_path: Path) -> None:
     agents = {"default": "[delegable]\npresence = true", "writer": WRITER}
     async with kernel_of(tmp_path, agents) as held, joined_kernel(tmp_path) as kernel:
-        person = ScriptedPerson()
+        person = ScriptedApprovalHandler()
         person.may_answer.clear()
-        writer = PlayedModel(call_reply(("write", {"path": "a", "content": "a"})))
-        session = await kernel.session(attendant=person)
-        agent = Agent(session, PlayedModel(call_reply(task("writer")), text_reply(".")), models=models(writer=writer))
+        writer = PlaybackModel(call_reply(("write", {"path": "a", "content": "a"})))
+        session = await kernel.session(approval_handler=person)
+        agent = Agent(session, PlaybackModel(call_reply(task("writer")), text_reply(".")), models=models(writer=writer))
         run = asyncio.ensure_future(agent.complete("Go."))
-        await person.asked.wait()
-        (asked,) = held.approvals.pending()
+        await person.request_received.wait()
+        (asked,) = held.approvals.list_pending()
         lose(kernel)
         assert (await run).status == "answered"
-        assert not held.approvals.get(asked.id).pending and not held.approvals.pending()
+        assert not held.approvals.get(asked.id).is_pending and not held.approvals.list_pending()
     assert not (tmp_path / "ws" / "a").exists()

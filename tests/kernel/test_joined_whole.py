@@ -13,15 +13,15 @@ from tests.kernel.doors import HELD, JOINED, opened
 
 from handrail import Event, Result, Runtime, ToolError, UsageError, tool
 from handrail.contract.call import Blob
-from handrail.contract.doors.agents import Delegation
-from handrail.contract.doors.offers import PromptSpec, ResourceSpec, ResourceTemplate, SourceRequest
-from handrail.contract.tool.spec import GoesOn, ToolSpec
+from handrail.contract.services.delegation import SubagentTask
+from handrail.contract.services.resources import PromptSpec, ResourceSpec, ResourceTemplate, SourceRequest
+from handrail.contract.tool.spec import StateArguments, ToolSpec
 from handrail.contract.tool.tool import Tool
-from handrail.kernel.joined import JoinedKernel
-from handrail.policy.watchdogs.watchdog import WatchdogCall, allow, ask, deny
-from handrail.runtime.files import unsaved
+from handrail.kernel.remote import RemoteKernel
+from handrail.policy.watchdogs.api import WatchdogCall, allow, ask, deny
+from handrail.runtime.files import editor_files
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.upstreams import Program
+from handrail.testing.upstream_servers import StdioServerProgram
 
 pytestmark = pytest.mark.proves("L-07")
 BOTH = pytest.mark.parametrize("door", [HELD, JOINED])
@@ -63,7 +63,7 @@ class Model:
     async def compact(self) -> Result:
         return Result.output("nothing to leave out")
 
-    async def run(self, call_id: str, delegation: Delegation) -> Result:
+    async def run(self, call_id: str, delegation: SubagentTask) -> Result:
         return Result.output({"did": delegation.task, "for": delegation.agent})
 
 
@@ -71,12 +71,12 @@ class Model:
 
 
 async def agents(on: Runtime) -> object:
-    work = Delegation("default", "look around", "a look", {"depth": 1})
-    return await caught(on.agents.types()), await caught(on.agents.run(work)), await caught(on.agents.compact())
+    work = SubagentTask("default", "look around", "a look", {"depth": 1})
+    return await caught(on.subagents.list_types()), await caught(on.subagents.run(work)), await caught(on.subagents.compact())
 
 
 async def skills(on: Runtime) -> object:
-    return [one.name for one in await on.skills.all()], await caught(on.skills.give("no-such-skill"))
+    return [one.name for one in await on.skills.list_skills()], await caught(on.skills.load_skill("no-such-skill"))
 
 
 async def channels(on: Runtime) -> object:
@@ -89,28 +89,28 @@ async def channels(on: Runtime) -> object:
 
 
 async def triggers(on: Runtime) -> object:
-    added = await on.triggers.timer(3_600_000, "Look again.", name="hourly", once=True)
-    listed = await on.triggers.list()
-    again = await caught(on.triggers.schedule("* * * *", "never"))
-    watched = await on.triggers.watch("news", "Read it.", name="news")
+    added = await on.triggers.add_timer(3_600_000, "Look again.", name="hourly", once=True)
+    listed = await on.triggers.list_triggers()
+    again = await caught(on.triggers.add_schedule("* * * *", "never"))
+    watched = await on.triggers.watch_channel("news", "Read it.", name="news")
     removed = await on.triggers.remove("hourly")
-    names = [one.name for one in await on.triggers.list()]
-    return added.kind, added.every_ns, len(listed), again, watched.channel, removed.name, names
+    names = [one.name for one in await on.triggers.list_triggers()]
+    return added.kind, added.interval_ns, len(listed), again, watched.channel, removed.name, names
 
 
 async def transcript(on: Runtime) -> object:
     found = await on.transcript.search("nothing-like-this", kinds=["call"])
-    return found, await caught(on.transcript.passage("message/99")), await caught(on.transcript.artifact("sha256:0"))
+    return found, await caught(on.transcript.read_passage("message/99")), await caught(on.transcript.read_artifact("sha256:0"))
 
 
 async def terminals(on: Runtime) -> object:
     return (
         await on.terminals.is_open("job_none"),
-        await on.terminals.was_open("job_none"),
-        await on.terminals.changes(),
-        await on.terminals.changed(0, 0),
-        await on.terminals.read_up_to("job_none", 7),
-        await on.terminals.read_up_to("job_none"),
+        await on.terminals.has_existed("job_none"),
+        await on.terminals.change_count(),
+        await on.terminals.wait_for_change(0, 0),
+        await on.terminals.track_read_position("job_none", 7),
+        await on.terminals.track_read_position("job_none"),
         await caught(on.terminals.type("job_none", "x", ("enter",))),
         await caught(on.terminals.resize("job_none", 80, 24)),
         await caught(on.terminals.run("true", columns=80, rows=24)),
@@ -118,13 +118,13 @@ async def terminals(on: Runtime) -> object:
 
 
 async def offers(on: Runtime) -> object:
-    listed = [(one.source, [spec.uri for spec in one.resources], one.has("note:1")) for one in await on.offers.all()]
-    return listed, await caught(on.offers.read("note:1"))
+    listed = [(one.source, [spec.uri for spec in one.resources], one.has_resource("note:1")) for one in await on.resources.list_sources()]
+    return listed, await caught(on.resources.read("note:1"))
 
 
 async def opened_door(on: Runtime) -> object:
     try:
-        return await caught(on.opened.step())
+        return await caught(on.tool_session.step())
     except ToolError as error:  # where the call is carried out, the door itself refuses
         return ("ToolError", error.kind, error.text)
 
@@ -152,7 +152,7 @@ async def test_a_tool_of_a_process_that_joined_reaches_each_door_as_one_of_the_h
         given = Scripted(script, *capabilities, shell=[{"cmd": "*"}])
         async with opened(door, folder, tools=[given], rules=["allow t.script", "allow shell.run *"]) as kernel:
             session = await kernel.session()
-            session.delegate_to(Model())
+            session.set_subagent_runner(Model())
             await kernel.log.flush()
             result = await session.call("t.script", {})
         assert result.ok, result
@@ -205,14 +205,14 @@ class ReadsNote(Tool):
         )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        given = await runtime.offers.read(args["uri"])
+        given = await runtime.resources.read(args["uri"])
         return {"contents": given.data["contents"], "source": given.source}
 
 
 class Proceeds(Tool):
     """A tool that takes a step of a state."""
 
-    goes_on = GoesOn("id", "input")
+    goes_on = StateArguments("id", "input")
     spec = ToolSpec(
         id="t.proceed",
         description="Take a step.",
@@ -223,7 +223,7 @@ class Proceeds(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        return await runtime.opened.step()
+        return await runtime.tool_session.step()
 
 
 @BOTH
@@ -236,7 +236,7 @@ async def test_a_tool_may_read_what_its_call_was_judged_for_and_step_what_is_ope
             start += 1 if sent is None else sent  # pyright: ignore[reportUnknownVariableType]
 
     given = [ReadsNote(), Proceeds(), count]
-    async with opened(door, tmp_path, tools=given, offerings=[Notes()], rules=["allow t.*"]) as kernel:
+    async with opened(door, tmp_path, tools=given, resources=[Notes()], rules=["allow t.*"]) as kernel:
         session = await kernel.session()
         read = await session.call("t.note", {"uri": "note:1"})
         assert read.ok and read.data["contents"][0]["text"] == "one for default", read
@@ -291,7 +291,7 @@ class Notes:
 @BOTH
 async def test_what_a_program_offers_is_read_by_its_sessions(tmp_path: Path, door: str) -> None:
     notes = Notes()
-    async with opened(door, tmp_path, offerings=[notes]) as kernel:
+    async with opened(door, tmp_path, resources=[notes]) as kernel:
         session = await kernel.session()
         listed = await session.call("resource.list", {})
         assert [one["uri"] for one in listed.data["resources"]] == ["note:1", "note:2"], listed
@@ -312,13 +312,13 @@ async def test_what_a_program_offers_is_read_by_its_sessions(tmp_path: Path, doo
         assert (await events.get()).data["uri"] == "note:1"
         assert (await session.call("resource.unsubscribe", {"uri": "note:1"})).ok
         await notes.stopped.wait()
-        assert [one.source for one in kernel.generation.offerings if one.resources] == [""]
+        assert [one.source for one in kernel.generation.resource_providers if one.resources] == [""]
 
 
 async def test_offerings_of_a_process_are_its_own_sessions_alone_and_end_with_it(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path / "a") as holder:
         config = tmp_path / "a" / "config" / "handrail.toml"
-        async with open_on(holder.workdir, tmp_path / "a" / "state", config, offerings=[Notes()]) as joined:
+        async with open_on(holder.workdir, tmp_path / "a" / "state", config, resources=[Notes()]) as joined:
             mine, theirs = await joined.session("ses_mine"), await holder.session()
             assert (await mine.call("resource.read", {"uri": "note:1"})).ok
             assert (await theirs.call("resource.read", {"uri": "note:1"})).error_kind == "invalid_input"
@@ -411,11 +411,11 @@ async def test_a_watchdog_whose_process_has_gone_denies(tmp_path: Path) -> None:
         async with open_on(
             holder.workdir, tmp_path / "state", config, watchdogs=[look], rules=["allow write"]
         ) as joined:
-            assert isinstance(joined, JoinedKernel)
+            assert isinstance(joined, RemoteKernel)
             session = await joined.session("ses_w")
             call = asyncio.create_task(session.call("write", {"path": "a.txt", "content": "x"}))
             await begun.wait()
-            standing = joined.membership.standing
+            standing = joined.ipc_client.current_connection
             assert standing is not None
             standing.drop("the test cuts it")
             again = await call  # proposed anew over the next connection, where it is asked again
@@ -431,37 +431,37 @@ async def test_a_watchdog_whose_process_has_gone_denies(tmp_path: Path) -> None:
 
 @BOTH
 async def test_a_program_connects_a_server_whose_tools_everybody_has(tmp_path: Path, door: str) -> None:
-    server = Program(tmp_path)
+    server = StdioServerProgram(tmp_path)
     async with opened(door, tmp_path, rules=["allow mcp:mine:*"]) as kernel:
         session = await kernel.session()
-        async with kernel.mcp.connect("mine", **server.given()) as connected:
+        async with kernel.mcp_servers.connect("mine", **server.connect_arguments()) as connected:
             assert connected.name == "mine" and connected.listing.tools
-            assert [(one.name, one.state) for one in kernel.mcp.servers] == [("mine", "connected")]
+            assert [(one.name, one.state) for one in kernel.mcp_servers.servers] == [("mine", "connected")]
             assert (await session.call("mine_echo", {"text": "hi"})).error_kind == "unavailable"
             assert all(connected.tools.values()), "nobody has approved them"
             await connected.approve()
             assert connected.tools["mine_echo"] is None
             assert (await session.call("mine_echo", {"text": "hi"})).data == "hi"
             with pytest.raises(UsageError, match="already"):
-                async with kernel.mcp.connect("mine", **server.given()):
+                async with kernel.mcp_servers.connect("mine", **server.connect_arguments()):
                     pass
-        assert kernel.mcp.servers == []
+        assert kernel.mcp_servers.servers == []
         assert (await session.call("mine_echo", {"text": "hi"})).error_kind == "unknown_tool"
         with pytest.raises(UsageError, match="Missing `command` or `url` for the server 'other'"):
-            async with kernel.mcp.connect("other"):
+            async with kernel.mcp_servers.connect("other"):
                 pass
 
 
 async def test_a_server_ends_with_the_process_that_connected_it(tmp_path: Path) -> None:
-    server, config = Program(tmp_path), tmp_path / "config" / "handrail.toml"
+    server, config = StdioServerProgram(tmp_path), tmp_path / "config" / "handrail.toml"
     async with (
         temporary_kernel(tmp_path) as holder,
         open_on(holder.workdir, tmp_path / "state", config) as joined,
-        joined.mcp.connect("mine", **server.given()),
+        joined.mcp.connect("mine", **server.connect_arguments()),
     ):
-        assert [one.name for one in holder.mcp.servers] == ["mine"]
+        assert [one.name for one in holder.mcp_servers.servers] == ["mine"]
         await joined.membership.aclose()
-        while holder.mcp.servers:
+        while holder.mcp_servers.servers:
             await asyncio.sleep(0)
 
 
@@ -471,15 +471,15 @@ async def test_a_server_ends_with_the_process_that_connected_it(tmp_path: Path) 
 class Editor:
     """A client that shows one file otherwise than it is on the disk."""
 
-    def offers(self, call_id: str, method: str, params: Mapping[str, Any]) -> bool:
+    def supports(self, call_id: str, method: str, params: Mapping[str, Any]) -> bool:
         return False
 
-    async def ask(self, call_id: str, asks: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    async def send_requests(self, call_id: str, asks: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         raise ToolError("it answers nothing", kind="unavailable")
 
-    def let_go(self, call_id: str) -> None: ...
+    def detach(self, call_id: str) -> None: ...
 
-    async def unsaved(self, path: str) -> str | None:
+    async def editor_files(self, path: str) -> str | None:
         return "as it is shown\n" if path.endswith("a.txt") else None
 
 
@@ -487,10 +487,10 @@ class Editor:
 async def test_what_is_not_saved_in_the_editor_is_read(
     tmp_path: Path, door: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unsaved, "FRESH_NS", -(10**12))
-    monkeypatch.setattr(unsaved, "SETTLED_NS", -(10**12))
+    monkeypatch.setattr(editor_files, "FRESH_NS", -(10**12))
+    monkeypatch.setattr(editor_files, "SETTLED_NS", -(10**12))
     async with opened(door, tmp_path) as kernel:
         (Path(kernel.workdir) / "a.txt").write_text("as it is saved\n")
-        session = await kernel.session(peer=Editor())
+        session = await kernel.session(client=Editor())
         read = await session.call("read", {"path": "a.txt"})
         assert read.ok and read.data["text"] == "as it is shown", read

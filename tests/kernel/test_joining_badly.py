@@ -17,24 +17,24 @@ from tests.kernel.guests import greeting, joined_kernel, second
 from tests.kernel.members import members
 
 from handrail import Kernel, StartError, open_kernel
-from handrail.ipc.joiner import membership
-from handrail.ipc.wire.connection import Connection
-from handrail.ipc.wire.framing import Message, frame
-from handrail.ipc.wire.meeting import PROTOCOL, Reception
-from handrail.kernel.held import HeldKernel
-from handrail.kernel.joined import JoinedKernel
-from handrail.record.verification import verify
-from handrail.sandbox.start.spawn import binaries
-from handrail.store.folders import Folders, locate
-from handrail.store.lease import Lease, holder_of
-from handrail.store.opening import Store
+from handrail.ipc.client import reconnecting_client
+from handrail.ipc.wire.connection import IpcConnection
+from handrail.ipc.wire.frames import Message, encode_frame
+from handrail.ipc.wire.handshake import PROTOCOL_VERSION, HandshakeServer
+from handrail.kernel.local import LocalKernel
+from handrail.kernel.remote import RemoteKernel
+from handrail.record.verification import verify_log
+from handrail.sandbox.start.spawn import find_binaries
+from handrail.store.folders import StateFolders, locate_folders
+from handrail.store.lease import WorkspaceLease, find_lease_holder
+from handrail.store.workspace_store import WorkspaceStore
 from handrail.testing.kernels import temporary_kernel
 
 JOIN = """
 import asyncio, sys
 from pathlib import Path
 from handrail import Kernel, StartError, open_kernel
-from handrail.kernel.joined import JoinedKernel
+from handrail.kernel.remote import RemoteKernel
 
 folder = Path(sys.argv[1])
 
@@ -42,13 +42,13 @@ async def main():
     try:
         async with open_kernel(folder / "ws", state=folder / "state", config=folder / "config" / "handrail.toml") as kernel:
             result = await (await kernel.session()).call("read", {"path": "a.txt"})
-            print("joined" if isinstance(kernel, JoinedKernel) else "holds", result.type)
+            print("joined" if isinstance(kernel, RemoteKernel) else "holds", result.type)
     except StartError as error:
         print("refused:", error)
 
 asyncio.run(main())
 """
-HELLO: dict[str, Any] = {"protocol": PROTOCOL, "handrail": "", **greeting()}
+HELLO: dict[str, Any] = {"protocol": PROTOCOL_VERSION, "handrail": "", **greeting()}
 
 
 async def dialled(kernel: Kernel) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -67,15 +67,15 @@ async def test_a_process_that_sends_half_of_something_and_sleeps_holds_up_nobody
     options = {"state": tmp_path / "state", "config": tmp_path / "config" / "handrail.toml", "rules": ["allow write"]}
     async with temporary_kernel(tmp_path, rules=["allow write"]) as held:
         reader, writer = await dialled(held)
-        greeting = frame({"hello": HELLO})
+        greeting = encode_frame({"hello": HELLO})
         if sent == "half a greeting":
             writer.write(greeting[:-2])
         else:
             writer.write(greeting)
             await reader.readexactly(4)  # it was let in
-            writer.write(frame({"id": 1, "op": "open", "body": {}})[:-2])
+            writer.write(encode_frame({"id": 1, "op": "open", "body": {}})[:-2])
         async with open_kernel(tmp_path / "ws", **options) as joined:  # pyright: ignore[reportArgumentType]
-            assert isinstance(joined, JoinedKernel)
+            assert isinstance(joined, RemoteKernel)
             for number, kernel in enumerate((held, joined)):
                 session = await kernel.session()
                 for _ in range(20):
@@ -98,7 +98,7 @@ async def test_a_home_folder_is_not_joined_without_the_flag_either(
                 async with open_kernel(workspace, state=tmp_path / "state", config=config):
                     pass
         async with open_kernel(home, state=tmp_path / "state", config=config, allow_home=True) as joined:
-            assert isinstance(joined, JoinedKernel) and joined.workdir == held.workdir
+            assert isinstance(joined, RemoteKernel) and joined.workdir == held.workdir
 
 
 @pytest.mark.proves("L-07", "G-10")
@@ -108,7 +108,7 @@ async def test_where_the_disk_is_full_nobody_takes_over_and_somebody_does_once_t
     async with members(tmp_path, ()) as (holder,):
         opened = open_kernel(tmp_path / "ws", **options)  # pyright: ignore[reportArgumentType]
         async with opened as kernel:
-            assert isinstance(kernel, JoinedKernel)
+            assert isinstance(kernel, RemoteKernel)
             session = await kernel.session()
             assert (await session.call("write", {"path": "a.txt", "content": "1"})).ok
             resource.setrlimit(resource.RLIMIT_FSIZE, (30, hard))
@@ -128,14 +128,14 @@ async def test_where_the_disk_is_full_nobody_takes_over_and_somebody_does_once_t
             while not (result := await session.call("write", {"path": "c.txt", "content": "3"})).ok:
                 assert result.error_kind == "unavailable"
             await kernel.log.flush()
-            assert verify(kernel.log.reader).ok
-            taken = holder_of(locate(tmp_path / "ws", tmp_path / "state"))
+            assert verify_log(kernel.log.reader).ok
+            taken = find_lease_holder(locate_folders(tmp_path / "ws", tmp_path / "state"))
             assert taken is not None and taken.pid == os.getpid()
 
 
 @pytest.mark.proves("L-07", "G-10")
 async def test_whoever_finds_the_state_read_only_is_told_so_while_others_work_there(tmp_path: Path) -> None:
-    bwrap = next(binaries(), None)
+    bwrap = next(find_binaries(), None)
     state = str(tmp_path / "state")
     async with temporary_kernel(tmp_path, rules=["allow write"]) as held:
         around = [bwrap or "", "--dev-bind", "/", "/", "--ro-bind", state, state, "--"]
@@ -170,20 +170,20 @@ async def test_while_the_holder_stays_paused_all_who_joined_find_the_next_one(tm
 async def test_a_holder_that_lives_and_is_slow_is_given_longer_instead_of_being_left_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard, greetings = Reception.heard, 0
+    heard, greetings = HandshakeServer.receive, 0
 
-    def late(self: Reception, connection: Connection, message: Message) -> None:
+    def late(self: HandshakeServer, connection: IpcConnection, message: Message) -> None:
         nonlocal greetings
         greetings += 1
 
         def now() -> None:
-            if connection.lost is None:
+            if connection.lost_reason is None:
                 heard(self, connection, message)
 
         asyncio.get_running_loop().call_later(0.3, now)
 
-    monkeypatch.setattr(Reception, "heard", late)
-    monkeypatch.setattr(membership, "_GREETING_S", 0.05)
+    monkeypatch.setattr(HandshakeServer, "heard", late)
+    monkeypatch.setattr(reconnecting_client, "_GREETING_S", 0.05)
     async with temporary_kernel(tmp_path), joined_kernel(tmp_path) as joined:
         assert greetings > 1
         assert (await (await joined.session()).call("glob", {"pattern": "*"})).ok
@@ -193,20 +193,20 @@ async def test_who_opens_a_workspace_waits_for_a_process_that_only_writes_an_ans
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "ws").mkdir()
-    waits, until_free = asyncio.Event(), Lease.until_free
+    waits, until_free = asyncio.Event(), WorkspaceLease.wait_until_free
 
-    async def seen(folders: Folders, *, interval_s: float) -> None:
+    async def seen(folders: StateFolders, *, interval_s: float) -> None:
         waits.set()
         await until_free(folders, interval_s=interval_s)
 
     async def opened() -> int:
         async with second(tmp_path) as kernel:
-            return kernel.rooms.store.lease.token if isinstance(kernel, HeldKernel) else 0
+            return kernel.components.store.lease.token if isinstance(kernel, LocalKernel) else 0
 
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "handrail.toml").write_text("")
-    monkeypatch.setattr(Lease, "until_free", staticmethod(seen))
-    store = Store.open(tmp_path / "ws", tmp_path / "state", face="approve", protocol=PROTOCOL)
+    monkeypatch.setattr(WorkspaceLease, "until_free", staticmethod(seen))
+    store = WorkspaceStore.open(tmp_path / "ws", tmp_path / "state", frontend="approve", protocol=PROTOCOL_VERSION)
     opening = asyncio.ensure_future(opened())
     await waits.wait()
     assert not opening.done()

@@ -12,10 +12,10 @@ from tests.kernel.guests import joined_kernel, second, sizes
 from tests.kernel.test_joined_ends import SHORT, held, hold, until
 
 from handrail import tool
-from handrail.arbiter import running
-from handrail.ipc.joiner import session as sessions
-from handrail.kernel.joined import Successor
-from handrail.session.lasting import Lasting
+from handrail.arbiter import tool_runner
+from handrail.ipc.client import remote_session as sessions
+from handrail.kernel.remote import TakeoverCandidate
+from handrail.session.session_store import SessionStore
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("L-07")
@@ -36,9 +36,9 @@ async def test_whoever_leaves_a_holder_that_is_ending_neither_waits_for_it_nor_t
         leaving = await joining.__aenter__()
         session = await leaving.session("ses_left")
         ending = asyncio.create_task(holding.__aexit__(None, None, None))
-        await until(lambda: holder.server.leaving)
+        await until(lambda: holder.server.is_shutting_down)
         await joining.__aexit__(None, None, None)
-        assert session.closed and not ending.done() and not work.done(), "it waited for another's call"
+        assert session.is_closed and not ending.done() and not work.done(), "it waited for another's call"
         held.open.set()
         assert (await work).data == "held"
         await ending
@@ -54,12 +54,12 @@ async def test_a_process_leaves_a_holder_that_lives_and_does_not_answer(
         session = await joined.session("ses_1")
         may_answer = asyncio.Event()
 
-        async def late(_: Lasting, session_id: str) -> None:
+        async def late(_: SessionStore, session_id: str) -> None:
             await may_answer.wait()
 
-        monkeypatch.setattr(Lasting, "suspend", late)
+        monkeypatch.setattr(SessionStore, "suspend", late)
         await joining.__aexit__(None, None, None)
-        assert session.closed and sizes(holder)["sessions"] == 1
+        assert session.is_closed and sizes(holder)["sessions"] == 1
         may_answer.set()
         await until(lambda: sizes(holder)["sessions"] == 0)
 
@@ -81,7 +81,7 @@ async def test_a_session_whose_end_is_cancelled_has_ended_all_the_same(tmp_path:
             ending.cancel()
             (ended,) = await asyncio.gather(ending, return_exceptions=True)
             assert ended is None or isinstance(ended, asyncio.CancelledError)
-            if not session.closed:  # it was cancelled before it began
+            if not session.is_closed:  # it was cancelled before it began
                 await session.close()
             assert (await work).error_kind == "cancelled"
             await until(lambda: sizes(holder)["sessions"] == 0)
@@ -94,21 +94,21 @@ async def test_a_holder_whose_end_is_cancelled_leaves_nothing_behind(tmp_path: P
         work = asyncio.create_task((await joined.session("ses_1")).call("test.hold", {}))
         await held.entered.wait()
         (socket,) = Path(holder.state_folder).glob("*.sock")
-        connection = joined.membership.standing
+        connection = joined.ipc_client.current_connection
         ending = asyncio.create_task(holding.__aexit__(None, None, None))
-        await until(lambda: holder.server.leaving)
+        await until(lambda: holder.server.is_shutting_down)
         ending.cancel()
         with pytest.raises(asyncio.CancelledError):
             await ending
-        assert connection is not None and connection.lost is not None, "nobody would ever answer there"
-        assert not socket.exists() and not holder.rooms.store.lease.held
+        assert connection is not None and connection.lost_reason is not None, "nobody would ever answer there"
+        assert not socket.exists() and not holder.components.store.lease.is_held
         assert (await work).error_kind in ("cancelled", "interrupted")
 
 
 async def test_a_kernel_says_what_its_end_waits_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(running, "SILENT_S", 0.01)
+    monkeypatch.setattr(tool_runner, "SILENT_S", 0.01)
     entered, may_return = threading.Event(), threading.Event()
 
     @tool(id="test.thread", side_effect="external", locks=[])
@@ -137,7 +137,7 @@ async def test_who_is_called_off_taking_over_ends_its_earlier_turn_in_good_order
         await holding.__aexit__(None, None, None)
         work = asyncio.create_task(session.call("test.hold", {}))  # which makes it take over
         await held.entered.wait()
-        successor: Successor = joined._successor  # pyright: ignore[reportPrivateUsage] - as when it is replaced
+        successor: TakeoverCandidate = joined._successor  # pyright: ignore[reportPrivateUsage] - as when it is replaced
         again = asyncio.create_task(successor.take_over())
         await asyncio.sleep(0)
         again.cancel()

@@ -18,11 +18,11 @@ from handrail.agent.loop import Agent
 from handrail.agent.model import ProviderDenied
 from handrail.contract.call import Result
 from handrail.contract.session import Session
-from handrail.kernel.held import HeldKernel
-from handrail.session.session import HeldSession
-from handrail.store.tables.jobs import Retention
-from handrail.testing.histories import Pause, PlayedModel, call_reply, text_reply
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.kernel.local import LocalKernel
+from handrail.session.local_session import LocalSession
+from handrail.store.tables.jobs import JobRetention
+from handrail.testing.request_checks import ReplyPause, PlaybackModel, call_reply, text_reply
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 pytestmark = pytest.mark.proves("A-10")
 
@@ -64,31 +64,31 @@ TIMER = ("add_timer", {"interval": 3600, "prompt": "An hour has gone."})
 class Busy:
     """A session in which everything is at work: a sub-agent that it waits for, one in the background, a job, a trigger."""
 
-    kernel: HeldKernel
-    session: HeldSession
+    kernel: LocalKernel
+    session: LocalSession
     agent: Agent
     shop: Shop
-    quiet: Pause
+    quiet: ReplyPause
     run: asyncio.Task[Any]
 
     @property
-    def children(self) -> dict[str, HeldSession]:
-        return {child.family.manifest.id: child for child in self.session.family.children}
+    def children(self) -> dict[str, LocalSession]:
+        return {child.tree_node.manifest.id: child for child in self.session.tree_node.children}
 
 
 @asynccontextmanager
 async def busy(folder: Path) -> AsyncGenerator[Busy]:
-    shop, pause = Shop(), Pause()
+    shop, pause = Shop(), ReplyPause()
     agents = {"holder": HOLDER, "quiet": QUIET}
     async with kernel_of(
         folder, agents, tools=shop.tools, rules=["allow build", "allow hold", "allow add_timer"]
     ) as kernel:
         session = await kernel.session("ses_busy")
         begun = call_reply(("build", {"name": "site"}), task("quiet", background=True), TIMER)
-        top = PlayedModel(begun, call_reply(task("holder", "Hold.")), text_reply("Gone on."))
+        top = PlaybackModel(begun, call_reply(task("holder", "Hold.")), text_reply("Gone on."))
         by_name = models(
-            holder=PlayedModel(call_reply(("hold", {"name": "held"}))),
-            quiet=PlayedModel([pause, *text_reply("Quietly done.")]),
+            holder=PlaybackModel(call_reply(("hold", {"name": "held"}))),
+            quiet=PlaybackModel([pause, *text_reply("Quietly done.")]),
         )
         agent = Agent(session, top, models=by_name)
         run = asyncio.ensure_future(agent.complete("Go."))
@@ -101,14 +101,14 @@ async def states(session: Session) -> dict[str, str]:
     return {job.tool_id: job.state for job in await session.jobs.list()}
 
 
-async def triggers(session: HeldSession) -> list[str]:
+async def triggers(session: LocalSession) -> list[str]:
     assert session.lane.triggers is not None
-    return [trigger.name for trigger in await session.lane.triggers.list()]
+    return [trigger.name for trigger in await session.lane.triggers.list_triggers()]
 
 
 async def told(session: Session) -> list[tuple[str, str]]:
-    assert session.notices is not None
-    return [(notice.kind, notice.text) for notice in await session.notices.pending()]
+    assert session.notifications is not None
+    return [(notice.kind, notice.text) for notice in await session.notifications.list_pending()]
 
 
 async def test_a_user_who_stops_a_session_stops_its_turn_and_nothing_that_goes_on_by_itself(tmp_path: Path) -> None:
@@ -142,46 +142,46 @@ async def test_a_session_goes_on_in_a_new_process_with_what_was_cut_short_and_wh
         session = await kernel.session("ses_busy")
         assert await states(session) == {"build": "cancelled", "task": "cancelled"}
         assert await triggers(session) == ["timer-1"]
-        heard = PlayedModel(text_reply("I see."))
+        heard = PlaybackModel(text_reply("I see."))
         assert (await Agent(session, heard).complete(None)).text == "I see."
         said = str(heard.requests[0].messages)
         assert f'"session_id":"{holder}"' in said and "he kernel is shutting down" in said
         assert said.count("The job build_") == said.count("The job task_") == 1 and quiet in said
-        assert (await kernel.session(await kernel.fork(quiet), agent="quiet")).id != quiet
+        assert (await kernel.session(await kernel.fork_session(quiet), agent="quiet")).id != quiet
     assert (shop.ran, there.shop.ran.count("site")) == ([], 1)
 
 
 async def test_a_fork_has_what_was_said_and_nothing_that_is_at_work_or_was_granted(tmp_path: Path) -> None:
-    person = ScriptedPerson([ApprovalAnswer("session"), ApprovalAnswer("later")])
+    person = ScriptedApprovalHandler([ApprovalAnswer("session"), ApprovalAnswer("later")])
     async with busy(tmp_path) as there:
         await there.session.suspend()
         await there.run
-        session = await there.kernel.session("ses_busy", attendant=person)
-        asked = session.turn()
+        session = await there.kernel.session("ses_busy", approval_handler=person)
+        asked = session.start_turn()
         answers = await asked.call_all(
             [("write", {"path": "a", "content": ""}), ("write", {"path": "b", "content": ""})]
         )
         assert [answer.result.ok for answer in answers] == [True, False]
-        forked = await there.kernel.session(await there.kernel.fork("ses_busy"))
+        forked = await there.kernel.session(await there.kernel.fork_session("ses_busy"))
         assert (await forked.jobs.list(), await triggers(forked), await told(forked)) == ([], [], [])
-        assert await forked.parked() == [] and len(await session.parked()) == 1
+        assert await forked.calls_awaiting_approval() == [] and len(await session.calls_awaiting_approval()) == 1
         assert (await forked.call("write", {"path": "a", "content": ""})).error_kind == "denied", "no grant came along"
         ((build, task_),) = [[job.id for job in await session.jobs.list()]]
         for job_id in (build, task_):
             assert (await forked.call("read_job", {"job_id": job_id})).error_kind == "invalid_input"
-        model = PlayedModel(text_reply("A fork."))
+        model = PlaybackModel(text_reply("A fork."))
         assert (await Agent(forked, model).complete("And you?")).text == "A fork."
         assert str(model.requests[0].messages).count("was stopped by the user") == 1
         assert await states(session) == {"build": "running", "task": "running"}, "they stay with the other"
-        assert forked.family.children == []
+        assert forked.tree_node.children == []
 
 
 async def test_a_sub_agent_waits_for_its_jobs_and_is_told_of_them(tmp_path: Path) -> None:
     shop = Shop()
     shop.may_end.set()
     async with kernel_of(tmp_path, {"quiet": QUIET}, tools=shop.tools) as kernel:
-        quiet = PlayedModel(call_reply(("build", {"name": "part"})), text_reply("Begun."), text_reply("It is built."))
-        top = PlayedModel(call_reply(task("quiet")), text_reply("."))
+        quiet = PlaybackModel(call_reply(("build", {"name": "part"})), text_reply("Begun."), text_reply("It is built."))
+        top = PlaybackModel(call_reply(task("quiet")), text_reply("."))
         session = await kernel.session()
         answers = await _answers(Agent(session, top, models=models(quiet=quiet)))
         assert answers[0].data["text"] == "It is built."
@@ -190,26 +190,26 @@ async def test_a_sub_agent_waits_for_its_jobs_and_is_told_of_them(tmp_path: Path
 
 @pytest.mark.parametrize("how", ["end", "stop"])
 async def test_what_a_sub_agent_began_ends_with_it(tmp_path: Path, how: str) -> None:
-    shop, pause = Shop(), Pause()
+    shop, pause = Shop(), ReplyPause()
     async with kernel_of(tmp_path, {"quiet": f"{QUIET}\n[budgets]\nturns = 1"}, tools=shop.tools) as kernel:
         began = call_reply(("build", {"name": "part"}), TIMER, ("add_timer", {**TIMER[1], "name": "other"}))
-        quiet = PlayedModel(began[:-1] + ([pause] if how == "stop" else []) + began[-1:])
+        quiet = PlaybackModel(began[:-1] + ([pause] if how == "stop" else []) + began[-1:])
         agent = Agent(
             session := await kernel.session(),
-            PlayedModel(call_reply(task("quiet")), text_reply(".")),
+            PlaybackModel(call_reply(task("quiet")), text_reply(".")),
             models=models(quiet=quiet),
         )
         run = asyncio.ensure_future(agent.complete("Go."))
         if how == "stop":
             await pause.reached.wait()
-            child = session.family.children[0]
+            child = session.tree_node.children[0]
             while len(await triggers(child)) < 2 or not await child.jobs.list():
                 await asyncio.sleep(0)
             agent.cancel()
         await run
-        (row,) = kernel.rooms.store.sessions.under(session.id)
+        (row,) = kernel.components.store.sessions.list_children(session.id)
         assert [(job.session_id, job.state) for job in await kernel.jobs.list()] == [(row.id, "cancelled")]
-        assert kernel.rooms.store.triggers.all() == []
+        assert kernel.components.store.triggers.list_all() == []
 
 
 async def test_what_a_sub_agent_had_at_work_when_its_kernel_ended_is_not_taken_up_by_the_next(tmp_path: Path) -> None:
@@ -224,25 +224,25 @@ async def test_what_a_sub_agent_had_at_work_when_its_kernel_ended_is_not_taken_u
 
     agents = {"quiet": 'role = "subagent"\nrules = ["allow rebuild", "allow add_timer"]\nmodel = "played:quiet"'}
     async with kernel_of(tmp_path, agents, tools=[rebuild], rules=["allow rebuild"]) as kernel:
-        pause = Pause()
+        pause = ReplyPause()
         session = await kernel.session("ses_top")
-        top = PlayedModel(call_reply(task("quiet")))
-        agent = Agent(session, top, models=models(quiet=PlayedModel([pause, *text_reply("never")])))
+        top = PlaybackModel(call_reply(task("quiet")))
+        agent = Agent(session, top, models=models(quiet=PlaybackModel([pause, *text_reply("never")])))
         run = asyncio.ensure_future(agent.complete("Go."))
         await pause.reached.wait()
-        for one in (session, session.family.children[0]):
-            assert (await one.call("rebuild", {"name": one.family.manifest.id})).ok
-        assert (await session.family.children[0].call(*TIMER)).ok
+        for one in (session, session.tree_node.children[0]):
+            assert (await one.call("rebuild", {"name": one.tree_node.manifest.id})).ok
+        assert (await session.tree_node.children[0].call(*TIMER)).ok
         while len(ran) < 2:
             await asyncio.sleep(0)
     assert (await run).status == "cancelled"
     async with temporary_kernel(tmp_path, tools=[rebuild], rules=["allow rebuild"]) as kernel:
-        assert {job.about: job.state for job in await kernel.jobs.list()} == {
+        assert {job.summary: job.state for job in await kernel.jobs.list()} == {
             "default": "pending",
             "quiet": "cancelled",
         }
         await kernel.session("ses_top")
-        assert kernel.rooms.store.triggers.all() == []
+        assert kernel.components.store.triggers.list_all() == []
         while len(ran) < 3:
             await asyncio.sleep(0)
     assert ran == ["default", "quiet", "default"]
@@ -255,15 +255,15 @@ async def _answers(agent: Agent) -> list[Result]:
 @pytest.mark.proves("X-06")
 async def test_of_a_job_that_ended_with_its_sub_agent_nobody_has_to_be_told(tmp_path: Path) -> None:
     shop = Shop()
-    quiet = PlayedModel(call_reply(("build", {"name": "site"})), [ProviderDenied("gone")])
+    quiet = PlaybackModel(call_reply(("build", {"name": "site"})), [ProviderDenied("gone")])
     async with kernel_of(tmp_path, {"quiet": QUIET}, tools=shop.tools, rules=["allow build"]) as kernel:
         session = await kernel.session()
-        agent = Agent(session, PlayedModel(call_reply(task("quiet")), text_reply("Well.")), models=models(quiet=quiet))
+        agent = Agent(session, PlaybackModel(call_reply(task("quiet")), text_reply("Well.")), models=models(quiet=quiet))
         assert (await agent.complete("Go.")).ok
         (job,) = await kernel.jobs.list()
-        assert job.ended and job.session_id != session.id
-        jobs = kernel.rooms.arbiter.jobs
-        jobs.limits = replace(jobs.limits, keep=Retention(most=0, sure_ns=0))
+        assert job.has_ended and job.session_id != session.id
+        jobs = kernel.components.arbiter.jobs
+        jobs.limits = replace(jobs.limits, keep=JobRetention(max_jobs=0, min_age_ns=0))
         await kernel.log.flush()
-        await jobs.retire()
+        await jobs.remove_old()
         assert not await kernel.jobs.list(), "so it makes room as any other"

@@ -14,7 +14,7 @@ from handrail.contract.schema.locked_shapes import LOCKED_SHAPES
 from handrail.contract.tool.names import LOCKED_IDS
 from handrail.contract.tool.spec import ConfigKey
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.upstreams import ForeignSource
+from handrail.testing.upstream_servers import ThirdPartySource
 from handrail.tools import BUILTINS
 
 HOSTS = {"net": {"hosts": ["*"]}}
@@ -100,7 +100,7 @@ async def test_rules_speak_of_the_locked_id_and_what_is_denied_to_the_tool_stays
     async with temporary_kernel(tmp_path, tools=TOOLS, settings=SETTINGS, rules=rules) as kernel:
         refused = await call(kernel, "web_search", {"query": "bern"})
         assert refused.error_kind == "denied" and "acme.search" in (refused.error_text or "")
-        assert (await kernel.explain("web_search", {"query": "bern"})).action == "deny"
+        assert (await kernel.explain_call("web_search", {"query": "bern"})).action == "deny"
     rules = ["allow web_fetch example.org", "deny web_fetch evil.example"]
     async with temporary_kernel(tmp_path, tools=TOOLS, settings=SETTINGS, rules=rules) as kernel:
         assert (await call(kernel, "web_fetch", {"url": "https://example.org/a"})).ok
@@ -135,11 +135,11 @@ async def test_a_process_that_joined_has_the_locked_id_too(tmp_path: Path) -> No
         folder.mkdir()
         async with opened(door, folder, tools=[fetch], settings=SETTINGS, rules=["allow web_fetch"]) as kernel:
             entry = kernel.generation.entries["web_fetch"]
-            assert (entry.withheld, entry.status) == (None, "connected")
+            assert (entry.unavailable_reason, entry.status) == (None, "connected")
             assert entry.answered_by is not None and entry.answered_by.id == "acme.fetch"
             assert (await call(kernel, "web_fetch", {"url": "https://example.org/"})).ok
             missing = kernel.generation.entries["web_search"]
-            assert missing.status == "error" and "there is no such tool" in (missing.withheld or "")
+            assert missing.status == "error" and "there is no such tool" in (missing.unavailable_reason or "")
 
 
 @tool(id="odd.search", side_effect="read", locks=[])
@@ -188,7 +188,7 @@ async def test_a_tool_that_cannot_answer_stops_the_start(tmp_path: Path, locked:
     with pytest.raises(LoadError) as refused:
         async with temporary_kernel(tmp_path, tools=ODD, settings=f'[tools."{locked}"]\nanswered_by = "{by}"\n'):
             pass
-    (fault,) = refused.value.faults
+    (fault,) = refused.value.diagnostics
     assert fault.source == f"{tmp_path}/config/handrail.toml:2" and problem in fault.problem
 
 
@@ -196,21 +196,21 @@ async def test_a_tool_that_cannot_answer_stops_the_start(tmp_path: Path, locked:
 async def test_a_foreign_tool_answers_once_it_is_approved_and_one_that_cannot_withholds_the_locked_id(
     tmp_path: Path,
 ) -> None:
-    from handrail.contract.sandbox import Tier
+    from handrail.contract.sandbox import SandboxTier
     from handrail.contract.tool.settings import SettingsLayer, ToolSettings
-    from handrail.registry.loading import load_generation
-    from handrail.registry.pins import Definition, StoredPins
+    from handrail.registry.generation_loader import load_generation
+    from handrail.registry.pins import ThirdPartyDefinition, StoredPins
 
-    pins, source = StoredPins(tmp_path / "state"), ForeignSource("s", [later, search])
-    tier = Tier("bubblewrap", "as if")
+    pins, source = StoredPins(tmp_path / "state"), ThirdPartySource("s", [later, search])
+    tier = SandboxTier("bubblewrap", "as if")
 
     def status(by: str) -> tuple[str, str]:
         layer = SettingsLayer("handrail.toml:1", {"web_search": ToolSettings(answered_by=by)})
         entry = load_generation([source], tier=tier, pins=pins, settings=[layer]).entries["web_search"]
-        return entry.status, entry.withheld or ""
+        return entry.status, entry.unavailable_reason or ""
 
     assert status("acme.search")[0] == "quarantined" and "handrail sources review s" in status("acme.search")[1]
-    pins.approve("s", [Definition.of(search.spec), Definition.of(later.spec)])
+    pins.approve("s", [ThirdPartyDefinition.from_spec(search.spec), ThirdPartyDefinition.from_spec(later.spec)])
     found, reason = status("acme.search")
     assert found == "available" and "that tool is withheld" in reason and "ACME" in reason
     assert status("odd.later")[0] == "error" and "mode is 'background'" in status("odd.later")[1]

@@ -13,15 +13,15 @@ import pytest
 import pytest_asyncio
 
 from handrail import Event, Result
-from handrail.arbiter import peers
-from handrail.contract.doors.peer import Ask
-from handrail.kernel.held import HeldKernel
-from handrail.registry.sources import persistent
+from handrail.arbiter import client_requests
+from handrail.contract.services.client import ClientRequest
+from handrail.kernel.local import LocalKernel
+from handrail.registry.sources import persistent_tools
 from handrail.sandbox import tiers
-from handrail.testing.kernels import ScriptedPeer, temporary_kernel
+from handrail.testing.kernels import ScriptedClient, temporary_kernel
 
 pytestmark = [
-    pytest.mark.skipif(not tiers.choose().tier.confines, reason=f"no sandbox: {tiers.choose().tier.detail}"),
+    pytest.mark.skipif(not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}"),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
@@ -66,7 +66,7 @@ def put(folder: Path, name: str, capabilities: list[str]) -> None:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def kernel(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[HeldKernel]:
+async def kernel(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[LocalKernel]:
     place = tmp_path_factory.mktemp("midway")
     folder = place / "config" / "tools"
     folder.mkdir(parents=True)
@@ -79,15 +79,15 @@ async def kernel(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Hel
 
 
 async def taken(
-    kernel: HeldKernel, *steps: Any, tool: str = "steps.asking", peer: ScriptedPeer | None = None
+    kernel: LocalKernel, *steps: Any, tool: str = "steps.asking", peer: ScriptedClient | None = None
 ) -> tuple[Result, list[Event]]:
-    session, seen = await kernel.session(peer=peer), list[Event]()
+    session, seen = await kernel.session(client=peer), list[Event]()
     session.watch(seen.append)
     return await session.call(tool, {"steps": list(steps)}), seen
 
 
 @pytest.mark.proves("R-03")
-async def test_a_program_tells_of_its_progress_and_logs_in_the_middle_of_a_call(kernel: HeldKernel) -> None:
+async def test_a_program_tells_of_its_progress_and_logs_in_the_middle_of_a_call(kernel: LocalKernel) -> None:
     result, seen = await taken(
         kernel,
         {"progress": {"done": 1, "total": 2, "message": "half"}},
@@ -101,15 +101,15 @@ async def test_a_program_tells_of_its_progress_and_logs_in_the_middle_of_a_call(
 
 
 @pytest.mark.proves("R-03")
-async def test_a_program_asks_the_client_and_lets_it_go(kernel: HeldKernel) -> None:
-    peer = ScriptedPeer([{"a": {"action": "accept", "content": {}}}], kinds=["form"])
+async def test_a_program_asks_the_client_and_lets_it_go(kernel: LocalKernel) -> None:
+    peer = ScriptedClient([{"a": {"action": "accept", "content": {}}}], kinds=["form"])
     result, _ = await taken(kernel, {"let_go": True}, {"ask": {"a": FORM}}, "read", peer=peer)
     assert result.data["offers"] == ["elicitation/create"]
     assert [one["answers"] for one in result.data["got"]] == [{"a": {"action": "accept", "content": {}}}]
-    assert peer.asks == [{"a": Ask("elicitation/create", FORM["params"])}] and len(peer.let_gone) == 1  # pyright: ignore[reportArgumentType]
+    assert peer.asks == [{"a": ClientRequest("elicitation/create", FORM["params"])}] and len(peer.detached) == 1  # pyright: ignore[reportArgumentType]
 
 
-async def test_what_a_program_may_not_ask_it_is_told_and_goes_on(kernel: HeldKernel) -> None:
+async def test_what_a_program_may_not_ask_it_is_told_and_goes_on(kernel: LocalKernel) -> None:
     asks: list[Mapping[str, Any]] = [
         {"a": {"method": "roots/list"}},  # it did not require that
         {"a": {"method": "tools/call", "params": {}}},
@@ -117,7 +117,7 @@ async def test_what_a_program_may_not_ask_it_is_told_and_goes_on(kernel: HeldKer
         {"a": "nothing"},
     ]
     steps = [step for ask in asks for step in ({"ask": ask}, "read")]
-    peer = ScriptedPeer()
+    peer = ScriptedClient()
     result, _ = await taken(kernel, *steps, peer=peer)
     refusals = [one["refused"] for one in result.data["got"]]
     for refusal, said in zip(refusals, ("roots", "unknown method", "1 to 16", "a request is an object"), strict=True):
@@ -140,21 +140,21 @@ async def test_what_a_program_may_not_ask_it_is_told_and_goes_on(kernel: HeldKer
     ],
     ids=["text-for-a-number", "no-object", "no-level", "no-data", "another-call", "no-such-message", "two-messages"],
 )
-async def test_a_program_that_says_what_cannot_be_read_is_ended(kernel: HeldKernel, step: Any) -> None:
-    result, _ = await taken(kernel, step, peer=ScriptedPeer())
+async def test_a_program_that_says_what_cannot_be_read_is_ended(kernel: LocalKernel, step: Any) -> None:
+    result, _ = await taken(kernel, step, peer=ScriptedClient())
     assert result.error_kind == "backend"
     again, _ = await taken(kernel)
     assert again.ok
 
 
 async def test_a_program_that_asks_and_says_without_end_is_stopped(
-    kernel: HeldKernel, monkeypatch: pytest.MonkeyPatch
+    kernel: LocalKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "MOST_OF_A_CALL", 16)
-    monkeypatch.setattr(persistent, "MOST_SAID", 500)
-    monkeypatch.setattr(persistent, "MAX_SAID_BYTES", 4_000_000)
+    monkeypatch.setattr(client_requests, "MOST_OF_A_CALL", 16)
+    monkeypatch.setattr(persistent_tools, "MOST_SAID", 500)
+    monkeypatch.setattr(persistent_tools, "MAX_SAID_BYTES", 4_000_000)
     ask = [step for _ in range(17) for step in ({"ask": {"a": FORM}}, "read")]
-    peer = ScriptedPeer()
+    peer = ScriptedClient()
     result, _ = await taken(kernel, *ask, peer=peer)
     assert len(peer.asks) == 16 and "at most" in result.data["got"][-1]["refused"]
     result, _ = await taken(kernel, {"times": 501, "say": {"log": {"level": "info", "data": 1}}})
@@ -165,11 +165,11 @@ async def test_a_program_that_asks_and_says_without_end_is_stopped(
     assert all(len(str(event.data)) < 2_000 for event in seen if event.kind == "log")
 
 
-async def test_a_program_that_dies_while_its_client_thinks_leaves_nobody_waiting(kernel: HeldKernel) -> None:
+async def test_a_program_that_dies_while_its_client_thinks_leaves_nobody_waiting(kernel: LocalKernel) -> None:
     ended = asyncio.Event()
 
-    class Thinking(ScriptedPeer):
-        async def ask(self, call_id: str, asks: Mapping[str, Ask]) -> Mapping[str, Mapping[str, Any]]:
+    class Thinking(ScriptedClient):
+        async def ask(self, call_id: str, asks: Mapping[str, ClientRequest]) -> Mapping[str, Mapping[str, Any]]:
             self.calls.append(call_id)
             try:
                 return await asyncio.get_running_loop().create_future()

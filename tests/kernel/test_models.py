@@ -15,7 +15,7 @@ from handrail.agent.events import CallAnswered
 from handrail.agent.loop import Agent
 from handrail.agent.providers import open_model
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.servers import AnthropicServer, Call, OpenAIServer, ProviderServer, Reply
+from handrail.testing.model_servers import AnthropicServer, ReplyCall, OpenAIServer, ProviderServer, ScriptedReply
 
 Kind = Literal["openai", "anthropic"]
 each_provider = pytest.mark.parametrize("kind", ["openai", "anthropic"])
@@ -76,8 +76,8 @@ class Work:
         """The run ends with an answer, and every history it sent was one that the provider takes."""
         outcome = await self.agent.complete("go")
         assert outcome.ok, outcome.detail
-        assert [request.refused for request in self.server.requests if request.refused] == []
-        assert self.server.unplayed == 0
+        assert [request.faults for request in self.server.requests if request.faults] == []
+        assert self.server.remaining_replies == 0
 
     def read(self, request: int) -> list[tuple[str, Any]]:
         """``(id, result)`` of every call that a request answers."""
@@ -98,7 +98,7 @@ class Work:
 
 
 @asynccontextmanager
-async def work(kind: Kind, folder: Path, *replies: Reply, rules: Iterable[str] = RULES) -> AsyncGenerator[Work]:
+async def work(kind: Kind, folder: Path, *replies: ScriptedReply, rules: Iterable[str] = RULES) -> AsyncGenerator[Work]:
     server_type = OpenAIServer if kind == "openai" else AnthropicServer
     async with server_type(*replies) as server, temporary_kernel(folder, tools=TOOLS, rules=rules) as kernel:
         with pytest.MonkeyPatch.context() as patch:
@@ -116,8 +116,8 @@ async def work(kind: Kind, folder: Path, *replies: Reply, rules: Iterable[str] =
 async def test_a_stream_cut_in_the_middle_of_a_call_runs_the_whole_calls_and_records_the_open_one(
     kind: Kind, tmp_path: Path
 ) -> None:
-    reply = Reply(Call("mail__send", {"to": "ann"}), Call("mail__send", {"to": "bob"}, cut_after=2))
-    async with work(kind, tmp_path, reply, Reply("ok")) as w:
+    reply = ScriptedReply(ReplyCall("mail__send", {"to": "ann"}), ReplyCall("mail__send", {"to": "bob"}, cut_after=2))
+    async with work(kind, tmp_path, reply, ScriptedReply("ok")) as w:
         await w.done()
         first, second = [result for _, result in w.read(1)]
         assert (first["data"], second["type"]) == ({"sent": "ann"}, "error")
@@ -131,10 +131,10 @@ async def test_a_stream_cut_in_the_middle_of_a_call_runs_the_whole_calls_and_rec
 async def test_ids_used_twice_in_a_reply_and_again_in_the_next_are_as_many_calls_with_an_answer_each(
     kind: Kind, tmp_path: Path
 ) -> None:
-    def reply(*names: str) -> Reply:
-        return Reply(*(Call("mail__send", {"to": name}, id="call_0") for name in names))
+    def reply(*names: str) -> ScriptedReply:
+        return ScriptedReply(*(ReplyCall("mail__send", {"to": name}, id="call_0") for name in names))
 
-    async with work(kind, tmp_path, reply("ann", "bob"), reply("cyd"), Reply("ok")) as w:
+    async with work(kind, tmp_path, reply("ann", "bob"), reply("cyd"), ScriptedReply("ok")) as w:
         await w.done()
         answered = w.read(2)
         assert [result["data"]["sent"] for _, result in answered] == ["ann", "bob", "cyd"] == sent
@@ -148,8 +148,8 @@ async def test_ids_used_twice_in_a_reply_and_again_in_the_next_are_as_many_calls
 async def test_calls_of_no_name_and_of_an_unknown_one_are_refused_on_record_and_the_run_goes_on(
     kind: Kind, tmp_path: Path
 ) -> None:
-    reply = Reply(Call(None), Call("mail__sent", {"to": "x"}), Call("mail__send", '{"to": "x", "to": "y"}'))
-    async with work(kind, tmp_path, reply, Reply(Call("mail__send", {"to": "ann"})), Reply("ok")) as w:
+    reply = ScriptedReply(ReplyCall(None), ReplyCall("mail__sent", {"to": "x"}), ReplyCall("mail__send", '{"to": "x", "to": "y"}'))
+    async with work(kind, tmp_path, reply, ScriptedReply(ReplyCall("mail__send", {"to": "ann"})), ScriptedReply("ok")) as w:
         await w.done()
         nameless, unknown, twice = [result for _, result in w.read(1)]
         assert "no tool name" in nameless["error_text"]
@@ -164,7 +164,7 @@ async def test_calls_of_no_name_and_of_an_unknown_one_are_refused_on_record_and_
 async def test_a_model_is_sent_wire_names_descriptions_and_schemas_and_its_calls_find_the_way_back(
     kind: Kind, tmp_path: Path
 ) -> None:
-    async with work(kind, tmp_path, Reply(Call("mail__send", {"to": "ann"})), Reply("ok")) as w:
+    async with work(kind, tmp_path, ScriptedReply(ReplyCall("mail__send", {"to": "ann"})), ScriptedReply("ok")) as w:
         await w.done()
         tools = w.server.requests[0].body["tools"]
         views = [entry["function"] if kind == "openai" else entry for entry in tools]
@@ -181,7 +181,7 @@ async def test_a_model_is_sent_wire_names_descriptions_and_schemas_and_its_calls
 @pytest.mark.proves("O-06")
 async def test_a_prompt_holds_what_a_tools_exposure_and_mask_leave_to_the_model(kind: Kind, tmp_path: Path) -> None:
     names = ("scan__core", "scan__edge", "scan__nobody", "scan__masked")
-    async with work(kind, tmp_path, Reply(*(Call(name) for name in names)), Reply("ok")) as w:
+    async with work(kind, tmp_path, ScriptedReply(*(ReplyCall(name) for name in names)), ScriptedReply("ok")) as w:
         at_face = [event.answer.result async for event in w.agent.run("go") if isinstance(event, CallAnswered)]
         prompt = json.dumps(w.server.requests[1].body)
         await w.kernel.log.flush()

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from handrail import open_kernel
-from handrail.config import load
+from handrail.config import load_configuration
 from handrail.contract.errors import LoadError, UsageError
 from handrail.contract.session import Session
 from handrail.store import decisions
-from handrail.store.folders import locate
+from handrail.store.folders import locate_folders
 
 pytestmark = pytest.mark.proves("P-14")
 
@@ -70,33 +70,33 @@ async def test_a_session_goes_on_in_another_mode(place: Path) -> None:
 
 async def test_sessions_of_a_process_that_joined_are_in_its_mode(place: Path) -> None:
     async with open_kernel(**options(place), mode="auto"), open_kernel(**options(place), mode="plan") as joined:
-        assert type(joined).__name__ == "JoinedKernel"
+        assert type(joined).__name__ == "RemoteKernel"
         assert joined.rules.mode == "plan"
         session = await joined.session()
         assert "deny fs.write" in await writes(session, "a")
         session.set_mode("accept-edits")
         assert await writes(session, "a") == "done"
         assert await writes(await joined.session(mode="accept-edits"), "b") == "done"
-        assert (await joined.explain("write", {"path": "c", "content": ""})).mode == "plan"
+        assert (await joined.explain_call("write", {"path": "c", "content": ""})).mode == "plan"
     async with open_kernel(**options(place), mode="auto"), open_kernel(**options(place)) as joined:
         assert joined.rules.mode == "ask", "the mode of the process that holds it is its own"
 
 
 def test_a_file_that_nobody_trusted_narrows_the_mode_and_never_widens_it(place: Path) -> None:
-    folders = locate(place / "ws", place / "state")
+    folders = locate_folders(place / "ws", place / "state")
     own, configured = place / "ws" / "handrail.toml", place / "config" / "handrail.toml"
     for first, second, holds in (("accept-edits", "plan", "plan"), ("ask", "auto", "ask"), ("auto", "ask", "ask")):
         configured.write_text(f'mode = "{first}"\n')
         own.write_text(f'mode = "{second}"\n')
-        assert load(configured, folders=folders, environment={}).settings.mode == holds
+        assert load_configuration(configured, folders=folders, environment={}).settings.mode == holds
     configured.write_text('mode = "ask"\n')
     own.write_text('mode = "auto"\n')
-    held = load(configured, folders=folders, environment={})
-    assert [value.key for value in held.held_back] == ["mode"]
+    held = load_configuration(configured, folders=folders, environment={})
+    assert [value.key for value in held.untrusted_values] == ["mode"]
     assert held.workspace is not None
-    folders.own.mkdir(parents=True)
-    decisions.grant(folders, held.workspace.sha256, clock=lambda: 0)
-    assert load(configured, folders=folders, environment={}).settings.mode == "auto"
+    folders.workspace_state.mkdir(parents=True)
+    decisions.grant_trust(folders, held.workspace.sha256, clock=lambda: 0)
+    assert load_configuration(configured, folders=folders, environment={}).settings.mode == "auto"
 
 
 async def test_a_mode_there_is_not_is_a_fault_with_its_place(place: Path) -> None:
@@ -111,13 +111,13 @@ async def test_a_mode_there_is_not_is_a_fault_with_its_place(place: Path) -> Non
 
 async def test_an_explanation_says_the_mode_and_which_other_would_let_it_run(place: Path) -> None:
     async with open_kernel(**options(place)) as kernel:
-        explained = await kernel.explain("bash", {"command": "timeout 5 git status"})
+        explained = await kernel.explain_call("bash", {"command": "timeout 5 git status"})
         assert (explained.mode, explained.read_only) == ("ask", True)
-        assert "--mode plan" in explained.changes
-        explained = await kernel.explain("bash", {"command": "make"})
-        assert (explained.read_only, explained.proof) == (
+        assert "--mode plan" in explained.possible_changes
+        explained = await kernel.explain_call("bash", {"command": "make"})
+        assert (explained.read_only, explained.read_only_note) == (
             False,
             "make is not among the programs known to change nothing",
         )
-        assert "--mode auto" in explained.changes
+        assert "--mode auto" in explained.possible_changes
         assert "mode: ask" in str(explained)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from handrail import open_kernel
-from handrail.record.verification import verify
+from handrail.record.verification import verify_log
 from handrail.sandbox import tiers
 
 pytestmark = pytest.mark.proves("S-03")
@@ -58,7 +58,7 @@ def workspace(tmp_path: Path) -> Path:
     return tmp_path / "workspace"
 
 
-@pytest.mark.skipif(not tiers.probe().confines, reason="programs cannot be confined on this machine")
+@pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="programs cannot be confined on this machine")
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -87,7 +87,7 @@ async def test_every_call_says_what_became_of_the_workspace_and_touches_nothing(
         assert [path.name for path in elsewhere.iterdir()] == ["a.txt"]
         assert (elsewhere / "a.txt").read_text() == "somebody's\n"
         await kernel.log.flush()
-        assert verify(kernel.log.reader).ok
+        assert verify_log(kernel.log.reader).ok
 
 
 async def test_calls_go_on_once_the_workspace_is_back(workspace: Path) -> None:

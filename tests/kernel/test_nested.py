@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from handrail import ApprovalAnswer, Runtime, ToolError, tool
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 ran: list[str] = []
 
@@ -35,10 +35,10 @@ async def without_the_door(runtime: Runtime) -> str:
 @pytest.mark.proves("X-13", "L-08")
 async def test_a_call_that_a_tool_makes_asks_nobody_and_is_denied_where_no_rule_allows_it(tmp_path: Path) -> None:
     ran.clear()
-    person = ScriptedPerson([ApprovalAnswer("once")] * 3)
+    person = ScriptedApprovalHandler([ApprovalAnswer("once")] * 3)
     tools, rules = [send, send_to_all], ["allow mail.all", "allow mail.send to=ann"]
     async with temporary_kernel(tmp_path, tools=tools, rules=rules) as kernel:
-        session = await kernel.session(attendant=person)
+        session = await kernel.session(approval_handler=person)
         allowed, refused = (await session.call("mail.all", {"names": ["ann", "bob"]})).data
         assert allowed is None and "cannot ask" in refused
         assert ran == ["ann"] and person.requests == []

@@ -16,7 +16,7 @@ from tests.registry.test_own_offering import OFFERING, put_offering
 
 from handrail import Event, Kernel, Runtime, Tool, ToolError, ToolSpec, open_kernel, tool
 from handrail.arbiter import subscriptions
-from handrail.contract.doors.offers import PromptSpec, ResourceSpec, ResourceTemplate, SourceRequest
+from handrail.contract.services.resources import PromptSpec, ResourceSpec, ResourceTemplate, SourceRequest
 from handrail.contract.tool.requires import Requires
 from handrail.testing.kernels import temporary_kernel
 
@@ -70,7 +70,7 @@ def opened(
         place / "ws",
         state=place / "state",
         config=place / "config" / "handrail.toml",
-        offerings=sources,
+        resources=sources,
         rules=rules,
         **options,
     )
@@ -115,7 +115,7 @@ async def test_a_rule_names_a_server_its_request_and_the_uri_or_name(tmp_path: P
 @pytest.mark.proves("P-13")
 async def test_an_answer_for_the_session_is_about_that_server_s_resource_alone(tmp_path: Path) -> None:
     async with opened(tmp_path, Elsewhere(), Elsewhere("other")) as kernel:
-        told = await kernel.explain("resource.read", {"uri": "far:1"})
+        told = await kernel.explain_call("resource.read", {"uri": "far:1"})
         assert "allow mcp:far:resources/read far:1" in str(told)
         await kernel.session(rules=["allow mcp:far:resources/read far:1"])
         session = await kernel.session(rules=["allow mcp:far:resources/read far:1"])
@@ -153,7 +153,7 @@ async def test_a_tool_reaches_offers_only_as_a_call_that_rules_judge(tmp_path: P
     async def reach(uri: str, runtime: Runtime) -> object:
         """Try both ways."""
         with pytest.raises(ToolError, match=r"runtime\.call"):
-            await runtime.offers.read(uri)
+            await runtime.resources.read(uri)
         result = await runtime.call("resource.read", {"uri": uri})
         return result.data if result.ok else result.error_kind
 
@@ -177,8 +177,8 @@ class ReadsAnother(Tool):
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         with pytest.raises(ToolError, match="is not authorised for"):
-            await runtime.offers.read("far:2")
-        return (await runtime.offers.read(args["uri"])).data["contents"]
+            await runtime.resources.read("far:2")
+        return (await runtime.resources.read(args["uri"])).data["contents"]
 
 
 @pytest.mark.proves("K-11d", "P-01")
@@ -235,8 +235,8 @@ async def test_watchers_hear_of_other_tools_and_offers_and_of_what_is_other_ther
         await kernel.reload()
         await offers.wait()
         await updated.wait()
-        assert [len(one.prompts) for one in kernel.generation.offerings] == [0]
-        assert kernel.generation.offerings[0].resources[0].uri == "note:1"
+        assert [len(one.prompts) for one in kernel.generation.resource_providers] == [0]
+        assert kernel.generation.resource_providers[0].resources[0].uri == "note:1"
         assert seen.count("resource-updated") == 1
 
 
@@ -277,7 +277,7 @@ async def test_tools_for_offers_are_in_no_model_s_view_where_nothing_is_offered(
     async with temporary_kernel(tmp_path / "without") as kernel:
         session = await kernel.session()
         found = (await session.call("find_tools", {"query": "read a resource by its uri"})).data
-        assert "resource.read" not in str(found) and not any("resource" in spec.id for spec in session.view)
+        assert "resource.read" not in str(found) and not any("resource" in spec.id for spec in session.active_tools)
         assert (await session.call("resource.list", {})).data == {"resources": [], "resourceTemplates": []}
     put_offering(tmp_path / "with")
     async with temporary_kernel(tmp_path / "with") as kernel:

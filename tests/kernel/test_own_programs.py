@@ -14,7 +14,7 @@ import pytest
 
 from handrail import LoadError, StartError, open_kernel, tool
 from handrail.frontends.cli.commands import mcp
-from handrail.policy.watchdogs.watchdog import ExternalWatchdog
+from handrail.policy.watchdogs.api import ExternalWatchdog
 from handrail.sandbox.view import toolchains
 from handrail.testing.kernels import temporary_kernel
 
@@ -76,7 +76,7 @@ def activated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Activated:
     monkeypatch.setenv("PATH", f"{found.programs}::.:.venv/bin:{os.environ['PATH']}")
     monkeypatch.setenv("VIRTUAL_ENV", str(found.programs.parent))
     monkeypatch.chdir(found.workspace)
-    toolchains.git_identity.cache_clear()
+    toolchains.read_git_identity.cache_clear()
     return found
 
 
@@ -160,7 +160,7 @@ async def test_a_command_for_a_secret_runs_nothing_of_the_workspace(activated: A
     settings = f"[secrets]\nKEY = {{ command = {json.dumps(words)} }}\n"
     async with temporary_kernel(activated.folder, tools=[ask], settings=settings) as kernel:
         (entry,) = [entry for entry in kernel.generation.entries.values() if entry.id == "ask.key"]
-    assert bool(entry.withheld) is (command != ["{script}"]), "its interpreter is the one outside"
+    assert bool(entry.unavailable_reason) is (command != ["{script}"]), "its interpreter is the one outside"
     assert activated.ran() == []
 
 
@@ -207,7 +207,7 @@ async def test_a_git_that_is_swapped_in_during_the_run_is_not_started(
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     for name in [name for name in os.environ if name.startswith(("GIT_AUTHOR", "GIT_COMMITTER"))]:
         monkeypatch.delenv(name)
-    toolchains.git_identity.cache_clear()
+    toolchains.read_git_identity.cache_clear()
     async with temporary_kernel(tmp_path, rules=["allow write", "allow bash true"]) as kernel:
         session = await kernel.session()
         text = f"#!/bin/sh\n: > {marks}/git\n"
@@ -224,7 +224,7 @@ def test_a_browser_of_the_workspace_is_not_opened(activated: Activated, monkeypa
     (real / "xdg-open").write_text(f'#!/bin/sh\necho "$1" "$PATH" > {activated.folder}/opened\n')
     (real / "xdg-open").chmod(0o755)
     monkeypatch.setenv("PATH", f"{os.environ['PATH']}:{real}")
-    mcp.launch("https://example.org/")
+    mcp.open_browser("https://example.org/")
     said = (activated.folder / "opened").read_text()
     assert said.startswith("https://example.org/ ") and str(activated.workspace) not in said
     assert activated.ran() == []

@@ -12,16 +12,16 @@ import pytest
 from tests.kernel.doors import Opens, by_both_doors
 
 from handrail import Event, Runtime, ToolError, tool
-from handrail.contract.doors.peer import ASK_KINDS, Ask, kind_of
+from handrail.contract.services.client import CLIENT_REQUEST_KINDS, ClientRequest, client_request_kind
 from handrail.contract.tool.requires import Requires
-from handrail.testing.kernels import ScriptedPeer, temporary_kernel
+from handrail.testing.kernels import ScriptedClient, temporary_kernel
 
-FORM = Ask(
+FORM = ClientRequest(
     "elicitation/create",
     {"message": "Who?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}},
 )
-SAMPLE = Ask("sampling/createMessage", {"messages": [], "maxTokens": 9})
-ROOTS = Ask("roots/list", {})
+SAMPLE = ClientRequest("sampling/createMessage", {"messages": [], "maxTokens": 9})
+ROOTS = ClientRequest("roots/list", {})
 SAID = {"role": "assistant", "model": "m", "content": {"type": "text", "text": "yes"}}
 ALL = Requires(capabilities=("elicit", "sample", "roots"))
 
@@ -41,7 +41,7 @@ def asking(work: Callable[[Runtime], Any], requires: Requires = ALL, **spec: Any
 
 @pytest.mark.proves("K-11c")
 async def test_what_a_client_answers_reaches_the_tool_that_asked(tmp_path: Path, kernel_in: Opens) -> None:
-    peer = ScriptedPeer(
+    peer = ScriptedClient(
         [
             {
                 "who": {"action": "accept", "content": {"name": "Ada"}},
@@ -52,16 +52,16 @@ async def test_what_a_client_answers_reaches_the_tool_that_asked(tmp_path: Path,
     )
 
     async def work(runtime: Runtime) -> object:
-        runtime.peer.let_go()
-        return dict(await runtime.peer.ask({"who": FORM, "what": SAMPLE, "where": ROOTS}))
+        runtime.client.detach()
+        return dict(await runtime.client.send_requests({"who": FORM, "what": SAMPLE, "where": ROOTS}))
 
     async with kernel_in(tmp_path, tools=[asking(work)]) as kernel:
-        session = await kernel.session(peer=peer)
+        session = await kernel.session(client=peer)
         result = await session.call("test.ask", {})
         assert result.ok, result.error_text
         assert result.data["who"] == {"action": "accept", "content": {"name": "Ada"}}
         assert result.data["what"] == SAID and result.data["where"]["roots"][0]["uri"] == "file:///w"
-        assert peer.calls == peer.let_gone == [f"{session.id}/1.0"]
+        assert peer.calls == peer.detached == [f"{session.id}/1.0"]
         assert peer.asks == [{"who": FORM, "what": SAMPLE, "where": ROOTS}]
         await kernel.log.flush()
         (body,) = (record.body for record in kernel.log.reader.records() if record.kind == "client-asked")
@@ -71,11 +71,11 @@ async def test_what_a_client_answers_reaches_the_tool_that_asked(tmp_path: Path,
 
 async def test_a_tool_is_told_what_its_client_answers_and_what_it_may_ask(tmp_path: Path, kernel_in: Opens) -> None:
     async def work(runtime: Runtime) -> object:
-        return [kind for kind, (method, params) in ASK_KINDS.items() if runtime.peer.offers(method, params)]
+        return [kind for kind, (method, params) in CLIENT_REQUEST_KINDS.items() if runtime.client.supports(method, params)]
 
-    peer = ScriptedPeer(kinds=["form", "sample"])
+    peer = ScriptedClient(kinds=["form", "sample"])
     async with kernel_in(tmp_path, tools=[asking(work, Requires(capabilities=("elicit", "roots")))]) as kernel:
-        session = await kernel.session(peer=peer)
+        session = await kernel.session(client=peer)
         assert (await session.call("test.ask", {})).data == ["form"]
         peer.kinds = frozenset({"url", "roots"})  # a client without a session says it anew with each request
         assert (await session.call("test.ask", {})).data == ["url", "roots"]
@@ -91,18 +91,18 @@ async def test_a_tool_may_ask_only_for_what_it_requires_and_its_client_answers(
         for ask in (
             SAMPLE,
             FORM,
-            Ask("elicitation/create", {"mode": "url", "message": "m", "url": "https://a.example"}),
+            ClientRequest("elicitation/create", {"mode": "url", "message": "m", "url": "https://a.example"}),
         ):
             try:
-                await runtime.peer.ask({"a": ask})
+                await runtime.client.send_requests({"a": ask})
                 found.append("answered")
             except ToolError as error:
                 found.append(error.kind)
         return found
 
-    peer = ScriptedPeer(kinds=["form", "sample"])
+    peer = ScriptedClient(kinds=["form", "sample"])
     async with kernel_in(tmp_path, tools=[asking(work, Requires(capabilities=("elicit",)))]) as kernel:
-        asked = await (await kernel.session(peer=peer)).call("test.ask", {})
+        asked = await (await kernel.session(client=peer)).call("test.ask", {})
         assert asked.data == ["denied", "answered", "unavailable"], asked.error_text
         assert (await (await kernel.session()).call("test.ask", {})).data == ["denied", "unavailable", "unavailable"]
 
@@ -115,7 +115,7 @@ async def test_the_time_that_a_client_takes_is_not_the_tools(tmp_path: Path, ker
         nonlocal over
         over = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().call_later(0.25, over.set_result, None)  # beyond the time-out, on the same clock
-        return dict(await runtime.peer.ask({"a": FORM}))
+        return dict(await runtime.client.send_requests({"a": FORM}))
 
     @tool(
         id="test.outer",
@@ -129,12 +129,12 @@ async def test_the_time_that_a_client_takes_is_not_the_tools(tmp_path: Path, ker
         result = await runtime.call("test.ask", {})
         return result.data if result.ok else result.error_text
 
-    peer = ScriptedPeer()
+    peer = ScriptedClient()
     peer.may_answer.clear()
     async with kernel_in(tmp_path, tools=[asking(work, timeout_ms=100), outer]) as kernel:
-        session = await kernel.session(peer=peer)
+        session = await kernel.session(client=peer)
         call = asyncio.create_task(session.call("test.outer", {}))
-        await peer.asked.wait()
+        await peer.request_received.wait()
         assert over is not None
         await over
         assert not call.done()
@@ -146,28 +146,28 @@ async def test_the_time_that_a_client_takes_is_not_the_tools(tmp_path: Path, ker
 async def test_a_call_that_is_stopped_asks_nobody_any_more(tmp_path: Path, kernel_in: Opens) -> None:
     ended = asyncio.Event()
 
-    class Patient(ScriptedPeer):
-        async def ask(self, call_id: str, asks: Mapping[str, Ask]) -> Mapping[str, Mapping[str, Any]]:
+    class Patient(ScriptedClient):
+        async def ask(self, call_id: str, asks: Mapping[str, ClientRequest]) -> Mapping[str, Mapping[str, Any]]:
             try:
-                self.asked.set()
+                self.request_received.set()
                 return await asyncio.get_running_loop().create_future()
             finally:
                 ended.set()
 
     async def work(runtime: Runtime) -> object:
-        return dict(await runtime.peer.ask({"a": FORM}))
+        return dict(await runtime.client.send_requests({"a": FORM}))
 
     peer = Patient()
     async with kernel_in(tmp_path, tools=[asking(work)]) as kernel:
-        session = await kernel.session(peer=peer)
+        session = await kernel.session(client=peer)
         call = asyncio.create_task(session.call("test.ask", {}))
-        await peer.asked.wait()
+        await peer.request_received.wait()
         session.cancel()
         assert (await call).error_kind == "cancelled"
         await ended.wait()
 
 
-GARBAGE: list[tuple[str, Ask, Any]] = [
+GARBAGE: list[tuple[str, ClientRequest, Any]] = [
     ("nothing at all", FORM, None),
     ("under another key", FORM, {"b": {"action": "decline"}}),
     ("no object", FORM, {"a": "yes"}),
@@ -187,14 +187,14 @@ GARBAGE: list[tuple[str, Ask, Any]] = [
 
 @pytest.mark.proves("K-11c")
 @pytest.mark.parametrize(("what", "ask", "answer"), GARBAGE, ids=[one[0] for one in GARBAGE])
-async def test_a_client_that_answers_garbage_is_an_error_of_the_call(what: str, ask: Ask, answer: Any) -> None:
-    peer = ScriptedPeer([answer])
+async def test_a_client_that_answers_garbage_is_an_error_of_the_call(what: str, ask: ClientRequest, answer: Any) -> None:
+    peer = ScriptedClient([answer])
 
     async def work(runtime: Runtime) -> object:
-        return dict(await runtime.peer.ask({"a": ask}))
+        return dict(await runtime.client.send_requests({"a": ask}))
 
     async with temporary_kernel(tools=[asking(work)], rules=["allow test.*"]) as kernel:
-        result = await (await kernel.session(peer=peer)).call("test.ask", {})
+        result = await (await kernel.session(client=peer)).call("test.ask", {})
         assert result.error_kind == "backend", what
         assert "The client returned an invalid answer" in (result.error_text or "")
 
@@ -206,27 +206,27 @@ async def test_a_tool_that_asks_without_end_or_for_too_much_is_refused(tmp_path:
         for asks in (
             {},
             {str(number): FORM for number in range(17)},
-            {"a": Ask("elicitation/create", {**FORM.params, "message": "x" * (9 << 20)})},
-            {"a": Ask("elicitation/create", {"message": "m", "requestedSchema": {"type": "no such"}})},
-            {"a": Ask("elicitation/create", {"mode": "url", "message": "m", "url": "file:///etc/passwd"})},
+            {"a": ClientRequest("elicitation/create", {**FORM.params, "message": "x" * (9 << 20)})},
+            {"a": ClientRequest("elicitation/create", {"message": "m", "requestedSchema": {"type": "no such"}})},
+            {"a": ClientRequest("elicitation/create", {"mode": "url", "message": "m", "url": "file:///etc/passwd"})},
             {"\n": FORM},
             {"a": "not an ask"},
         ):
             with pytest.raises(ToolError) as refused:
-                await runtime.peer.ask(asks)  # pyright: ignore[reportArgumentType]
+                await runtime.client.send_requests(asks)  # pyright: ignore[reportArgumentType]
             found.append(refused.value.kind)
         answered = 0
         for _ in range(10_000):
             try:
-                await runtime.peer.ask({str(number): FORM for number in range(16)})
+                await runtime.client.send_requests({str(number): FORM for number in range(16)})
                 answered += 16
             except ToolError as error:
                 return [*found, error.kind, answered]
         return None
 
-    peer = ScriptedPeer()
+    peer = ScriptedClient()
     async with temporary_kernel(tmp_path, tools=[asking(work)], rules=["allow test.*"]) as kernel:
-        result = await (await kernel.session(peer=peer)).call("test.ask", {})
+        result = await (await kernel.session(client=peer)).call("test.ask", {})
         assert result.data == [*["invalid_input", "invalid_input", "limit"], *["invalid_input"] * 4, "limit", 256]
         assert sum(map(len, peer.asks)) == 256
 
@@ -237,12 +237,12 @@ async def test_secrets_do_not_leave_by_a_question_a_message_or_progress(tmp_path
 
     async def work(runtime: Runtime) -> object:
         runtime.log("warning", {"said": [secret]}, "part")
-        runtime.progress(f"at {secret}", done=1, total=4)
-        await runtime.peer.ask({"a": Ask("elicitation/create", {**FORM.params, "message": secret})})
+        runtime.report_progress(f"at {secret}", done=1, total=4)
+        await runtime.client.send_requests({"a": ClientRequest("elicitation/create", {**FORM.params, "message": secret})})
 
-    peer, seen = ScriptedPeer(), list[Event]()
+    peer, seen = ScriptedClient(), list[Event]()
     async with kernel_in(tmp_path, tools=[asking(work)], secrets={"KEY": secret}) as kernel:
-        session = await kernel.session(peer=peer)
+        session = await kernel.session(client=peer)
         told = asyncio.Event()
         session.watch(seen.append)
         session.watch(lambda event: told.set() if event.kind == "finished" else None)
@@ -258,7 +258,7 @@ async def test_secrets_do_not_leave_by_a_question_a_message_or_progress(tmp_path
 async def test_a_level_that_there_is_not_is_refused_and_a_message_without_end_is_not_told(tmp_path: Path) -> None:
     async def work(runtime: Runtime) -> object:
         runtime.log("info", "x" * 100_000)
-        runtime.progress(done=float("nan"), total=0)
+        runtime.report_progress(done=float("nan"), total=0)
         with pytest.raises(ToolError, match="not a log level"):
             runtime.log("loud", "x")  # pyright: ignore[reportArgumentType]
 
@@ -280,22 +280,22 @@ async def test_a_tool_in_a_thread_tells_and_lets_go_from_there(tmp_path: Path, k
         """Tell from a thread."""
         threads.append(threading.get_ident())
         runtime.log("info", "from a thread")
-        runtime.peer.let_go()
+        runtime.client.detach()
         return asyncio.run(_ask(runtime))
 
-    peer, kinds, told = ScriptedPeer(), list[str](), asyncio.Event()
+    peer, kinds, told = ScriptedClient(), list[str](), asyncio.Event()
     async with kernel_in(tmp_path, tools=[work]) as kernel:
-        session = await kernel.session(peer=peer)
+        session = await kernel.session(client=peer)
         session.watch(lambda event: kinds.append(event.kind))
         session.watch(lambda event: told.set() if event.kind == "finished" else None)
         assert (await session.call("test.thread", {})).data == "decline"
         await told.wait()
-        assert threads != [threading.get_ident()] and "log" in kinds and len(peer.let_gone) == 1
+        assert threads != [threading.get_ident()] and "log" in kinds and len(peer.detached) == 1
 
 
 async def _ask(runtime: Runtime) -> str:
-    return (await runtime.peer.ask({"a": FORM}))["a"]["action"]
+    return (await runtime.client.send_requests({"a": FORM}))["a"]["action"]
 
 
 def test_every_kind_of_request_is_of_its_kind() -> None:
-    assert all(kind_of(method, params) == kind for kind, (method, params) in ASK_KINDS.items())
+    assert all(client_request_kind(method, params) == kind for kind, (method, params) in CLIENT_REQUEST_KINDS.items())

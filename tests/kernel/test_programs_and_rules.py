@@ -12,10 +12,10 @@ import pytest
 
 from handrail import Runtime, open_kernel
 from handrail import tool as tool_of
-from handrail.runtime.guard import running
+from handrail.runtime.guard import running_programs
 from handrail.sandbox import tiers
 
-pytestmark = pytest.mark.skipif(not tiers.choose().tier.confines, reason=f"no sandbox: {tiers.choose().tier.detail}")
+pytestmark = pytest.mark.skipif(not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}")
 
 SCRIPT = """#!/bin/sh
 read line
@@ -176,7 +176,7 @@ async def tend(name: str, arguments: dict[str, Any], runtime: Runtime) -> object
     program = asyncio.ensure_future(runtime.shell.run(("sh", "waits")))
     await there(Path(runtime.workdir, "up"))
     answer = await runtime.call(name, arguments)
-    await runtime.files.write("go", b"", over="new")
+    await runtime.files.write("go", b"", expected="new")
     await program
     return answer.ok or str(answer)
 
@@ -186,7 +186,7 @@ async def tend(name: str, arguments: dict[str, Any], runtime: Runtime) -> object
 async def test_a_call_within_a_call_does_not_wait_for_the_program_that_waits_for_it(
     workspace: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "WAIT_S", 0.01)
+    monkeypatch.setattr(running_programs, "WAIT_S", 0.01)
     repository(workspace)
     tool("stays", SERVER, persistent=True, timeout_ms=60_000)
     tool("once", SCRIPT.replace("echo x > .envrc", "true"), timeout_ms=60_000)
@@ -209,7 +209,7 @@ async def test_a_program_waits_for_the_call_of_a_tool_that_stays_up(
         tending = asyncio.ensure_future(session.call("stays", {}))
         await there(workspace / "up")
         with monkeypatch.context() as patch:
-            patch.setattr(running, "WAIT_S", 0.01)
+            patch.setattr(running_programs, "WAIT_S", 0.01)
             refused = await other.call("bash", {"command": "touch made"})
         assert refused.error_kind == "conflict" and ".git/config" in str(refused.error_text)
         waiting = asyncio.ensure_future(other.call("bash", {"command": "cat .git/config > made"}))

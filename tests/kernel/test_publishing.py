@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.doors.runtime import Runtime
-from handrail.contract.generation import Found, Loaded, Rank
-from handrail.contract.tool.requires import NOTHING, Variables
+from handrail.contract.services.runtime import Runtime
+from handrail.contract.generation import DiscoveredTool, SourceContents, SourceRank
+from handrail.contract.tool.requires import NO_REQUIREMENTS, PathVariables
 from handrail.contract.tool.spec import ToolSpec
-from handrail.contract.tool.tool import Tool, checked
+from handrail.contract.tool.tool import Tool, check_spec
 from handrail.policy.targets import agent_layer
-from handrail.registry.generations import Succession
-from handrail.registry.loading import Memory
-from handrail.session.context import Shelf
+from handrail.registry.generations import GenerationLifecycle
+from handrail.registry.generation_loader import LoadCache
+from handrail.session.context import AgentGenerations
 from handrail.testing.kernels import temporary_kernel
 
 
@@ -52,38 +52,38 @@ async def test_calls_are_carried_out_while_the_next_generation_is_made() -> None
 
 def test_a_spec_is_looked_at_once_and_another_one_with_its_name_anew() -> None:
     spec = ToolSpec(id="a", description="Does a.", side_effect="read", locks=())
-    assert checked(spec) is checked(spec) and checked(spec).definition_hash == spec.definition_hash
+    assert check_spec(spec) is check_spec(spec) and check_spec(spec).definition_hash == spec.definition_hash
     other = ToolSpec(id="a", description="", side_effect="read", locks=())
-    assert checked(other).problems and checked(other) is not checked(other), "what is faulty is not kept"
+    assert check_spec(other).problems and check_spec(other) is not check_spec(other), "what is faulty is not kept"
 
 
 class _Held:
     """A source of somebody else's that waits where it is told to."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.foreign = name, True
-        self.rank: Rank = "package"
+        self.name, self.is_third_party = name, True
+        self.rank: SourceRank = "package"
         self.tools: tuple[Tool, ...] = ()
         self.looks = 0
         self.begun, self.go_on = threading.Event(), threading.Event()
         self.go_on.set()
 
-    def load(self) -> Loaded:
+    def load(self) -> SourceContents:
         self.looks += 1
         self.begun.set()
         self.go_on.wait()
-        return Loaded(tuple(Found(tool, self.name) for tool in self.tools), name=self.name)
+        return SourceContents(tuple(DiscoveredTool(tool, self.name) for tool in self.tools), name=self.name)
 
 
 @pytest.mark.proves("R-06")
 async def test_sources_that_change_while_one_is_looked_through_are_looked_through_together(tmp_path: Path) -> None:
     sources = {name: _Held(name) for name in ("one", "two", "three")}
     async with temporary_kernel(tmp_path) as kernel:
-        before = kernel.own.shelf
-        shelf = Shelf(
-            replace(before.sources, further=lambda: list(sources.values()), memory=Memory()),
-            Succession(kernel.generation),
-            lambda generations: agent_layer("default", NOTHING, (), Variables()),
+        before = kernel.own_context.generations
+        shelf = AgentGenerations(
+            replace(before.sources, further=lambda: list(sources.values()), memory=LoadCache()),
+            GenerationLifecycle(kernel.generation),
+            lambda generations: agent_layer("default", NO_REQUIREMENTS, (), PathVariables()),
             count(2).__next__,
             lambda told: None,
         )

@@ -10,10 +10,10 @@ import pytest
 
 from handrail import Runtime, Tool, ToolSpec
 from handrail.sandbox import tiers
-from handrail.sandbox.start.pool import AGE_S
+from handrail.sandbox.start.pool import MAX_AGE_S
 from handrail.testing.kernels import temporary_kernel
 
-pytestmark = pytest.mark.skipif(not tiers.probe().confines, reason="this machine cannot confine programs")
+pytestmark = pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="this machine cannot confine programs")
 
 
 def waiting() -> set[str]:
@@ -39,7 +39,7 @@ async def appeared() -> set[str]:
 
 async def gone() -> None:
     """Until none is there: sooner than one that nobody takes would end by itself."""
-    async with asyncio.timeout(AGE_S / 2):
+    async with asyncio.timeout(MAX_AGE_S / 2):
         while waiting():
             await asyncio.sleep(0.01)
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from handrail import Session, tool
-from handrail.record.log import noted
-from handrail.record.reading import LogReader
-from handrail.record.verification import verify
+from handrail.record.log import read_journal_records
+from handrail.record.log_reader import LogReader
+from handrail.record.verification import verify_log
 from handrail.testing.kernels import temporary_kernel
 
 PATIENCE_S = 300
@@ -120,8 +120,8 @@ async def test_an_intent_is_on_the_disk_while_its_call_runs_and_its_outcome_befo
     async def look() -> list[list[str]]:
         """Look at the log as another process would, and at what is noted for it."""
         database = next((tmp_path / "state").rglob("handrail.db"))
-        with LogReader.at(database) as reader:
-            before = noted(reader.connection, database.parent)
+        with LogReader.open_database(database) as reader:
+            before = read_journal_records(reader.connection, database.parent)
             found = [(entry.call_id, entry.kind) for entry in reader.records()]
         found += [(record.call_id, record.kind) for record in before]
         return [[call.rpartition("/")[2], kind] for call, kind in dict.fromkeys(found) if call]
@@ -145,12 +145,12 @@ async def test_a_process_killed_in_the_first_line_of_a_tool_has_its_call_on_reco
     with process(tmp_path, KILLS_ITSELF, str(before)) as killed:
         assert killed.wait(PATIENCE_S) == -signal.SIGKILL
     async with temporary_kernel(tmp_path) as kernel:
-        assert [lost.call_id for lost in kernel.interrupted] == [f"ses_known/key:k{before}"]
+        assert [lost.call_id for lost in kernel.interrupted_calls] == [f"ses_known/key:k{before}"]
         rows = list(kernel.log.reader.calls())
         assert [row.state for row in rows] == ["output"] * before + ["interrupted"]
         (proposal,) = kernel.log.reader.records(call=f"ses_known/key:k{before}", kind="proposed")
         assert (proposal.body or {})["arguments"] == {"last": True}
-        assert verify(kernel.log.reader).ok
+        assert verify_log(kernel.log.reader).ok
     assert (tmp_path / "effects").read_text() == "burnt\n" * (before + 1)
 
 
@@ -168,7 +168,7 @@ async def test_a_call_killed_in_its_middle_is_interrupted_at_the_next_start_and_
         return to
 
     async with temporary_kernel(tmp_path, tools=[send], rules=["allow mail.*"]) as kernel:
-        assert [(lost.call_id, lost.tool) for lost in kernel.interrupted] == [("ses_known/key:k2", "mail.send")]
+        assert [(lost.call_id, lost.tool) for lost in kernel.interrupted_calls] == [("ses_known/key:k2", "mail.send")]
         session = await kernel.session("ses_known")
         done = await session.call("mail.send", {"to": "done"}, key="k1")
         assert done.ok and done.data == "done" and done.metadata["recorded"] is True
@@ -177,7 +177,7 @@ async def test_a_call_killed_in_its_middle_is_interrupted_at_the_next_start_and_
         assert lost.error_text is not None and "not run again" in lost.error_text
         states = {row.call_id.rpartition(":")[2]: row.state for row in kernel.log.reader.calls()}
         assert states == {"k1": "output", "k2": "interrupted"}
-        assert verify(kernel.log.reader).ok
+        assert verify_log(kernel.log.reader).ok
     assert ran == [] and (tmp_path / "effects").read_text() == "done\nnever\n"
 
 
@@ -225,7 +225,7 @@ async def test_the_log_names_the_generation_its_tools_and_each_calls(tmp_path: P
 @pytest.mark.proves("P-13")
 async def test_who_only_looks_leaves_no_record(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
-        assert (await kernel.explain("read", {"path": "a.txt"})).action == "allow"
+        assert (await kernel.explain_call("read", {"path": "a.txt"})).action == "allow"
         await kernel.reload()
         await kernel.log.flush()
         assert list(kernel.log.reader.records()) == []

@@ -9,7 +9,7 @@ import pytest
 from tests.kernel.guests import joined_kernel
 
 from handrail import LoadError
-from handrail.kernel.joined import JoinedKernel
+from handrail.kernel.remote import RemoteKernel
 from handrail.testing.kernels import temporary_kernel
 
 WRONG = {"rule": "allow read docs/**", "match": ["src/a.py"]}
@@ -17,7 +17,7 @@ RIGHT = {"rule": "allow write notes/**", "match": ["notes/a"], "not_match": ["sr
 
 
 @pytest.fixture
-async def joined(tmp_path: Path) -> AsyncIterator[JoinedKernel]:
+async def joined(tmp_path: Path) -> AsyncIterator[RemoteKernel]:
     async with temporary_kernel(tmp_path), joined_kernel(tmp_path) as kernel:
         yield kernel
 
@@ -34,12 +34,12 @@ async def test_an_example_that_does_not_come_out_keeps_a_process_from_joining(tm
 
 
 @pytest.mark.proves("P-04")
-async def test_nor_does_a_session_begin_or_a_call_get_explained_with_one(joined: JoinedKernel) -> None:
+async def test_nor_does_a_session_begin_or_a_call_get_explained_with_one(joined: RemoteKernel) -> None:
     with pytest.raises(LoadError, match="does not match its example"):
         await joined.session(rules=[WRONG])
     with pytest.raises(LoadError, match="does not match its example"):
-        await joined.explain("read", {"path": "a"}, rules=[WRONG])
+        await joined.explain_call("read", {"path": "a"}, rules=[WRONG])
     session = await joined.session(rules=[RIGHT])
     assert (await session.call("write", {"path": "notes/x", "content": "x"})).ok
-    explained = await joined.explain("write", {"path": "notes/x", "content": "x"}, rules=[RIGHT])
+    explained = await joined.explain_call("write", {"path": "notes/x", "content": "x"}, rules=[RIGHT])
     assert explained.action == "allow"

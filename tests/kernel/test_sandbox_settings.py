@@ -11,21 +11,21 @@ import pytest
 from tests.kernel.test_configured import put_tool
 
 from handrail import LoadError, Result, StartError
-from handrail.config import load
+from handrail.config import load_configuration
 from handrail.contract.generation import UNCONFINED
 from handrail.contract.sandbox import Sandbox
-from handrail.kernel.held import HeldKernel
-from handrail.kernel.sandbox import GROUP, provider_of, sandbox_of
-from handrail.record.reading import LogReader
+from handrail.kernel.local import LocalKernel
+from handrail.kernel.sandbox_factory import ENTRY_POINT_GROUP, choose_provider, make_sandbox
+from handrail.record.log_reader import LogReader
 from handrail.sandbox import tiers
-from handrail.sandbox.operated import Unconfined
+from handrail.sandbox.configured_sandbox import UnconfinedSandbox
 from handrail.testing.kernels import temporary_kernel
 
-confined = pytest.mark.skipif(not tiers.probe().confines, reason="this machine cannot confine programs")
+confined = pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="this machine cannot confine programs")
 SPACE = {"command": "readlink /proc/self/ns/net"}
 
 
-async def said(kernel: HeldKernel, tool: str, arguments: dict[str, Any]) -> Result:
+async def said(kernel: LocalKernel, tool: str, arguments: dict[str, Any]) -> Result:
     return await (await kernel.session()).call(tool, arguments)
 
 
@@ -58,7 +58,7 @@ async def test_a_tool_without_a_sandbox_says_so_in_its_results_in_the_log_and_in
         assert free.data == {"space": here} and free.metadata["confined_by"] == UNCONFINED
         assert bash.data["output"].strip() != here and bash.metadata["confined_by"].endswith("bubblewrap")
         state = Path(kernel.state_folder)
-    with LogReader.at(state / "handrail.db") as log:
+    with LogReader.open_database(state / "handrail.db") as log:
         records = list(log.records())
     (generation,) = [one for one in records if one.kind == "generation"]
     assert generation.body is not None and generation.body["tools"]["free"]["confined_by"] == UNCONFINED
@@ -71,7 +71,7 @@ async def test_where_nothing_can_be_confined_only_what_an_operator_named_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiers, "binaries", lambda: iter(()))
-    tiers.choose.cache_clear()
+    tiers.choose_sandbox.cache_clear()
     try:
         for name in ("free", "other"):
             put_tool(tmp_path / "config" / "tools", name)
@@ -85,31 +85,31 @@ async def test_where_nothing_can_be_confined_only_what_an_operator_named_is_run(
                 assert refused.error_text is not None and "apt install bubblewrap" in refused.error_text
     finally:
         monkeypatch.undo()
-        tiers.choose.cache_clear()
+        tiers.choose_sandbox.cache_clear()
 
 
 def offered(name: str, value: str) -> list[metadata.EntryPoint]:
-    return [metadata.EntryPoint(name, value, GROUP)]
+    return [metadata.EntryPoint(name, value, ENTRY_POINT_GROUP)]
 
 
 def configured(folder: Path, provider: str) -> Any:
     (folder / "handrail.toml").write_text(f'[sandbox]\nprovider = "{provider}"\ntmp_mib = 3\n')
-    return load(folder / "handrail.toml", environment={})
+    return load_configuration(folder / "handrail.toml", environment={})
 
 
 @pytest.mark.proves("R-09")
 def test_an_operator_chooses_the_sandbox_of_an_installed_package_by_name(tmp_path: Path) -> None:
-    points = offered("box", "handrail.sandbox.operated:Unconfined")
-    chosen = sandbox_of(configured(tmp_path, "box"), lambda: points)
-    assert chosen.tier.name == Unconfined().tier.name
-    assert isinstance(provider_of(configured(tmp_path, "box"), lambda: points), Unconfined)
+    points = offered("box", "handrail.sandbox.configured_sandbox:Unconfined")
+    chosen = make_sandbox(configured(tmp_path, "box"), lambda: points)
+    assert chosen.tier.name == UnconfinedSandbox().tier.name
+    assert isinstance(choose_provider(configured(tmp_path, "box"), lambda: points), UnconfinedSandbox)
 
 
 @pytest.mark.proves("R-09")
 @pytest.mark.parametrize(
     ("provider", "value", "wanted"),
     [
-        ("bix", "handrail.sandbox.operated:Unconfined", r"Unknown sandbox provider: 'bix'.*to one of: machine, box"),
+        ("bix", "handrail.sandbox.configured_sandbox:Unconfined", r"Unknown sandbox provider: 'bix'.*to one of: machine, box"),
         ("box", "handrail.no_such_module:Box", "ModuleNotFoundError"),
         ("box", "builtins:dict", "AttributeError"),
         ("box", "tests.kernel.test_sandbox_settings:Nothing", "Expected an object with `tier` and `start`"),
@@ -119,7 +119,7 @@ def test_a_sandbox_that_is_none_stops_the_start_in_words(
     tmp_path: Path, provider: str, value: str, wanted: str
 ) -> None:
     with pytest.raises(StartError, match=wanted):
-        sandbox_of(configured(tmp_path, provider), lambda: offered("box", value))
+        make_sandbox(configured(tmp_path, provider), lambda: offered("box", value))
 
 
 class Nothing:
@@ -129,8 +129,8 @@ class Nothing:
 
 
 def test_this_machines_own_is_the_default(tmp_path: Path) -> None:
-    found: Sandbox = provider_of(configured(tmp_path, "machine"))
-    assert found is tiers.choose(frozenset[str]())
+    found: Sandbox = choose_provider(configured(tmp_path, "machine"))
+    assert found is tiers.choose_sandbox(frozenset[str]())
 
 
 @pytest.mark.proves("S-09")

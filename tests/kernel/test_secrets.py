@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from handrail import ApprovalAnswer, Blob, Event, ProposedCall, Runtime, ToolError, tool
-from handrail.policy.watchdogs.watchdog import Opinion, WatchdogCall
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.policy.watchdogs.api import WatchdogDecision, WatchdogCall
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 SECRET = 'hunter2-KkQ9/"x'
 
@@ -18,7 +18,7 @@ SECRET = 'hunter2-KkQ9/"x'
 @tool(id="vault.open", side_effect="external", locks=["vault:{key}:X"])
 async def open_vault(key: str, runtime: Runtime) -> dict[str, object]:
     """Open the vault."""
-    runtime.progress(f"trying {key}")
+    runtime.report_progress(f"trying {key}")
     return {"opened": f"with {SECRET}", "scan": Blob(f"scan {SECRET}".encode(), "text/plain"), "long": SECRET * 10_000}
 
 
@@ -44,7 +44,7 @@ async def look(url: str) -> str:
 
 @pytest.mark.proves("O-07")
 async def test_what_is_told_of_a_watchdog_that_fails_is_cut_behind_no_half_secret(tmp_path: Path) -> None:
-    async def fails(call: WatchdogCall) -> Opinion:
+    async def fails(call: WatchdogCall) -> WatchdogDecision:
         raise RuntimeError("x" * 286 + SECRET)
 
     async def babbles(call: WatchdogCall) -> Any:
@@ -64,14 +64,14 @@ async def test_what_is_told_of_a_watchdog_that_fails_is_cut_behind_no_half_secre
 
 @pytest.mark.proves("O-07")
 async def test_a_registered_secret_is_in_no_answer_record_event_file_or_request(tmp_path: Path) -> None:
-    person = ScriptedPerson(
+    person = ScriptedApprovalHandler(
         [ApprovalAnswer("session", f"because of {SECRET}"), ApprovalAnswer("reject", f"no {SECRET}")]
     )
     seen: list[Event] = []
     async with temporary_kernel(tmp_path, tools=[open_vault, fail, look], secrets={"vault": SECRET}) as kernel:
-        session = await kernel.session(attendant=person, rules=["allow vault.fail"])
+        session = await kernel.session(approval_handler=person, rules=["allow vault.fail"])
         session.watch(seen.append)
-        answers = await session.turn().call_all(
+        answers = await session.start_turn().call_all(
             [
                 ProposedCall("vault.open", {"key": SECRET}),
                 ProposedCall("vault.open", {"key": f"no {SECRET}"}),
@@ -86,7 +86,7 @@ async def test_a_registered_secret_is_in_no_answer_record_event_file_or_request(
                 ProposedCall("vault.fail", "{%s: 1, %s: 1}" % ((json.dumps("v" * 66 + SECRET),) * 2)),
                 ProposedCall("vault.look", {"url": "http:// " + "v" * 178 + SECRET}),
                 ProposedCall("vault.look", {"url": "git@" + "v" * 181 + ":" + SECRET}),
-                ProposedCall("vault.fail", "{", f"call {SECRET}", fault=f"cut at {SECRET}"),
+                ProposedCall("vault.fail", "{", f"call {SECRET}", problem=f"cut at {SECRET}"),
                 ProposedCall("read", {"path": SECRET}),
                 ProposedCall("read", {"path": f"/etc/{SECRET}"}),
                 ProposedCall("bash", {"command": f"echo {SECRET}"}),
@@ -105,12 +105,12 @@ async def test_a_registered_secret_is_in_no_answer_record_event_file_or_request(
 
 
 async def test_a_rule_that_would_hold_a_secret_is_not_offered(tmp_path: Path) -> None:
-    person = ScriptedPerson([ApprovalAnswer("once"), ApprovalAnswer("once")])
+    person = ScriptedApprovalHandler([ApprovalAnswer("once"), ApprovalAnswer("once")])
     async with temporary_kernel(tmp_path, tools=[open_vault], secrets={"vault": SECRET}) as kernel:
-        session = await kernel.session(attendant=person)
+        session = await kernel.session(approval_handler=person)
         assert (await session.call("vault.open", {"key": SECRET})).ok
         assert (await session.call("vault.open", {"key": "harmless"})).ok
-    assert [request.always is None for request in person.requests] == [True, False]
+    assert [request.suggested_rule is None for request in person.requests] == [True, False]
 
 
 def _on_disk(folder: Path) -> bytes:

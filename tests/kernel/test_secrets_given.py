@@ -63,7 +63,7 @@ async def test_a_secret_setting_of_a_tool_is_the_secret_that_is_named_for_it_and
     named = '[tools."vault.set".config]\npassword = { secret = "TOKEN" }\n'
     more = '[tools."vault.set".config]\npassword = { secret = "TOKEN" }\nuser = { secret = "TOKEN" }\n'
     async with temporary_kernel(tmp_path / "a", tools=TOOLS, settings=configured(tmp_path)) as kernel:
-        assert '[tools."vault.set".config]' in (kernel.generation.entries["vault.set"].withheld or "")
+        assert '[tools."vault.set".config]' in (kernel.generation.entries["vault.set"].unavailable_reason or "")
     async with temporary_kernel(
         tmp_path / "b", tools=TOOLS, rules=["allow vault.*"], settings=configured(tmp_path) + named
     ) as kernel:
@@ -96,7 +96,7 @@ async def test_a_call_that_a_tool_makes_has_none_of_its_callers_secrets(tmp_path
 
 async def test_a_configured_value_that_cannot_be_redacted_is_given_to_nobody(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, settings=configured(tmp_path, "abc")) as kernel:
-        withheld = kernel.generation.entries["vault.length"].withheld
+        withheld = kernel.generation.entries["vault.length"].unavailable_reason
         assert withheld is not None and "cannot be redacted" in withheld and "3 characters" in withheld
 
 
@@ -118,7 +118,7 @@ async def test_what_a_process_brings_is_for_its_own_tools(tmp_path: Path) -> Non
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=rules, secrets={"TOKEN": VALUE}) as holder:
         assert (await (await holder.session()).call("vault.length", {})).data["length"] == len(VALUE)
         async with open_kernel(tmp_path / "ws", tools=TOOLS, rules=rules, state=state, config=config) as bare:
-            assert bare.generation.entries["vault.length"].withheld is not None, "the holder's are not theirs"
+            assert bare.generation.entries["vault.length"].unavailable_reason is not None, "the holder's are not theirs"
         with pytest.raises(UsageError, match=r"^secrets: .*3 characters"):
             async with open_kernel(tmp_path / "ws", secrets={"TOKEN": "abc"}, state=state, config=config):
                 pass

@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 from handrail import open_kernel
-from handrail.kernel.held import HeldKernel
+from handrail.kernel.local import LocalKernel
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.upstreams import Program, approved
+from handrail.testing.upstream_servers import StdioServerProgram, approve_tools
 
 
 @pytest.mark.proves("F-04")
 async def test_a_process_that_joined_uses_the_holders_servers(tmp_path: Path) -> None:
-    server = Program(tmp_path)
+    server = StdioServerProgram(tmp_path)
     state, config = tmp_path / "state", tmp_path / "config" / "handrail.toml"
-    async with temporary_kernel(tmp_path, settings=server.settings("t"), rules=["allow mcp:t:*"]) as kernel:
-        await approved(kernel, "t")
+    async with temporary_kernel(tmp_path, settings=server.settings_toml("t"), rules=["allow mcp:t:*"]) as kernel:
+        await approve_tools(kernel, "t")
         async with open_kernel(tmp_path / "ws", rules=["allow mcp:t:*"], state=state, config=config) as joined:
-            assert not isinstance(joined, HeldKernel)
-            assert [one.name for one in joined.mcp.servers] == ["t"] == [one.name for one in kernel.mcp.servers]
+            assert not isinstance(joined, LocalKernel)
+            assert [one.name for one in joined.mcp_servers.servers] == ["t"] == [one.name for one in kernel.mcp_servers.servers]
             result = await (await joined.session()).call("t_echo", {"text": "hi"})
             assert (result.ok, result.data) == (True, "hi")

@@ -12,9 +12,9 @@ import pytest
 from handrail import Runtime, Tool, ToolSpec, open_kernel, tool
 from handrail.contract.generation import ToolStatus
 from handrail.contract.tool.spec import ConfigKey
-from handrail.kernel.held import HeldKernel
+from handrail.kernel.local import LocalKernel
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.upstreams import Program, approved
+from handrail.testing.upstream_servers import StdioServerProgram, approve_tools
 
 
 @tool(id="mine.plain", side_effect="read", locks=[])
@@ -54,17 +54,17 @@ def of(statuses: Iterable[ToolStatus], tool_id: str, source: str = "") -> tuple[
 
 @pytest.mark.proves("R-11")
 async def test_each_status_is_told_with_its_reason_wherever_the_kernel_is(tmp_path: Path) -> None:
-    server, state, config = Program(tmp_path), tmp_path / "state", tmp_path / "config" / "handrail.toml"
-    settings = server.settings("t") + "[tools.glob]\nenabled = false\n"
+    server, state, config = StdioServerProgram(tmp_path), tmp_path / "state", tmp_path / "config" / "handrail.toml"
+    settings = server.settings_toml("t") + "[tools.glob]\nenabled = false\n"
     how = {"tools": TOOLS, "state": state, "config": config}
     async with (
         temporary_kernel(tmp_path, tools=TOOLS, settings=settings) as kernel,
         open_kernel(tmp_path / "ws", **how) as joined,  # pyright: ignore[reportArgumentType]
     ):
-        assert not isinstance(joined, HeldKernel)
-        await kernel.rooms.upstreams["t"].listed()
-        (source,) = kernel.rooms.upstreams.sources
-        await kernel.rooms.look_again(source)
+        assert not isinstance(joined, LocalKernel)
+        await kernel.components.upstreams["t"].get_listing()
+        (source,) = kernel.components.upstreams.sources
+        await kernel.components.refresh_source(source)
         for one in (kernel, joined):
             told = await one.tool_statuses()
             assert of(told, "read") == of(told, "mine.plain") == ("system", "")
@@ -77,7 +77,7 @@ async def test_each_status_is_told_with_its_reason_wherever_the_kernel_is(tmp_pa
             assert status == "disabled" and '[tools."glob"] enabled = false' in reason
             status, reason = of(told, "t_echo")
             assert status == "quarantined" and "handrail sources review t" in reason
-        await approved(kernel, "t")
+        await approve_tools(kernel, "t")
         for one in (kernel, joined):
             assert of(await one.tool_statuses(), "t_echo") == ("connected", "")
 
@@ -86,11 +86,11 @@ async def test_each_status_is_told_with_its_reason_wherever_the_kernel_is(tmp_pa
 async def test_a_tool_of_a_server_that_cannot_be_reached_is_offline_and_one_that_clashes_quarantined(
     tmp_path: Path,
 ) -> None:
-    server, state, config = Program(tmp_path), tmp_path / "state", tmp_path / "config" / "handrail.toml"
-    async with temporary_kernel(tmp_path, settings=server.settings("t")) as kernel:
-        await approved(kernel, "t")
+    server, state, config = StdioServerProgram(tmp_path), tmp_path / "state", tmp_path / "config" / "handrail.toml"
+    async with temporary_kernel(tmp_path, settings=server.settings_toml("t")) as kernel:
+        await approve_tools(kernel, "t")
         assert of(await kernel.tool_statuses(), "t_echo") == ("connected", "")
-    gone = server.settings("t").replace("command = ", 'command = "/nowhere/server"\n# ')
+    gone = server.settings_toml("t").replace("command = ", 'command = "/nowhere/server"\n# ')
     async with (
         temporary_kernel(tmp_path, settings=gone) as kernel,
         open_kernel(tmp_path / "ws", state=state, config=config) as joined,
@@ -98,7 +98,7 @@ async def test_a_tool_of_a_server_that_cannot_be_reached_is_offline_and_one_that
         for one in (kernel, joined):
             status, reason = of(await one.tool_statuses(), "", "t")
             assert status == "offline" and "/nowhere/server" in reason
-    async with temporary_kernel(tmp_path, tools=[clashing], settings=server.settings("t")) as kernel:
+    async with temporary_kernel(tmp_path, tools=[clashing], settings=server.settings_toml("t")) as kernel:
         told = await kernel.tool_statuses()
         assert of(told, "t_echo", "t")[0] == "quarantined" and "already the id" in of(told, "t_echo", "t")[1]
         assert ("system", "") in [(one.status, one.reason) for one in told if one.tool == "t_echo"]
@@ -107,19 +107,19 @@ async def test_a_tool_of_a_server_that_cannot_be_reached_is_offline_and_one_that
 @pytest.mark.proves("R-11")
 async def test_tools_of_a_server_that_was_lost_are_offline_with_the_reason(tmp_path: Path) -> None:
     server, state, config = (
-        Program(tmp_path, ["echo", "die"]),
+        StdioServerProgram(tmp_path, ["echo", "die"]),
         tmp_path / "state",
         tmp_path / "config" / "handrail.toml",
     )
     rules = ["allow mcp:t:*"]
-    async with temporary_kernel(tmp_path, settings=server.settings("t"), rules=rules) as kernel:
-        await approved(kernel, "t")
+    async with temporary_kernel(tmp_path, settings=server.settings_toml("t"), rules=rules) as kernel:
+        await approve_tools(kernel, "t")
         async with open_kernel(tmp_path / "ws", state=state, config=config) as joined:
             assert of(await joined.tool_statuses(), "t_echo") == ("connected", "")
             session = await kernel.session()
-            server.plan(["echo", "die"], dies_at_start=True)
+            server.set_plan(["echo", "die"], dies_at_start=True)
             assert not (await session.call("t_die", {})).ok
-            while kernel.rooms.upstreams["t"].state != "waiting":
+            while kernel.components.upstreams["t"].state != "waiting":
                 await asyncio.sleep(0)
             for one in (kernel, joined):
                 status, reason = of(await one.tool_statuses(), "t_echo")

@@ -10,8 +10,8 @@ from tests.kernel.test_sub_agents import READER, WRITES, answers, kernel_of, mod
 
 from handrail.agent.budget import Budget
 from handrail.agent.loop import Agent
-from handrail.agent.model import Usage
-from handrail.testing.histories import Pause, PlayedModel, call_reply, text_reply
+from handrail.agent.model import TokenUsage
+from handrail.testing.request_checks import ReplyPause, PlaybackModel, call_reply, text_reply
 
 
 @pytest.mark.proves("A-03")
@@ -22,8 +22,8 @@ async def test_a_shared_budget_is_the_parents_and_an_own_one_is_not(tmp_path: Pa
         folder.mkdir()
         async with kernel_of(folder, {"reader": manifest}) as kernel:
             reads = [call_reply(("read", {"path": "nothing"})) for _ in range(2)]
-            reader = PlayedModel(*reads, text_reply("done"))
-            top = PlayedModel(call_reply(task("reader")), text_reply("end"))
+            reader = PlaybackModel(*reads, text_reply("done"))
+            top = PlaybackModel(call_reply(task("reader")), text_reply("end"))
             agent = Agent(await kernel.session(), top, budget=Budget(turns=3), models=models(reader=reader))
             assert (await agent.complete("Go.")).status == status
             assert len(reader.requests) == (2 if status == "budget" else 3)
@@ -32,9 +32,9 @@ async def test_a_shared_budget_is_the_parents_and_an_own_one_is_not(tmp_path: Pa
 @pytest.mark.proves("A-03")
 async def test_sub_agents_side_by_side_use_no_more_turns_than_their_parent_has_left(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"reader": READER}) as kernel:
-        pauses = [Pause() for _ in range(4)]
-        reader = PlayedModel(*([pause, *text_reply("done")] for pause in pauses))
-        top = PlayedModel(call_reply(*(task("reader") for _ in range(4))), text_reply("end"))
+        pauses = [ReplyPause() for _ in range(4)]
+        reader = PlaybackModel(*([pause, *text_reply("done")] for pause in pauses))
+        top = PlaybackModel(call_reply(*(task("reader") for _ in range(4))), text_reply("end"))
         agent = Agent(await kernel.session(), top, budget=Budget(turns=3), models=models(reader=reader))
         run = asyncio.ensure_future(answers(agent))
         for pause in pauses[:2]:
@@ -51,8 +51,8 @@ async def test_sub_agents_side_by_side_use_no_more_turns_than_their_parent_has_l
 async def test_no_call_of_a_reply_starts_that_may_have_used_up_the_tokens_of_the_agent_above(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"writer": WRITES}) as kernel:
         write = call_reply(("write", {"path": "a", "content": "x"}))
-        writer = PlayedModel([*write[:-1], Usage(90, 10), write[-1]])
-        top = PlayedModel([Usage(10, 1), *call_reply(task("writer"))])
+        writer = PlaybackModel([*write[:-1], TokenUsage(90, 10), write[-1]])
+        top = PlaybackModel([TokenUsage(10, 1), *call_reply(task("writer"))])
         agent = Agent(
             await kernel.session(), top, budget=Budget(tokens=100, context=None), models=models(writer=writer)
         )
@@ -66,10 +66,10 @@ async def test_the_time_of_a_run_bounds_what_it_has_begun_in_the_background_wher
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, shared: bool
 ) -> None:
     async with kernel_of(tmp_path, {"reader": f"{READER}\n[budgets]\nshared = {str(shared).lower()}"}) as kernel:
-        pause = Pause()
-        top = PlayedModel(call_reply(task("reader", background=True)), text_reply("Begun."))
+        pause = ReplyPause()
+        top = PlaybackModel(call_reply(task("reader", background=True)), text_reply("Begun."))
         session = await kernel.session()
-        reader = PlayedModel([pause, *text_reply("Read.")])
+        reader = PlaybackModel([pause, *text_reply("Read.")])
         agent = Agent(session, top, budget=Budget(seconds=3600), models=models(reader=reader))
         assert (await agent.complete("Go.")).text == "Begun."
         await pause.reached.wait()
@@ -95,8 +95,8 @@ async def test_what_a_run_begins_in_the_background_with_its_last_turn_has_none_l
 ) -> None:
     async with kernel_of(tmp_path, {"reader": READER}) as kernel:
         session = await kernel.session()
-        reader = PlayedModel(text_reply("Read."), text_reply("Read."))
-        top = PlayedModel(call_reply(task("reader", background=True)))
+        reader = PlaybackModel(text_reply("Read."), text_reply("Read."))
+        top = PlaybackModel(call_reply(task("reader", background=True)))
         agent = Agent(session, top, budget=Budget(turns=1), models=models(reader=reader))
         assert (await agent.complete("Go.")).status == "budget"
         (job,) = await session.jobs.list()

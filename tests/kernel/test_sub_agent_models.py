@@ -10,16 +10,16 @@ from tests.kernel.test_sub_agents import kernel_of, task
 
 from handrail.agent.events import CallAnswered
 from handrail.agent.loop import Agent
-from handrail.agent.providers import open_beside, open_model
+from handrail.agent.providers import open_subagent_model, open_model
 from handrail.contract.agent import parse_agent
 from handrail.contract.errors import StartError
-from handrail.testing.servers import Call, OpenAIServer, Reply
+from handrail.testing.model_servers import ReplyCall, OpenAIServer, ScriptedReply
 
 SUB = 'role = "all"\ntools = ["task"]\n'
 
 
 def asked(server: OpenAIServer) -> list[Any]:
-    assert [request.refused for request in server.requests if request.refused] == []
+    assert [request.faults for request in server.requests if request.faults] == []
     return [request.body["model"] for request in server.requests]
 
 
@@ -28,7 +28,7 @@ async def test_a_sub_agents_model_of_the_same_provider_is_asked_where_its_parent
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "test-key")
-    async with OpenAIServer(Reply("From elsewhere.")) as elsewhere:
+    async with OpenAIServer(ScriptedReply("From elsewhere.")) as elsewhere:
         script = tmp_path / "between.toml"
         script.write_text(
             'version = 1\n[[turns]]\n[[turns.calls]]\nname = "task"\n'
@@ -39,10 +39,10 @@ async def test_a_sub_agents_model_of_the_same_provider_is_asked_where_its_parent
             "other": f'{SUB}model = "openai:other"\nbase_url = "{elsewhere.base_url}"',
             "between": f'{SUB}model = "script:{script}"',
         }
-        handed = [Call(*task(agent)) for agent in ("small", "other", "between")]
-        replies = [Reply(call) for call in handed]
+        handed = [ReplyCall(*task(agent)) for agent in ("small", "other", "between")]
+        replies = [ScriptedReply(call) for call in handed]
         async with (
-            OpenAIServer(replies[0], Reply("Small."), *replies[1:], Reply("Below a script."), Reply("Done.")) as here,
+            OpenAIServer(replies[0], ScriptedReply("Small."), *replies[1:], ScriptedReply("Below a script."), ScriptedReply("Done.")) as here,
             kernel_of(tmp_path, agents) as kernel,
         ):
             model = open_model("openai:top", base_url=here.base_url)
@@ -62,11 +62,11 @@ async def test_the_other_api_of_a_provider_is_reached_in_the_same_way_and_its_ow
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     model = open_model("openai:top", base_url="http://127.0.0.1:1/v1", text_calls="xml")
-    beside = open_beside(model, "openai-responses:small")
-    below = open_beside(beside, "openai:smaller")
+    beside = open_subagent_model(model, "openai-responses:small")
+    below = open_subagent_model(beside, "openai:smaller")
     assert beside.dialect is below.dialect is model.dialect
     with pytest.raises(StartError, match="needs a key"):
-        open_beside(below, "openai:theirs", "")
+        open_subagent_model(below, "openai:theirs", "")
     for one in (model, beside, below):
         await one.aclose()
 
@@ -74,4 +74,4 @@ async def test_the_other_api_of_a_provider_is_reached_in_the_same_way_and_its_ow
 @pytest.mark.parametrize("url", ["ftp://x", "localhost:8000", "https://a b", "https://x\\n"])
 def test_what_is_no_address_of_a_server_is_a_fault_of_the_manifest(url: str) -> None:
     checked = parse_agent(f'id = "a"\nbase_url = "{url}"'.encode(), "agent.toml", "a")
-    assert [fault.where for fault in checked.faults] == ["base_url"]
+    assert [fault.location for fault in checked.faults] == ["base_url"]

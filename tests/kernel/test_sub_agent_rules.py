@@ -10,8 +10,8 @@ from tests.kernel.test_sub_agents import WRITER, WRITES, answers, kernel_of, mod
 
 from handrail.agent.loop import Agent
 from handrail.contract.approvals import ApprovalAnswer
-from handrail.testing.histories import Pause, PlayedModel, call_reply, text_reply
-from handrail.testing.kernels import ScriptedPerson
+from handrail.testing.request_checks import ReplyPause, PlaybackModel, call_reply, text_reply
+from handrail.testing.kernels import ScriptedApprovalHandler
 
 
 @pytest.mark.proves("P-12")
@@ -21,8 +21,8 @@ async def test_a_sub_agent_may_no_more_than_its_parent_whatever_its_own_manifest
         writes = call_reply(
             ("write", {"path": "a.txt", "content": "a"}), ("write", {"path": "out/b.txt", "content": "b"})
         )
-        writer = PlayedModel(writes, text_reply("done"))
-        top = PlayedModel(call_reply(task("writer")), text_reply("."))
+        writer = PlaybackModel(writes, text_reply("done"))
+        top = PlaybackModel(call_reply(task("writer")), text_reply("."))
         await Agent(await kernel.session(), top, models=models(writer=writer)).complete("Go.")
         assert "outside the delegation of agent default" in str(writer.requests[1].messages)
     assert not (tmp_path / "ws" / "a.txt").exists()
@@ -36,8 +36,8 @@ async def test_what_the_parents_rules_and_mode_keep_from_it_they_keep_from_its_s
             call_reply(("write", {"path": "keep/a", "content": "a"}), ("write", {"path": "b", "content": "b"})),
             text_reply("."),
         ]
-        writer = PlayedModel(*replies, *replies)
-        top = PlayedModel(*[call_reply(task("writer")), text_reply(".")] * 2)
+        writer = PlaybackModel(*replies, *replies)
+        top = PlaybackModel(*[call_reply(task("writer")), text_reply(".")] * 2)
         session = await kernel.session()
         agent = Agent(session, top, models=models(writer=writer))
         await agent.complete("Go.")
@@ -52,8 +52,8 @@ async def test_what_the_parents_rules_and_mode_keep_from_it_they_keep_from_its_s
 async def test_what_a_session_is_denied_no_more_specific_rule_of_a_sub_agent_opens(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"writer": f"{WRITER}\nrules = ['allow fs.write keep/open/**']"}) as kernel:
         replies = [call_reply(("write", {"path": f"keep/open/{n}", "content": "a"})) for n in range(2)]
-        writer = PlayedModel(replies[0], text_reply("."), replies[1], text_reply("."))
-        top = PlayedModel(*[call_reply(task("writer")), text_reply(".")] * 2)
+        writer = PlaybackModel(replies[0], text_reply("."), replies[1], text_reply("."))
+        top = PlaybackModel(*[call_reply(task("writer")), text_reply(".")] * 2)
         session = await kernel.session()
         agent = Agent(session, top, models=models(writer=writer))
         await agent.complete("Go.")
@@ -75,9 +75,9 @@ async def test_a_rule_of_the_project_holds_three_levels_down_whatever_an_agent_a
     }
     async with kernel_of(tmp_path, agents, settings=f"rules = ['{action} fs.write keep/**']") as kernel:
         writes = (("write", {"path": path, "content": "x"}) for path in ("keep/open/a", "b"))
-        writer = PlayedModel(call_reply(*writes), text_reply("."))
+        writer = PlaybackModel(call_reply(*writes), text_reply("."))
         downwards = [call_reply(task(agent)) for agent in ("one", "two", "writer")]
-        top = PlayedModel(*downwards, *(text_reply(".") for _ in range(3)))
+        top = PlaybackModel(*downwards, *(text_reply(".") for _ in range(3)))
         await Agent(await kernel.session(), top, models=models(writer=writer)).complete("Go.")
         assert f"{action} fs.write keep/**" in str(writer.requests[1].messages)
     assert [(tmp_path / "ws" / name).exists() for name in ("keep/open/a", "b")] == [False, True]
@@ -90,15 +90,15 @@ async def test_hosts_that_are_passed_on_by_name_leave_no_search_of_a_provider(
 ) -> None:
     searcher = 'role = "all"\nmodel = "played:searcher"\n[native.web_search]\n[native.code_execution]'
     async with kernel_of(tmp_path, {"default": f"[delegable.net]\nhosts = {hosts}", "searcher": searcher}) as kernel:
-        pause = Pause()
-        top = PlayedModel(call_reply(task("searcher", background=True)), text_reply("."))
+        pause = ReplyPause()
+        top = PlaybackModel(call_reply(task("searcher", background=True)), text_reply("."))
         session = await kernel.session()
-        model = PlayedModel([pause, *text_reply(".")])
+        model = PlaybackModel([pause, *text_reply(".")])
         await Agent(session, top, models=models(searcher=model)).complete("Go.")
         await pause.reached.wait()
-        (child,) = session.family.children
-        for native in (child.native, child.turn().native):
-            refused = {offer.spec.id: offer.refused for offer in native}
+        (child,) = session.tree_node.children
+        for native in (child.provider_tools, child.start_turn().provider_tools):
+            refused = {offer.spec.id: offer.unavailable_reason for offer in native}
             assert refused["native.code_execution"] is None
             assert (refused["native.web_search"] is None) is offered
             assert offered or "Agent default delegates hosts by name" in str(refused["native.web_search"])
@@ -107,30 +107,30 @@ async def test_hosts_that_are_passed_on_by_name_leave_no_search_of_a_provider(
 
 @pytest.mark.proves("P-12")
 async def test_what_is_answered_forgotten_or_added_above_counts_at_once_for_agents_at_work(tmp_path: Path) -> None:
-    person = ScriptedPerson([ApprovalAnswer("reject-always", "never")])
+    person = ScriptedApprovalHandler([ApprovalAnswer("reject-always", "never")])
     async with kernel_of(tmp_path, {"writer": f"{WRITER}\nrules = ['allow fs.write a/b']"}) as kernel:
-        pause = Pause()
-        writer = PlayedModel([pause, *call_reply(("write", {"path": "a/b", "content": "x"}))], text_reply("."))
-        top = PlayedModel(call_reply(task("writer", background=True)), text_reply("."))
-        session = await kernel.session(attendant=person)
+        pause = ReplyPause()
+        writer = PlaybackModel([pause, *call_reply(("write", {"path": "a/b", "content": "x"}))], text_reply("."))
+        top = PlaybackModel(call_reply(task("writer", background=True)), text_reply("."))
+        session = await kernel.session(approval_handler=person)
         await Agent(session, top, models=models(writer=writer)).complete("Go.")
         await pause.reached.wait()
-        (child,) = session.family.children
+        (child,) = session.tree_node.children
         assert (await session.call("bash", {"command": "rm x"})).error_kind == "denied"
-        (rule,) = kernel.approvals.rules()
+        (rule,) = kernel.approvals.list_rules()
         session.set_mode("accept-edits")
         session.add_rules("deny fs.write a/**")
-        assert child.rules.above is session.rules
-        await kernel.approvals.forget_rule(rule.id)
-        assert child.rules.above is session.rules
+        assert child.rules.parent is session.rules
+        await kernel.approvals.revoke_rule(rule.id)
+        assert child.rules.parent is session.rules
         assert (session.rules.mode, child.rules.mode) == ("accept-edits", "ask")
         session.set_mode("plan")
         assert child.rules.mode == "plan"
         session.set_mode("auto")
         assert child.rules.mode == "ask", "its own again, and no wider one"
         pause.proceed.set()
-        assert session.notices is not None
-        await session.notices.arrived()
+        assert session.notifications is not None
+        await session.notifications.wait_until_pending()
         assert "deny fs.write a/**" in str(writer.requests[1].messages)
     assert not (tmp_path / "ws" / "a").exists()
 
@@ -144,11 +144,11 @@ async def test_a_rule_of_the_project_may_name_a_tool_that_only_one_agent_has(tmp
         "other": 'role = "all"\ntools = ["read"]\nmodel = "played:other"',
     }
     async with kernel_of(tmp_path, agents, rules=[rule], settings=f"rules = [{rule!r}]") as kernel:
-        writer = PlayedModel(call_reply(("write", {"path": "a", "content": "a"})), text_reply("."))
-        top = PlayedModel(call_reply(task("writer")), call_reply(task("other")), text_reply("."))
+        writer = PlaybackModel(call_reply(("write", {"path": "a", "content": "a"})), text_reply("."))
+        top = PlaybackModel(call_reply(task("writer")), call_reply(task("other")), text_reply("."))
         session = await kernel.session()
         session.add_rules(rule)
-        other = PlayedModel(text_reply("."))
+        other = PlaybackModel(text_reply("."))
         await Agent(session, top, models=models(writer=writer, other=other)).complete("Go.")
         assert len(other.requests) == 1
     assert (tmp_path / "ws" / "a").read_text() == "a"
@@ -157,6 +157,6 @@ async def test_a_rule_of_the_project_may_name_a_tool_that_only_one_agent_has(tmp
 async def test_an_agent_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     agents = {"writer": WRITES, "broken": 'role = "all"\ntools = ["raed"]'}
     async with kernel_of(tmp_path, agents) as kernel:
-        top = PlayedModel(call_reply(task("broken")), text_reply("."))
+        top = PlaybackModel(call_reply(task("broken")), text_reply("."))
         (answer,) = await answers(Agent(await kernel.session(), top))
         assert "there is no tool 'raed'; did you mean read" in str(answer.error_text)

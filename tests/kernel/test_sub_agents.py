@@ -15,21 +15,21 @@ from handrail.agent.loop import Agent
 from handrail.agent.model import Model
 from handrail.contract.approvals import ApprovalAnswer
 from handrail.contract.call import Result
-from handrail.contract.doors.agents import Delegation
+from handrail.contract.services.delegation import SubagentTask
 from handrail.contract.errors import LoadError
-from handrail.frontends.acp.opening import Editor
-from handrail.kernel.held import HeldKernel
-from handrail.runtime.files import unsaved
-from handrail.session.session import HeldSession
-from handrail.testing.histories import Pause, PlayedModel, call_reply, text_reply
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.frontends.acp.session_setup import EditorBuffers
+from handrail.kernel.local import LocalKernel
+from handrail.runtime.files import editor_files
+from handrail.session.local_session import LocalSession
+from handrail.testing.request_checks import ReplyPause, PlaybackModel, call_reply, text_reply
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 Agents = dict[str, str]
 """Manifests by id, without the id."""
 
 
 @asynccontextmanager
-async def kernel_of(folder: Path, agents: Agents, **given: Any) -> AsyncGenerator[HeldKernel]:
+async def kernel_of(folder: Path, agents: Agents, **given: Any) -> AsyncGenerator[LocalKernel]:
     for agent, text in agents.items():
         place = folder / "config" / "agents" / agent
         place.mkdir(parents=True, mode=0o755, exist_ok=True)
@@ -42,7 +42,7 @@ def task(agent: str, prompt: str = "Do it.", **more: Any) -> tuple[str, dict[str
     return "task", {"subagent_type": agent, "prompt": prompt, **more}
 
 
-def models(**by_name: PlayedModel) -> Callable[[str], Model]:
+def models(**by_name: PlaybackModel) -> Callable[[str], Model]:
     """What opens ``played:NAME``."""
     return lambda spec: by_name[spec.partition(":")[2]]
 
@@ -63,8 +63,8 @@ WRITES = f"{WRITER}\nrules = ['allow fs.write **']"
 async def test_a_sub_agent_works_in_a_session_of_its_own_and_its_last_message_is_the_answer(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"reader": READER}) as kernel:
         (tmp_path / "ws" / "note.txt").write_text("The answer is 42.\n")
-        reader = PlayedModel(call_reply(("read", {"path": "note.txt"})), text_reply("It says 42."))
-        top = PlayedModel(call_reply(task("reader", "What is in note.txt?")), text_reply("42"))
+        reader = PlaybackModel(call_reply(("read", {"path": "note.txt"})), text_reply("It says 42."))
+        top = PlaybackModel(call_reply(task("reader", "What is in note.txt?")), text_reply("42"))
         session = await kernel.session()
         agent = Agent(session, top, workspace=session.workdir, models=models(reader=reader))
         outcome = await agent.complete("Find the answer.")
@@ -77,19 +77,19 @@ async def test_a_sub_agent_works_in_a_session_of_its_own_and_its_last_message_is
         assert str(child.messages[0]).count("What is in note.txt?") == 1
         assert "Find the answer" not in str(child.messages)
         assert {view["name"] for view in child.tools} == {"read", "task"}
-        row = kernel.rooms.store.sessions.under(session.id)[0]
-        assert (row.agent, row.under_call, row.holder) == ("reader", f"{session.id}/1.0", None)
+        row = kernel.components.store.sessions.list_children(session.id)[0]
+        assert (row.agent, row.parent_call, row.holder) == ("reader", f"{session.id}/1.0", None)
         assert "It says 42." in str(top.requests[1].messages)
         await kernel.log.flush()
         assert [call.tool for call in kernel.log.reader.calls(session=row.id)] == ["read"]
-        assert await kernel.sessions.lasting.history(row.id).read()
+        assert await kernel.sessions.session_store.open_history(row.id).read()
 
 
 @pytest.mark.proves("A-03")
 async def test_an_unknown_agent_is_answered_with_those_there_are(tmp_path: Path) -> None:
     agents = {"reader": READER, "mine": "tools = ['read']", "broken": 'role = "all"\npromt = 1'}
     async with kernel_of(tmp_path, agents) as kernel:
-        top = PlayedModel(call_reply(task("readr"), task("mine"), task("broken")), text_reply("."))
+        top = PlaybackModel(call_reply(task("readr"), task("mine"), task("broken")), text_reply("."))
         found = await answers(Agent(await kernel.session(), top))
     assert [result.error_kind for result in found] == ["invalid_input"] * 3
     assert "'readr' that takes work here; did you mean 'reader'? There are: default, reader" in str(found[0].error_text)
@@ -99,24 +99,24 @@ async def test_an_unknown_agent_is_answered_with_those_there_are(tmp_path: Path)
 async def test_without_a_model_nobody_does_the_work_and_the_tool_is_not_in_view(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"reader": READER}) as kernel:
         session = await kernel.session()
-        assert "task" not in [spec.id for spec in session.view]
+        assert "task" not in [spec.id for spec in session.active_tools]
         result = await session.call(*task("reader"))
         assert (result.error_kind, "no model is attached" in str(result.error_text)) == ("unavailable", True)
-        Agent(session, PlayedModel())
-        assert "task" in [spec.id for spec in session.view]
+        Agent(session, PlaybackModel())
+        assert "task" in [spec.id for spec in session.active_tools]
 
 
 @pytest.mark.proves("A-03")
 async def test_there_are_five_levels_of_sub_agents_and_no_sixth(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {}) as kernel:
         downwards = [call_reply(task("default", f"level {n}")) for n in range(1, 7)]
-        model = PlayedModel(*downwards, *(text_reply(f"up {n}") for n in range(6)))
+        model = PlaybackModel(*downwards, *(text_reply(f"up {n}") for n in range(6)))
         session = await kernel.session()
         outcome = await Agent(session, model).complete("Go down.")
         assert outcome.text == "up 5"
         assert "at most 5 levels deep" in str(model.requests[6].messages)
         depth, below = 0, session.id
-        while rows := kernel.rooms.store.sessions.under(below):
+        while rows := kernel.components.store.sessions.list_children(below):
             depth, below = depth + 1, rows[0].id
         assert depth == 5
 
@@ -128,13 +128,13 @@ async def test_one_call_may_hand_over_several_tasks_at_once(tmp_path: Path) -> N
     @tool(id="both", requires={"capabilities": ["agents"]}, side_effect="external", locks=[])
     async def both(runtime: Runtime) -> list[Any]:
         """Ask two agents."""
-        tasks = [runtime.agents.run(Delegation("reader", prompt)) for prompt in ("one", "two")]
+        tasks = [runtime.subagents.run(SubagentTask("reader", prompt)) for prompt in ("one", "two")]
         return [result.data["text"] for result in await asyncio.gather(*tasks)]
 
     agents = {"default": "rules = ['allow both']", "reader": READER}
     async with kernel_of(tmp_path, agents, tools=[both]) as kernel:
-        reader = PlayedModel(text_reply("1"), text_reply("2"))
-        top = PlayedModel(call_reply(("both", {})), text_reply("."))
+        reader = PlaybackModel(text_reply("1"), text_reply("2"))
+        top = PlaybackModel(call_reply(("both", {})), text_reply("."))
         (found,) = await answers(Agent(await kernel.session(), top, models=models(reader=reader)))
         assert (found.ok, sorted(found.data)) == (True, ["1", "2"])
 
@@ -144,20 +144,20 @@ async def test_one_call_may_hand_over_several_tasks_at_once(tmp_path: Path) -> N
 async def test_a_sub_agent_writes_over_nothing_that_the_user_of_its_parents_editor_has_not_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Typing(Editor):
-        async def unsaved(self, path: str) -> str | None:
+    class Typing(EditorBuffers):
+        async def editor_files(self, path: str) -> str | None:
             return "typed" if path.endswith("/a") else None
 
-    monkeypatch.setattr(unsaved, "FRESH_NS", -(10**12))
-    monkeypatch.setattr(unsaved, "SETTLED_NS", -(10**12))
+    monkeypatch.setattr(editor_files, "FRESH_NS", -(10**12))
+    monkeypatch.setattr(editor_files, "SETTLED_NS", -(10**12))
     async with kernel_of(tmp_path, {"writer": WRITES}) as kernel:
         for name in "ab":
             (tmp_path / "ws" / name).write_text("saved")
         seen = call_reply(*(("read", {"path": name}) for name in "ab"))
         writes = call_reply(*(("write", {"path": name, "content": "new"}) for name in "ab"))
-        writer = PlayedModel(seen, writes, text_reply("."))
-        top = PlayedModel(call_reply(task("writer")), text_reply("."))
-        session = await kernel.session(peer=Typing(cast("Any", None)))
+        writer = PlaybackModel(seen, writes, text_reply("."))
+        top = PlaybackModel(call_reply(task("writer")), text_reply("."))
+        session = await kernel.session(client=Typing(cast("Any", None)))
         await Agent(session, top, models=models(writer=writer)).complete("Go.")
         assert "`a` was not changed: the user has unsaved changes" in str(writer.requests[2].messages)
         assert [(tmp_path / "ws" / name).read_text() for name in "ab"] == ["saved", "new"]
@@ -170,11 +170,11 @@ async def test_people_are_asked_by_a_sub_agent_only_where_they_are_passed_on_and
 ) -> None:
     parent = f"[delegable]\npresence = {str(passed).lower()}"
     async with kernel_of(tmp_path, {"default": parent, "writer": WRITER}) as kernel:
-        person = ScriptedPerson([ApprovalAnswer("once")], [[["yes"]]])
+        person = ScriptedApprovalHandler([ApprovalAnswer("once")], [[["yes"]]])
         calls = call_reply(("write", {"path": "a", "content": "a"}), ("question", {"questions": [{"question": "Ok?"}]}))
-        writer = PlayedModel(calls, text_reply("."))
-        session = await kernel.session(attendant=person)
-        top = PlayedModel(call_reply(task("writer", description="write a")), text_reply("."))
+        writer = PlaybackModel(calls, text_reply("."))
+        session = await kernel.session(approval_handler=person)
+        top = PlaybackModel(call_reply(task("writer", description="write a")), text_reply("."))
         await Agent(session, top, models=models(writer=writer)).complete("Go.")
         assert (tmp_path / "ws" / "a").exists() is passed
         origins = [request.origin for request in person.requests]
@@ -185,12 +185,12 @@ async def test_people_are_asked_by_a_sub_agent_only_where_they_are_passed_on_and
 @pytest.mark.proves("P-12")
 async def test_what_a_sub_agent_asks_is_never_left_waiting_behind_it(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"default": "[delegable]\npresence = true", "writer": WRITER}) as kernel:
-        person = ScriptedPerson([ApprovalAnswer("later")])
-        writer = PlayedModel(call_reply(("write", {"path": "a", "content": "a"})), text_reply("."))
-        top = PlayedModel(call_reply(task("writer")), text_reply("."))
-        await Agent(await kernel.session(attendant=person), top, models=models(writer=writer)).complete("Go.")
+        person = ScriptedApprovalHandler([ApprovalAnswer("later")])
+        writer = PlaybackModel(call_reply(("write", {"path": "a", "content": "a"})), text_reply("."))
+        top = PlaybackModel(call_reply(task("writer")), text_reply("."))
+        await Agent(await kernel.session(approval_handler=person), top, models=models(writer=writer)).complete("Go.")
         assert "cannot wait for one" in str(writer.requests[1].messages)
-        assert not kernel.approvals.pending()
+        assert not kernel.approvals.list_pending()
 
 
 @pytest.mark.proves("P-12")
@@ -212,8 +212,8 @@ async def test_a_secret_reaches_a_sub_agents_tool_only_where_its_parent_passes_i
     signer = 'role = "subagent"\ntools = ["sign"]\nrules = ["allow sign"]\nmodel = "played:signer"'
     agents = {"default": parent, "signer": signer}
     async with kernel_of(tmp_path, agents, tools=[sign], secrets={"key": "hunter2-hunter2"}) as kernel:
-        model = PlayedModel(call_reply(("sign", {})), text_reply("."))
-        top = PlayedModel(call_reply(task("signer")), text_reply("."))
+        model = PlaybackModel(call_reply(("sign", {})), text_reply("."))
+        top = PlaybackModel(call_reply(task("signer")), text_reply("."))
         await Agent(await kernel.session(), top, models=models(signer=model)).complete("Go.")
         assert told == (["hunter2-hunter2"] if passed else [])
         assert ("does not delegate it to its sub-agents" in str(model.requests[1].messages)) is not passed
@@ -239,23 +239,23 @@ async def test_what_ends_a_parent_aborts_its_sub_agents_and_their_calls(tmp_path
 
     holder = 'role = "subagent"\ntools = ["hold"]\nrules = ["allow hold"]\nmodel = "played:holder"'
     async with kernel_of(tmp_path, {"holder": holder}, tools=[hold]) as kernel:
-        top = PlayedModel(call_reply(task("holder")), text_reply("."))
+        top = PlaybackModel(call_reply(task("holder")), text_reply("."))
         session = await kernel.session()
-        agent = Agent(session, top, models=models(holder=PlayedModel(call_reply(("hold", {})))))
+        agent = Agent(session, top, models=models(holder=PlaybackModel(call_reply(("hold", {})))))
         run = asyncio.ensure_future(agent.complete("Go."))
         await running.wait()
-        child = session.family.children[0]
+        child = session.tree_node.children[0]
         if how == "cancel":
             agent.cancel()
         else:
             await getattr(session, how)()
         outcome = await run
-        assert (outcome.status, ended, child.closed) == ("cancelled", [True], True)
-        assert session.family.children == []
+        assert (outcome.status, ended, child.is_closed) == ("cancelled", [True], True)
+        assert session.tree_node.children == []
         await kernel.log.flush()
         if how == "close":
-            assert kernel.rooms.store.sessions.under(session.id) == []
-        row = kernel.rooms.store.sessions.get(child.id)
+            assert kernel.components.store.sessions.list_children(session.id) == []
+        row = kernel.components.store.sessions.get(child.id)
         assert row is not None and (row.closed_ns is not None) is (how == "close")
         assert [(c.error_kind, c.error_text) for c in kernel.log.reader.calls(session=child.id)] == [
             ("cancelled", "`hold` was aborted by parent.")
@@ -266,36 +266,36 @@ async def test_a_sub_agents_session_does_not_go_on_by_itself_and_its_fork_does(t
     from handrail import UsageError
 
     async with kernel_of(tmp_path, {"reader": READER}) as kernel:
-        top = PlayedModel(call_reply(task("reader")), text_reply("."))
+        top = PlaybackModel(call_reply(task("reader")), text_reply("."))
         session = await kernel.session()
-        await Agent(session, top, models=models(reader=PlayedModel(text_reply("Read.")))).complete("Go.")
-        row = kernel.rooms.store.sessions.under(session.id)[0]
+        await Agent(session, top, models=models(reader=PlaybackModel(text_reply("Read.")))).complete("Go.")
+        row = kernel.components.store.sessions.list_children(session.id)[0]
         with pytest.raises(UsageError, match="Fork it"):
             await kernel.session(row.id, agent="reader")
-        forked = await kernel.fork(row.id)
+        forked = await kernel.fork_session(row.id)
         again = await kernel.session(forked, agent="reader")
-        assert again.family.under is None
+        assert again.tree_node.parent_ref is None
         assert (await again.call("read", {"path": "missing"})).error_kind == "failed"
 
 
 async def test_a_call_that_is_not_in_flight_begins_no_sub_agent(tmp_path: Path) -> None:
     from handrail import UsageError
-    from handrail.contract.doors.agents import Delegation
+    from handrail.contract.services.delegation import SubagentTask
 
     async with kernel_of(tmp_path, {}) as kernel:
-        session: HeldSession = await kernel.session()
+        session: LocalSession = await kernel.session()
         with pytest.raises(UsageError, match="does not delegate now"):
-            await session.child("ses_other/1.0", Delegation("default", "x"))
+            await session.open_child("ses_other/1.0", SubagentTask("default", "x"))
 
 
 @pytest.mark.proves("A-03")
 async def test_an_agent_that_is_listed_among_the_tools_is_one_of_them_and_others_are_not(tmp_path: Path) -> None:
     agents = {"default": 'tools = ["read", "agent.reader"]', "reader": READER, "writer": WRITER}
     async with kernel_of(tmp_path, agents) as kernel:
-        top = PlayedModel(call_reply(("agent__reader", {"prompt": "Look."})), text_reply("."))
-        reader = PlayedModel(text_reply("Looked."))
+        top = PlaybackModel(call_reply(("agent__reader", {"prompt": "Look."})), text_reply("."))
+        reader = PlaybackModel(text_reply("Looked."))
         session = await kernel.session()
-        assert "agent.reader" not in [spec.id for spec in session.view]  # before a model is attached
+        assert "agent.reader" not in [spec.id for spec in session.active_tools]  # before a model is attached
         found = await answers(Agent(session, top, models=models(reader=reader)))
         assert [view["name"] for view in top.requests[0].tools] == ["read", "agent__reader"]
         assert "Reads." in top.requests[0].tools[1]["description"]
@@ -314,18 +314,18 @@ def test_an_agent_that_takes_no_work_cannot_be_listed_as_a_tool(tmp_path: Path) 
 @pytest.mark.proves("A-03")
 async def test_a_task_in_the_background_is_answered_with_a_job_whose_end_is_told(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"reader": READER}) as kernel:
-        pause = Pause()
-        reader = PlayedModel([pause, *text_reply("Read in the background.")])
-        top = PlayedModel(call_reply(task("reader", background=True)), text_reply("Begun."), text_reply("Heard."))
+        pause = ReplyPause()
+        reader = PlaybackModel([pause, *text_reply("Read in the background.")])
+        top = PlaybackModel(call_reply(task("reader", background=True)), text_reply("Begun."), text_reply("Heard."))
         session = await kernel.session()
         agent = Agent(session, top, models=models(reader=reader))
         assert (await agent.complete("Go.")).text == "Begun."
         assert '"job_id":"task_' in str(top.requests[1].messages)
         await pause.reached.wait()
-        assert [child.family.manifest.id for child in session.family.children] == ["reader"]
+        assert [child.tree_node.manifest.id for child in session.tree_node.children] == ["reader"]
         pause.proceed.set()
-        assert session.notices is not None
-        await session.notices.arrived()
+        assert session.notifications is not None
+        await session.notifications.wait_until_pending()
         assert (await agent.complete("And?")).text == "Heard."
         assert "Read in the background." in str(top.requests[2].messages)
 
@@ -333,29 +333,29 @@ async def test_a_task_in_the_background_is_answered_with_a_job_whose_end_is_told
 @pytest.mark.proves("A-03")
 async def test_closing_a_session_aborts_its_sub_agents_in_the_background(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"reader": READER}) as kernel:
-        pause = Pause()
-        top = PlayedModel(call_reply(task("reader", background=True)), text_reply("Begun."))
+        pause = ReplyPause()
+        top = PlaybackModel(call_reply(task("reader", background=True)), text_reply("Begun."))
         session = await kernel.session()
-        agent = Agent(session, top, models=models(reader=PlayedModel([pause, *text_reply("never")])))
+        agent = Agent(session, top, models=models(reader=PlaybackModel([pause, *text_reply("never")])))
         await agent.complete("Go.")
         await pause.reached.wait()
-        child = session.family.children[0]
+        child = session.tree_node.children[0]
         await session.close()
-        assert child.closed
-        assert kernel.rooms.store.sessions.under(session.id) == []
+        assert child.is_closed
+        assert kernel.components.store.sessions.list_children(session.id) == []
 
 
 @pytest.mark.proves("P-12")
 async def test_what_a_sub_agent_asks_when_its_kernel_ends_waits_for_nobody(tmp_path: Path) -> None:
-    person = ScriptedPerson()
+    person = ScriptedApprovalHandler()
     person.may_answer.clear()
     async with kernel_of(tmp_path, {"default": "[delegable]\npresence = true", "writer": WRITER}) as kernel:
-        writer = PlayedModel(call_reply(("write", {"path": "a", "content": "a"})), text_reply("."))
-        top = PlayedModel(call_reply(task("writer")), text_reply("."))
-        agent = Agent(await kernel.session(attendant=person), top, models=models(writer=writer))
+        writer = PlaybackModel(call_reply(("write", {"path": "a", "content": "a"})), text_reply("."))
+        top = PlaybackModel(call_reply(task("writer")), text_reply("."))
+        agent = Agent(await kernel.session(approval_handler=person), top, models=models(writer=writer))
         run = asyncio.ensure_future(agent.complete("Go."))
-        await person.asked.wait()
+        await person.request_received.wait()
     assert (await run).status == "cancelled"
     async with temporary_kernel(tmp_path) as kernel:
-        assert not kernel.approvals.pending()
+        assert not kernel.approvals.list_pending()
     assert not (tmp_path / "ws" / "a").exists()

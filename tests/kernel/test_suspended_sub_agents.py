@@ -17,23 +17,23 @@ from tests.kernel.test_sub_agents import READER, WRITER, WRITES, Agents, answers
 from handrail import ApprovalAnswer, Kernel, Runtime, Session, tool
 from handrail.agent.budget import Budget
 from handrail.agent.loop import Agent
-from handrail.contract.doors.agents import Delegation
-from handrail.frontends.acp.opening import Editor
-from handrail.kernel.held import HeldKernel
-from handrail.runtime.files import unsaved
-from handrail.session.session import HeldSession
-from handrail.testing.histories import Pause, PlayedModel, call_reply, text_reply
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.contract.services.delegation import SubagentTask
+from handrail.frontends.acp.session_setup import EditorBuffers
+from handrail.kernel.local import LocalKernel
+from handrail.runtime.files import editor_files
+from handrail.session.local_session import LocalSession
+from handrail.testing.request_checks import ReplyPause, PlaybackModel, call_reply, text_reply
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 SESSION = "ses_above"
 PRESENT = "[delegable]\npresence = true"
 WRITE = call_reply(("write", {"path": "a", "content": "a"}))
 
 
-async def begun(kernel: Kernel, agent: str, worker: PlayedModel, pause: Pause, **opening: Any) -> Session:
+async def begun(kernel: Kernel, agent: str, worker: PlaybackModel, pause: ReplyPause, **opening: Any) -> Session:
     """A session whose model has begun a sub-agent in the background, which is at the pause."""
     session = await kernel.session(SESSION, **opening)
-    top = PlayedModel(call_reply(task(agent, background=True)), text_reply("Begun."))
+    top = PlaybackModel(call_reply(task(agent, background=True)), text_reply("Begun."))
     assert (await Agent(session, top, models=models(reader=worker, writer=worker)).complete("Go.")).text == "Begun."
     await pause.reached.wait()
     return session
@@ -41,14 +41,14 @@ async def begun(kernel: Kernel, agent: str, worker: PlayedModel, pause: Pause, *
 
 async def heard(session: Session) -> str:
     """What a model that goes on in a session is sent, once there is the job's end to tell."""
-    assert session.notices is not None
-    await session.notices.arrived()
+    assert session.notifications is not None
+    await session.notifications.wait_until_pending()
     return await said_in(session)
 
 
 async def said_in(session: Session) -> str:
     """What a model that goes on in a session, where the job's end is told, is sent."""
-    model = PlayedModel(text_reply("Heard."), text_reply("Again."))
+    model = PlaybackModel(text_reply("Heard."), text_reply("Again."))
     agent = Agent(session, model)
     assert (await agent.complete("And?")).text == "Heard."
     assert (await agent.complete("And now?")).text == "Again."
@@ -59,8 +59,8 @@ async def said_in(session: Session) -> str:
 
 @asynccontextmanager
 async def suspended(
-    folder: Path, agents: Agents, worker: PlayedModel, pause: Pause, **opening: Any
-) -> AsyncGenerator[HeldKernel]:
+    folder: Path, agents: Agents, worker: PlaybackModel, pause: ReplyPause, **opening: Any
+) -> AsyncGenerator[LocalKernel]:
     """A kernel whose only session is suspended, while a sub-agent of it works."""
     (agent,) = agents.keys() - {"default"}
     async with kernel_of(folder, agents) as kernel:
@@ -80,8 +80,8 @@ async def ended(kernel: Kernel) -> str:
 @pytest.mark.proves("A-10", "A-03")
 @pytest.mark.parametrize("when", ["ends meanwhile", "ends later"])
 async def test_it_goes_on_while_its_session_is_suspended_and_its_end_is_told_once(tmp_path: Path, when: str) -> None:
-    pause = Pause()
-    reader = PlayedModel([pause, *call_reply(("read", {"path": "note"}))], text_reply("It says 42."))
+    pause = ReplyPause()
+    reader = PlaybackModel([pause, *call_reply(("read", {"path": "note"}))], text_reply("It says 42."))
     async with suspended(tmp_path, {"reader": READER}, reader, pause) as kernel:
         (tmp_path / "ws" / "note").write_text("42")
         if when == "ends meanwhile":
@@ -99,12 +99,12 @@ async def test_it_goes_on_while_its_session_is_suspended_and_its_end_is_told_onc
 async def test_a_stop_of_the_session_that_is_open_again_leaves_it_and_so_does_a_further_suspension(
     tmp_path: Path,
 ) -> None:
-    pause = Pause()
-    reader = PlayedModel([pause, *text_reply("Done after all.")])
+    pause = ReplyPause()
+    reader = PlaybackModel([pause, *text_reply("Done after all.")])
     async with suspended(tmp_path, {"reader": READER}, reader, pause) as kernel:
         for _ in range(3):
             session = await kernel.session(SESSION)
-            assert [child.family.manifest.id for child in session.family.children] == ["reader"]
+            assert [child.tree_node.manifest.id for child in session.tree_node.children] == ["reader"]
             session.cancel()
             await session.suspend()
         pause.proceed.set()
@@ -114,8 +114,8 @@ async def test_a_stop_of_the_session_that_is_open_again_leaves_it_and_so_does_a_
 @pytest.mark.proves("A-10", "A-03")
 @pytest.mark.parametrize("how", ["closed", "stopped", "opened and closed", "kernel"])
 async def test_what_ends_the_session_above_for_good_aborts_it(tmp_path: Path, how: str) -> None:
-    pause = Pause()
-    reader = PlayedModel([pause, *text_reply("never")])
+    pause = ReplyPause()
+    reader = PlaybackModel([pause, *text_reply("never")])
     async with suspended(tmp_path, {"reader": READER}, reader, pause) as kernel:
         (child,) = kernel.sessions.by_id.values()
         if how == "closed":
@@ -126,51 +126,51 @@ async def test_what_ends_the_session_above_for_good_aborts_it(tmp_path: Path, ho
         elif how == "opened and closed":
             await (await kernel.session(SESSION)).close()
         if how != "kernel":
-            assert child.closed and not kernel.sessions.by_id
-            assert (kernel.rooms.store.sessions.under(SESSION) == []) is (how != "stopped")
-    assert child.closed and len(reader.requests) == 1 and not reader.open_streams
+            assert child.is_closed and not kernel.sessions.by_id
+            assert (kernel.components.store.sessions.list_children(SESSION) == []) is (how != "stopped")
+    assert child.is_closed and len(reader.requests) == 1 and not reader.open_streams
 
 
 @pytest.mark.proves("A-10", "P-12")
 @pytest.mark.parametrize("who", ["another door", "whoever comes back"])
 async def test_what_it_asks_meanwhile_waits_and_is_answered_once(tmp_path: Path, who: str) -> None:
-    pause = Pause()
-    writer = PlayedModel([pause, *WRITE], text_reply("Written."))
-    gone = ScriptedPerson([ApprovalAnswer("once")])
+    pause = ReplyPause()
+    writer = PlaybackModel([pause, *WRITE], text_reply("Written."))
+    gone = ScriptedApprovalHandler([ApprovalAnswer("once")])
     agents = {"default": PRESENT, "writer": WRITER}
     async with suspended(tmp_path, agents, writer, pause, attendant=gone) as kernel:
         asking = asyncio.Event()
         kernel.approvals.watch(lambda _: asking.set())
         pause.proceed.set()
         await asking.wait()
-        (row,) = kernel.approvals.pending()
+        (row,) = kernel.approvals.list_pending()
         assert row.request.origin == f"sub-agent writer of session {SESSION}"
-        back = ScriptedPerson([ApprovalAnswer("once")])
+        back = ScriptedApprovalHandler([ApprovalAnswer("once")])
         if who == "another door":
             await kernel.approvals.decide(row.id, ApprovalAnswer("once"), by="test")
             assert await ended(kernel) == "done"
-        session = await kernel.session(SESSION, attendant=back)
+        session = await kernel.session(SESSION, approval_handler=back)
         assert "Written." in await heard(session)
         assert (len(gone.requests), len(back.requests)) == (0, who != "another door")
-        assert (tmp_path / "ws" / "a").read_text() == "a" and not kernel.approvals.pending()
+        assert (tmp_path / "ws" / "a").read_text() == "a" and not kernel.approvals.list_pending()
 
 
 @pytest.mark.proves("A-10", "P-12")
 async def test_what_is_being_asked_when_the_session_is_suspended_is_asked_of_whoever_opens_it_again(
     tmp_path: Path,
 ) -> None:
-    pause, late = Pause(), ScriptedPerson([ApprovalAnswer("once")])
+    pause, late = ReplyPause(), ScriptedApprovalHandler([ApprovalAnswer("once")])
     pause.proceed.set()
     late.may_answer.clear()
-    writer = PlayedModel([pause, *WRITE], text_reply("Not written."))
+    writer = PlaybackModel([pause, *WRITE], text_reply("Not written."))
     async with kernel_of(tmp_path, {"default": PRESENT, "writer": WRITER}) as kernel:
         session = await begun(kernel, "writer", writer, pause, attendant=late)
-        await late.asked.wait()
+        await late.request_received.wait()
         await session.suspend()
         late.may_answer.set()
-        (row,) = kernel.approvals.pending()
-        back = ScriptedPerson([ApprovalAnswer("reject", "not that one")])
-        again = await kernel.session(SESSION, attendant=back)
+        (row,) = kernel.approvals.list_pending()
+        back = ScriptedApprovalHandler([ApprovalAnswer("reject", "not that one")])
+        again = await kernel.session(SESSION, approval_handler=back)
         assert "Not written." in await heard(again)
         assert [request.id for request in back.requests] == [row.id] and "not that one" in str(writer.requests[1])
         assert not (tmp_path / "ws" / "a").exists(), "a yes that comes too late is none"
@@ -178,15 +178,15 @@ async def test_what_is_being_asked_when_the_session_is_suspended_is_asked_of_who
 
 @pytest.mark.proves("A-10", "P-12")
 async def test_what_its_people_put_off_waits_for_them_and_headless_nothing_is_asked_anew(tmp_path: Path) -> None:
-    pause, busy = Pause(), ScriptedPerson([ApprovalAnswer("later")])
+    pause, busy = ReplyPause(), ScriptedApprovalHandler([ApprovalAnswer("later")])
     pause.proceed.set()
-    writer = PlayedModel([pause, *WRITE], call_reply(("write", {"path": "b", "content": "b"})), text_reply("Tried."))
+    writer = PlaybackModel([pause, *WRITE], call_reply(("write", {"path": "b", "content": "b"})), text_reply("Tried."))
     async with kernel_of(tmp_path, {"default": PRESENT, "writer": WRITER}) as kernel:
         session = await begun(kernel, "writer", writer, pause, attendant=busy)
-        await busy.asked.wait()
+        await busy.request_received.wait()
         await session.suspend()
         again = await kernel.session(SESSION)
-        (row,) = kernel.approvals.pending()
+        (row,) = kernel.approvals.list_pending()
         await kernel.approvals.decide(row.id, ApprovalAnswer("once"), by="test")
         assert "Tried." in await heard(again)
         assert "No user is available now" in str(writer.requests[2].messages)
@@ -196,11 +196,11 @@ async def test_what_its_people_put_off_waits_for_them_and_headless_nothing_is_as
 @pytest.mark.proves("P-12")
 @pytest.mark.parametrize("bound", ["opened with a rule", "opened in a mode", "ruled later", "ruled meanwhile"])
 async def test_whoever_opens_the_session_again_bounds_it_at_once(tmp_path: Path, bound: str) -> None:
-    pause = Pause()
-    writer = PlayedModel([pause, *WRITE], text_reply("Tried."))
+    pause = ReplyPause()
+    writer = PlaybackModel([pause, *WRITE], text_reply("Tried."))
     async with suspended(tmp_path, {"writer": WRITES}, writer, pause) as kernel:
         if bound == "ruled meanwhile":
-            asked = await kernel.session(attendant=ScriptedPerson([ApprovalAnswer("reject-always")]))
+            asked = await kernel.session(approval_handler=ScriptedApprovalHandler([ApprovalAnswer("reject-always")]))
             assert (await asked.call("write", {"path": "a", "content": "x"})).error_kind == "denied"
         else:
             rules = ["deny fs.write a"] if bound == "opened with a rule" else []
@@ -218,18 +218,18 @@ async def test_whoever_opens_the_session_again_bounds_it_at_once(tmp_path: Path,
 async def test_it_writes_over_nothing_that_is_not_saved_in_the_editor_that_opens_the_session_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Typing(Editor):
-        async def unsaved(self, path: str) -> str | None:
+    class Typing(EditorBuffers):
+        async def editor_files(self, path: str) -> str | None:
             return "typed"
 
-    monkeypatch.setattr(unsaved, "FRESH_NS", -(10**12))
-    monkeypatch.setattr(unsaved, "SETTLED_NS", -(10**12))
-    pause = Pause()
-    writer = PlayedModel(call_reply(("read", {"path": "a"})), [pause, *WRITE], text_reply("Tried."))
+    monkeypatch.setattr(editor_files, "FRESH_NS", -(10**12))
+    monkeypatch.setattr(editor_files, "SETTLED_NS", -(10**12))
+    pause = ReplyPause()
+    writer = PlaybackModel(call_reply(("read", {"path": "a"})), [pause, *WRITE], text_reply("Tried."))
     async with kernel_of(tmp_path, {"writer": WRITES}) as kernel:
         (tmp_path / "ws" / "a").write_text("saved")
         await (await begun(kernel, "writer", writer, pause)).suspend()
-        await kernel.session(SESSION, peer=Typing(cast("Any", None)))
+        await kernel.session(SESSION, client=Typing(cast("Any", None)))
         pause.proceed.set()
         assert await ended(kernel) == "done"
         assert "`a` was not changed: the user has unsaved changes" in str(writer.requests[2].messages)
@@ -238,11 +238,11 @@ async def test_it_writes_over_nothing_that_is_not_saved_in_the_editor_that_opens
 
 @pytest.mark.proves("P-12", "P-09")
 async def test_what_is_allowed_for_the_project_meanwhile_is_allowed_it_too(tmp_path: Path) -> None:
-    pause = Pause()
-    writer = PlayedModel([pause, *WRITE], text_reply("Written."))
+    pause = ReplyPause()
+    writer = PlaybackModel([pause, *WRITE], text_reply("Written."))
     agents = {"default": PRESENT, "writer": WRITER}
-    async with suspended(tmp_path, agents, writer, pause, attendant=ScriptedPerson()) as kernel:
-        asked = await kernel.session(attendant=ScriptedPerson([ApprovalAnswer("project")]))
+    async with suspended(tmp_path, agents, writer, pause, attendant=ScriptedApprovalHandler()) as kernel:
+        asked = await kernel.session(approval_handler=ScriptedApprovalHandler([ApprovalAnswer("project")]))
         assert (await asked.call("write", {"path": "a", "content": "x"})).ok
         (tmp_path / "ws" / "a").unlink()
         pause.proceed.set()
@@ -252,17 +252,17 @@ async def test_what_is_allowed_for_the_project_meanwhile_is_allowed_it_too(tmp_p
 
 @pytest.mark.proves("A-03")
 async def test_it_has_what_is_left_of_the_budget_of_the_run_that_began_it(tmp_path: Path) -> None:
-    pause = Pause()
-    reader = PlayedModel([pause, *call_reply(("read", {"path": "x"}))], text_reply("one turn too many"))
+    pause = ReplyPause()
+    reader = PlaybackModel([pause, *call_reply(("read", {"path": "x"}))], text_reply("one turn too many"))
     async with kernel_of(tmp_path, {"reader": READER}) as kernel:
         session = await kernel.session(SESSION)
-        top = PlayedModel(call_reply(task("reader", background=True)), text_reply("Begun."))
+        top = PlaybackModel(call_reply(task("reader", background=True)), text_reply("Begun."))
         agent = Agent(session, top, budget=Budget(turns=3), models=models(reader=reader))
         await agent.complete("Go.")
         await pause.reached.wait()
         await session.suspend()
         session = await kernel.session(SESSION)
-        again = Agent(session, PlayedModel(text_reply("On.")), budget=Budget(turns=100))
+        again = Agent(session, PlaybackModel(text_reply("On.")), budget=Budget(turns=100))
         assert (await again.complete("On?")).text == "On."
         pause.proceed.set()
         assert await ended(kernel) == "failed" and len(reader.requests) == 1
@@ -275,26 +275,26 @@ async def test_a_job_goes_on_to_hand_work_over_with_the_model_it_began_with(tmp_
     @tool(id="both", requires={"capabilities": ["agents"]}, side_effect="external", locks=[], mode="background")
     async def both(runtime: Runtime) -> list[str]:
         """Ask one agent after the other."""
-        results = [await runtime.agents.run(Delegation("writer", prompt)) for prompt in ("one", "two")]
+        results = [await runtime.subagents.run(SubagentTask("writer", prompt)) for prompt in ("one", "two")]
         return [result.data["text"] for result in results]
 
-    pause = Pause()
-    writer = PlayedModel([pause, *text_reply("First.")], WRITE, text_reply("Second."))
+    pause = ReplyPause()
+    writer = PlaybackModel([pause, *text_reply("First.")], WRITE, text_reply("Second."))
     agents = {"default": "rules = ['allow both']", "writer": WRITES}
     async with kernel_of(tmp_path, agents, tools=[both]) as kernel:
         session = await kernel.session(SESSION)
-        top = PlayedModel(call_reply(("both", {})), text_reply("Begun."))
+        top = PlaybackModel(call_reply(("both", {})), text_reply("Begun."))
         await Agent(session, top, models=models(writer=writer)).complete("Go.")
         await pause.reached.wait()
         await session.suspend()
         if then != "it stays suspended":
             session = await kernel.session(SESSION, mode="plan")
-            Agent(session, PlayedModel())
+            Agent(session, PlaybackModel())
         if then == "it was open again":
             await session.suspend()
         pause.proceed.set()
         assert await ended(kernel) == "done"
-        session = await kernel.session(SESSION) if session.closed else session
+        session = await kernel.session(SESSION) if session.is_closed else session
         (job,) = await session.jobs.list()
         result = await session.jobs.wait(job.id, timeout_ms=0)
         assert result is not None and result.data == ["First.", "Second."]
@@ -304,12 +304,12 @@ async def test_a_job_goes_on_to_hand_work_over_with_the_model_it_began_with(tmp_
 
 @pytest.mark.proves("A-10")
 async def test_one_that_is_waited_for_still_ends_with_its_session(tmp_path: Path) -> None:
-    pause = Pause()
+    pause = ReplyPause()
     async with kernel_of(tmp_path, {"reader": READER}) as kernel:
-        session: HeldSession = await kernel.session(SESSION)
-        reader = PlayedModel([pause, *text_reply("never")])
+        session: LocalSession = await kernel.session(SESSION)
+        reader = PlaybackModel([pause, *text_reply("never")])
         run = asyncio.ensure_future(
-            answers(Agent(session, PlayedModel(call_reply(task("reader"))), models=models(reader=reader)))
+            answers(Agent(session, PlaybackModel(call_reply(task("reader"))), models=models(reader=reader)))
         )
         await pause.reached.wait()
         await session.suspend()
@@ -319,55 +319,55 @@ async def test_one_that_is_waited_for_still_ends_with_its_session(tmp_path: Path
 
 @pytest.mark.proves("A-10", "L-07")
 async def test_in_a_process_that_joined_it_goes_on_as_well_and_another_may_take_its_session_up(tmp_path: Path) -> None:
-    pause = Pause()
-    reader = PlayedModel([pause, *call_reply(("read", {"path": "x"}))], text_reply("Read."))
+    pause = ReplyPause()
+    reader = PlaybackModel([pause, *call_reply(("read", {"path": "x"}))], text_reply("Read."))
     async with kernel_of(tmp_path, {"reader": READER}) as held, joined_kernel(tmp_path) as kernel:
         session = await begun(kernel, "reader", reader, pause)
         await session.suspend()
         again = await held.session(SESSION)
-        assert [child.family.manifest.id for child in again.family.children] == ["reader"]
+        assert [child.tree_node.manifest.id for child in again.tree_node.children] == ["reader"]
         pause.proceed.set()
         assert "Read." in await heard(again)
 
 
 @pytest.mark.proves("A-10", "P-12", "L-07")
 async def test_people_at_a_process_that_takes_its_session_up_are_asked_what_it_asks(tmp_path: Path) -> None:
-    pause = Pause()
+    pause = ReplyPause()
     pause.proceed.set()
-    late, back = ScriptedPerson(), ScriptedPerson([ApprovalAnswer("once")], [[["blue"]]])
+    late, back = ScriptedApprovalHandler(), ScriptedApprovalHandler([ApprovalAnswer("once")], [[["blue"]]])
     late.may_answer.clear()
     question = call_reply(("question", {"questions": [{"question": "Which?"}]}))
-    writer = PlayedModel([pause, *WRITE], question, text_reply("Done."))
+    writer = PlaybackModel([pause, *WRITE], question, text_reply("Done."))
     agents = {"default": PRESENT, "writer": WRITER}
     async with kernel_of(tmp_path, agents) as held, joined_kernel(tmp_path) as one, joined_kernel(tmp_path) as other:
         session = await begun(one, "writer", writer, pause, attendant=late)
-        await late.asked.wait()
+        await late.request_received.wait()
         await session.suspend()
-        again = await other.session(SESSION, attendant=back)
+        again = await other.session(SESSION, approval_handler=back)
         assert "Done." in await heard(again)
         assert (len(back.requests), len(back.questions)) == (1, 1) and "blue" in str(writer.requests[2].messages)
-        assert (tmp_path / "ws" / "a").exists() and not held.approvals.pending()
+        assert (tmp_path / "ws" / "a").exists() and not held.approvals.list_pending()
 
 
 @pytest.mark.proves("A-10", "P-12")
 async def test_where_the_process_that_has_its_model_is_lost_it_ends_and_what_it_asks_waits_for_nobody(
     tmp_path: Path,
 ) -> None:
-    pause = Pause()
-    writer = PlayedModel([pause, *WRITE])
+    pause = ReplyPause()
+    writer = PlaybackModel([pause, *WRITE])
     agents = {"default": PRESENT, "writer": WRITER}
     async with kernel_of(tmp_path, agents) as held:
         async with joined_kernel(tmp_path) as kernel:
-            session = await begun(kernel, "writer", writer, pause, attendant=ScriptedPerson())
+            session = await begun(kernel, "writer", writer, pause, attendant=ScriptedApprovalHandler())
             await session.suspend()
             asking = asyncio.Event()
             held.approvals.watch(lambda _: asking.set())
             pause.proceed.set()
             await asking.wait()
-            assert len(held.approvals.pending()) == 1
+            assert len(held.approvals.list_pending()) == 1
             lose(kernel)
             assert await ended(held) == "interrupted"
         assert "disconnected while it was working" in await heard(await held.session(SESSION))
-        assert not held.approvals.pending() and held.sessions.by_id.keys() == {SESSION}
+        assert not held.approvals.list_pending() and held.sessions.by_id.keys() == {SESSION}
     async with temporary_kernel(tmp_path) as held:
-        assert not held.approvals.pending() and not (tmp_path / "ws" / "a").exists()
+        assert not held.approvals.list_pending() and not (tmp_path / "ws" / "a").exists()

@@ -16,10 +16,10 @@ from handrail import tool
 from handrail.contract.approvals import ApprovalAnswer
 from handrail.contract.errors import StartError
 from handrail.contract.session import Session
-from handrail.kernel import joined
-from handrail.record.verification import verify
-from handrail.session.context import Brought
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.kernel import remote
+from handrail.record.verification import verify_log
+from handrail.session.context import ClientRegistrations
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 
 async def begun(folder: Path, name: str) -> None:
@@ -61,8 +61,8 @@ async def test_when_the_holder_is_killed_one_of_those_who_joined_takes_over(tmp_
         assert last["result"]["data"]["text"] == "2"
         await other.leave()
     async with temporary_kernel(tmp_path) as kernel:
-        assert kernel.interrupted == ()
-        assert verify(kernel.log.reader).ok
+        assert kernel.interrupted_calls == ()
+        assert verify_log(kernel.log.reader).ok
         assert (tmp_path / "effects").read_text() == "lost\n"
 
 
@@ -107,7 +107,7 @@ async def test_a_holder_that_was_paused_finds_itself_replaced_and_commits_nothin
         )
     assert (tmp_path / "effects").read_text() == "before\nagain\nnew\nlast\n"
     async with temporary_kernel(tmp_path) as kernel:
-        assert verify(kernel.log.reader).ok
+        assert verify_log(kernel.log.reader).ok
         proposed = [json.dumps(record.body) for record in kernel.log.reader.records(session="ses_h", kind="proposed")]
         assert not [body for body in proposed if "late" in body] and len([b for b in proposed if "again" in b]) == 1
 
@@ -185,7 +185,7 @@ async def test_what_is_set_while_the_next_holder_opens_a_session_holds_there(tmp
             session.set_mode("plan")
             return await following.session("ses_x", **how)
 
-        await session.follow(open_late)
+        await session.continue_in_successor(open_late)
         await session.call("read", {"path": "a.txt"})  # comes after what is on its way there
         there = following.sessions.by_id["ses_x"].rules
         texts = {rule.text for rule in there}
@@ -200,33 +200,33 @@ async def test_a_tool_that_was_taken_away_does_not_come_back_by_a_takeover(
     async def gone() -> None:
         """Taken away."""
 
-    brought: list[Brought] = []
+    brought: list[ClientRegistrations] = []
 
-    def refuse(_held: object, _config: object, given: Brought, _hold: object) -> None:
+    def refuse(_held: object, _config: object, given: ClientRegistrations, _hold: object) -> None:
         brought.append(given)
         raise StartError("it is full")
 
-    monkeypatch.setattr(joined, "join", refuse)
+    monkeypatch.setattr(remote, "join", refuse)
     async with temporary_kernel(tmp_path, tools=[gone]) as kernel:
         await kernel.reload([])
-        kernel.replaced()
-        leaving = kernel._leaving  # pyright: ignore[reportPrivateUsage]
+        kernel.handle_takeover()
+        leaving = kernel._takeover_task  # pyright: ignore[reportPrivateUsage]
         assert leaving is not None
         await leaving
     assert [one.tools for one in brought] == [()]
 
 
 async def test_a_turn_that_asks_nobody_asks_nobody_after_a_takeover(tmp_path: Path) -> None:
-    person = ScriptedPerson([ApprovalAnswer("once")])
+    person = ScriptedApprovalHandler([ApprovalAnswer("once")])
     async with temporary_kernel(tmp_path / "old") as old, temporary_kernel(tmp_path / "next") as following:
-        await old.session("ses_x", attendant=person, headless=False)
+        await old.session("ses_x", approval_handler=person, headless=False)
         session = old.sessions.by_id["ses_x"]
-        await session.begin(headless=True)
-        await session.follow(partial(following.session, "ses_x", attendant=person, headless=False))
+        await session.start_interaction(headless=True)
+        await session.continue_in_successor(partial(following.session, "ses_x", approval_handler=person, headless=False))
         assert not (await session.call("write", {"path": "a.txt", "content": "x"})).ok
         assert not person.requests
         assert not (tmp_path / "next" / "ws" / "a.txt").exists()
-        await session.begin()
+        await session.start_interaction()
         assert (await session.call("write", {"path": "a.txt", "content": "x"})).ok
 
 
@@ -256,7 +256,7 @@ async def test_nothing_runs_once_the_lease_is_known_to_be_lost_even_after_a_dura
         return "sent"
 
     async with temporary_kernel(tmp_path, tools=[send], rules=["allow test.send"]) as kernel:
-        session, lease = await kernel.session(), kernel.rooms.store.lease
+        session, lease = await kernel.session(), kernel.components.store.lease
         assert (await session.call("test.send", {})).ok
         # As its own thread finds out: the database still takes the intent, since nobody has counted a token.
         lease._lost = "another process has taken over"  # pyright: ignore[reportPrivateUsage]

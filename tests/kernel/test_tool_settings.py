@@ -14,7 +14,7 @@ from tests.kernel.doors import HELD, JOINED, opened
 from handrail import Kernel, LoadError, Runtime, Tool, ToolSpec, UsageError, open_kernel, tool
 from handrail.contract.tool.spec import ConfigKey
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.upstreams import Program, approved
+from handrail.testing.upstream_servers import StdioServerProgram, approve_tools
 
 UNITS = ConfigKey("metric or imperial", default="metric")
 STATION = ConfigKey("The station's number")
@@ -133,11 +133,11 @@ async def test_an_agents_manifest_sets_values_for_its_own_sessions(tmp_path: Pat
 async def test_a_tool_without_a_required_value_is_withheld_with_the_line_to_add(tmp_path: Path, door: str) -> None:
     async with opened(door, tmp_path, tools=TOOLS, rules=["allow weather.*"]) as kernel:
         entry = kernel.generation.entries["weather.today"]
-        assert entry.status == "available" and entry.withheld is not None
+        assert entry.status == "available" and entry.unavailable_reason is not None
         assert (
-            'station (The station\'s number; add station = "…" under [tools."weather.today".config]' in entry.withheld
+            'station (The station\'s number; add station = "…" under [tools."weather.today".config]' in entry.unavailable_reason
         )
-        assert "open_kernel(tool_config=…)" in entry.withheld
+        assert "open_kernel(tool_config=…)" in entry.unavailable_reason
         assert (await (await kernel.session()).call("weather.today", {})).error_kind == "unavailable"
         assert await said(kernel, "weather.wind") == {"units": "metric"}
 
@@ -161,8 +161,8 @@ async def test_a_value_that_the_tool_does_not_take_stops_the_start_at_its_line(
     with pytest.raises(LoadError) as refused:
         async with temporary_kernel(tmp_path, tools=TOOLS, settings=settings):
             pass
-    (fault,) = refused.value.faults
-    assert fault.source == f"{tmp_path}/config/handrail.toml:3" and fault.where.endswith(f".config.{where}")
+    (fault,) = refused.value.diagnostics
+    assert fault.source == f"{tmp_path}/config/handrail.toml:3" and fault.location.endswith(f".config.{where}")
     assert problem in fault.problem and "hunter2" not in str(refused.value)
 
 
@@ -384,9 +384,9 @@ async def test_a_shells_limits_are_the_operators_too(tmp_path: Path) -> None:
 
 @pytest.mark.proves("O-01", "O-02")
 async def test_a_foreign_tools_limits_are_the_operators_too(tmp_path: Path) -> None:
-    settings = Program(tmp_path).settings("t") + '[tools."t_echo"]\nmax_output = 1024\n'
+    settings = StdioServerProgram(tmp_path).settings_toml("t") + '[tools."t_echo"]\nmax_output = 1024\n'
     async with temporary_kernel(tmp_path, rules=["allow mcp:t:*"], settings=settings) as kernel:
-        await approved(kernel, "t")
+        await approve_tools(kernel, "t")
         result = await (await kernel.session()).call("t_echo", {"text": "x" * 9_000})
         assert result.metadata["truncated"] is True and len(json.dumps(result.data)) < 1_200
 
@@ -424,7 +424,7 @@ async def test_a_limit_out_of_bounds_stops_the_start_at_its_line(tmp_path: Path,
     with pytest.raises(LoadError) as refused:
         async with temporary_kernel(tmp_path, settings=f"[tools.glob]\n{line}\n"):
             pass
-    (fault,) = refused.value.faults
+    (fault,) = refused.value.diagnostics
     assert fault.source == f"{tmp_path}/config/handrail.toml:2" and problem in fault.problem
 
 

@@ -10,8 +10,8 @@ from tests.kernel.test_sub_agents import READER, kernel_of, models, task
 
 from handrail.agent.loop import Agent
 from handrail.frontends.cli.commands import log as log_command
-from handrail.record.account import account_of
-from handrail.testing.histories import PlayedModel, call_reply, text_reply
+from handrail.record.call_timeline import read_timeline
+from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("G-06a")
@@ -36,7 +36,7 @@ async def test_it_is_in_the_record_of_each_call_and_of_its_session(tmp_path: Pat
         assert [topic for _, topic in await records(kernel, session=plain.id)] == [None] * 5
         row, other = kernel.log.reader.calls()
         assert (row.topic, other.topic) == ("the build", None)
-        account = account_of(kernel.log.reader, row.call_id)
+        account = read_timeline(kernel.log.reader, row.call_id)
         assert account is not None and account.session["topic"] == "the build" and "topic the build" in str(account)
 
 
@@ -49,16 +49,16 @@ async def test_a_call_keeps_the_topic_that_its_session_had_then(tmp_path: Path) 
         await kernel.log.flush()
         rows = kernel.log.reader.calls(session="ses_1")
         assert [row.topic for row in rows] == ["first", "first", "second"]
-        account = account_of(kernel.log.reader, rows[0].call_id)
+        account = read_timeline(kernel.log.reader, rows[0].call_id)
         assert account is not None and account.session["topic"] == "first"
 
 
 async def test_the_calls_of_a_sub_agent_have_the_topic_of_whom_it_works_for(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"reader": READER}) as kernel:
         (tmp_path / "ws" / "note.txt").write_text("42\n")
-        reader = PlayedModel(call_reply(("read", {"path": "note.txt"})), text_reply("42."))
+        reader = PlaybackModel(call_reply(("read", {"path": "note.txt"})), text_reply("42."))
         session = await kernel.session(topic="the answer")
-        top = PlayedModel(call_reply(task("reader")), text_reply("."))
+        top = PlaybackModel(call_reply(task("reader")), text_reply("."))
         await Agent(session, top, models=models(reader=reader)).complete("Go.")
         await kernel.log.flush()
         assert {row.tool: row.topic for row in kernel.log.reader.calls()} == {
@@ -71,7 +71,7 @@ async def test_what_a_provider_carried_out_has_it_too(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session(topic="the build")
         assert session.history is not None
-        await session.history.provided({"provider": "p", "name": "web_search"}, {"found": 1})
+        await session.history.record_provider_tool({"provider": "p", "name": "web_search"}, {"found": 1})
         assert ("provided", "the build") in await records(kernel, session=session.id)
 
 
@@ -82,7 +82,7 @@ async def test_it_holds_no_secret_and_is_bounded(tmp_path: Path) -> None:
         await kernel.log.flush()
         (row,) = kernel.log.reader.calls()
         assert row.topic is not None and SECRET not in row.topic and len(row.topic) == 500
-        kept = kernel.rooms.store.sessions.get(session.id)
+        kept = kernel.components.store.sessions.get(session.id)
         assert kept is not None and SECRET not in str(kept.topic)
 
 
@@ -92,8 +92,8 @@ async def test_handrail_log_shows_it_in_one_line(tmp_path: Path, capsys: pytest.
         await session.call("glob", {"pattern": "*"})
         await kernel.log.flush()
         (row,) = kernel.log.reader.calls()
-    log_command.out_rows([log_command._line(row)])  # pyright: ignore[reportPrivateUsage] - as the command shows it
+    log_command.print_rows([log_command._call_row(row)])  # pyright: ignore[reportPrivateUsage] - as the command shows it
     shown = capsys.readouterr().out
     assert shown.count("\n") == 1 and "\x1b" not in shown
     assert "topic: the\\nbuild" in shown and "y" * 61 not in shown
-    assert log_command._as_data(row)["topic"].startswith("the\nbuild")  # pyright: ignore[reportPrivateUsage]
+    assert log_command._call_data(row)["topic"].startswith("the\nbuild")  # pyright: ignore[reportPrivateUsage]

@@ -13,7 +13,7 @@ from handrail.sandbox import tiers
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("K-09")
-confined = pytest.mark.skipif(not tiers.probe().confines, reason="programs cannot be confined on this machine")
+confined = pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="programs cannot be confined on this machine")
 
 BOTH = {"read": ["{user-data}/notes"], "write": ["{user-data}/notes"]}
 

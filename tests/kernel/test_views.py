@@ -13,7 +13,7 @@ from tests.kernel.test_agents import put_agent
 from handrail import Tool, open_kernel, tool
 from handrail.catalog import interaction
 from handrail.contract.call import ProposedCall
-from handrail.kernel.held import HeldKernel
+from handrail.kernel.local import LocalKernel
 from handrail.testing.kernels import temporary_kernel
 
 kernel_in = by_both_doors(rules=["allow *"])
@@ -45,8 +45,8 @@ def shown(specs: Iterable[Any]) -> list[str]:
 async def test_a_view_grows_at_the_next_turn_and_is_gone_with_the_interaction(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=MANY) as kernel:
         session = await kernel.session()
-        first = session.turn()
-        assert shown(first.specs) == [*CORE, *FINDERS]
+        first = session.start_turn()
+        assert shown(first.tool_specs) == [*CORE, *FINDERS]
         browsed = (await session.call("browse_tools", {})).data["categories"]
         counts = {one["name"]: one["tool_count"] for one in browsed}
         assert (counts["sales"], counts["stock"], counts["files"]) == (12, 12, 5)
@@ -57,18 +57,18 @@ async def test_a_view_grows_at_the_next_turn_and_is_gone_with_the_interaction(tm
             "tools_added": [one.spec.id for one in MANY[12:]],
             "message": "12 stock tools are now available.",
         }
-        assert shown(first.specs) == [*CORE, *FINDERS], "the turn that is under way keeps its own"
-        second = session.turn()
-        assert shown(second.specs) == [*CORE, *FINDERS, *(one.spec.id for one in MANY[12:])]
+        assert shown(first.tool_specs) == [*CORE, *FINDERS], "the turn that is under way keeps its own"
+        second = session.start_turn()
+        assert shown(second.tool_specs) == [*CORE, *FINDERS, *(one.spec.id for one in MANY[12:])]
         again = (await session.call("load_tools", {"category": "stock"})).data
         assert (again["tools_added"], again["message"]) == ([], "All 12 stock tools were already loaded.")
         one = (await session.call("load_tools", {"tool": "sales__t03"})).data
         assert (one["tools_added"], one["message"]) == (["sales.t03"], "sales.t03 is now available.")
         core = (await session.call("load_tools", {"tool": "bash"})).data
         assert (core["tools_added"], core["message"]) == ([], "bash is a core tool: always loaded.")
-        assert shown(session.view)[-2:] == ["stock.t11", "sales.t03"]
-        await session.begin("another matter")
-        assert shown(session.view) == shown(session.turn().specs) == [*CORE, *FINDERS]
+        assert shown(session.active_tools)[-2:] == ["stock.t11", "sales.t03"]
+        await session.start_interaction("another matter")
+        assert shown(session.active_tools) == shown(session.start_turn().tool_specs) == [*CORE, *FINDERS]
 
 
 @pytest.mark.proves("D-02")
@@ -87,9 +87,9 @@ async def test_what_cannot_be_loaded_is_told_with_what_can(tmp_path: Path, kerne
 async def test_what_is_not_in_view_is_called_all_the_same(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=MANY) as kernel:
         session = await kernel.session()
-        (answer,) = await session.turn().call_all([("stock__t05", {"at": 2})])
+        (answer,) = await session.start_turn().call_all([("stock__t05", {"at": 2})])
         assert answer.result.data == 7
-        assert shown(session.view) == [*CORE, *FINDERS]
+        assert shown(session.active_tools) == [*CORE, *FINDERS]
 
 
 @pytest.mark.proves("D-04")
@@ -98,16 +98,16 @@ async def test_a_blind_call_that_does_not_fit_is_answered_with_the_schema_and_br
 ) -> None:
     async with kernel_in(tmp_path, tools=MANY) as kernel:
         session = await kernel.session()
-        (answer,) = await session.turn().call_all([ProposedCall("stock__t05", {"number": 2})])
+        (answer,) = await session.start_turn().call_all([ProposedCall("stock__t05", {"number": 2})])
         assert answer.result.error_kind == "invalid_input"
         assert answer.result.data["tool"] == "stock.t05"
         assert answer.result.data["parameters"]["properties"]["at"] == {"type": "integer"}
         assert answer.model.to_dict()["data"]["parameters"]["required"] == ["at"]
-        turn = session.turn()
-        assert shown(turn.specs)[-1] == "stock.t05"
+        turn = session.start_turn()
+        assert shown(turn.tool_specs)[-1] == "stock.t05"
         (seen,) = await turn.call_all([("stock__t05", {"number": 2})])
         assert seen.result.data is None, "its schema stands in the request"
-        (core,) = await session.turn().call_all([("read", {"file": "x"})])
+        (core,) = await session.start_turn().call_all([("read", {"file": "x"})])
         assert core.result.error_kind == "invalid_input" and core.result.data is None
 
 
@@ -162,14 +162,14 @@ async def test_what_is_found_is_in_view_by_itself(tmp_path: Path, kernel_in: Ope
         found = await session.call("find_tools", {"query": "count mail", "limit": 1})
         assert [one["id"] for one in found.data["tools"]] == ["mail.t00"]
         assert "loaded; you can call" in found.data["message"]
-        assert shown(session.turn().specs)[-1] == "mail.t00"
+        assert shown(session.start_turn().tool_specs)[-1] == "mail.t00"
         both = await session.call("find_tools", {"queries": ["count mail", "count sales"], "limit": 2})
         assert {one["id"].partition(".")[0] for one in both.data["tools"]} >= {"mail", "sales"}
         for wrong in ({}, {"query": "a", "queries": ["b"]}, {"query": "?!"}):
             refused = await session.call("find_tools", wrong)
             assert refused.error_kind == "invalid_input", wrong
-        hits = await kernel.find("count mail", limit=1)
-        assert [hit.tool_id for hit in hits.hits] == ["mail.t00"] and "name: mail" in hits.hits[0].reason
+        hits = await kernel.find_tools("count mail", limit=1)
+        assert [hit.tool_id for hit in hits.matches] == ["mail.t00"] and "name: mail" in hits.matches[0].reason
 
 
 @pytest.mark.proves("D-03", "D-05")
@@ -181,13 +181,13 @@ async def test_in_a_full_view_what_was_found_and_never_called_makes_room_and_the
         session = await kernel.session()
         found = (await session.call("find_tools", {"query": "count sales", "limit": 2})).data["tools"]
         first, second = (one["id"] for one in found)
-        before = session.turn()
+        before = session.start_turn()
         assert (await session.call(first, {"at": 1})).ok
         told = (await session.call("find_tools", {"query": "count stock number 7", "limit": 1})).data
         assert told["no_longer_in_view"]["tools"] == [second]
         now = [*CORE, *FINDERS, first, told["tools"][0]["id"]]
-        assert shown(session.view) == shown(session.turn().specs) == now
-        assert shown(before.specs)[-2:] == [first, second], "the turn that is under way keeps its own"
+        assert shown(session.active_tools) == shown(session.start_turn().tool_specs) == now
+        assert shown(before.tool_specs)[-2:] == [first, second], "the turn that is under way keeps its own"
         assert (await session.call(second, {"at": 1})).ok, "a call of what has left is carried out all the same"
 
 
@@ -199,7 +199,7 @@ async def test_a_search_among_extensions_leaves_out_what_ships(tmp_path: Path, k
         assert 0 < len(found["tools"]) <= 10
         assert all(set(one) == {"id", "description"} and len(one["description"]) <= 200 for one in found["tools"])
         assert {one["id"].partition(".")[0] for one in found["tools"]} <= {"sales", "stock"}
-        assert set(shown(session.view)) >= {one["id"] for one in found["tools"]}
+        assert set(shown(session.active_tools)) >= {one["id"] for one in found["tools"]}
 
 
 @pytest.mark.proves("D-03")
@@ -227,7 +227,7 @@ async def test_a_tool_of_the_operators_brings_others_into_view(tmp_path: Path, k
         told = (await session.call("prepare", {})).data
         assert len(told["added"]) == 12 and "sales" in told["categories"] and told["example"] == {"at": 1}
         assert "sales.t03" in told["hits"] and len(told["hits"]) == 2
-        assert told["active"] == shown(session.view)[-2:] and "sales.t03" in told["active"]
+        assert told["active"] == shown(session.active_tools)[-2:] and "sales.t03" in told["active"]
 
 
 async def test_a_tool_that_did_not_ask_for_the_catalog_has_none(tmp_path: Path, kernel_in: Opens) -> None:
@@ -246,12 +246,12 @@ async def test_the_index_of_a_turn_is_the_same_whatever_is_in_view(tmp_path: Pat
     settings = "[catalog]\nindex_tokens = 400\ncategories = { sales = 'What we sold.' }\n"
     async with kernel_in(tmp_path, tools=MANY, settings=settings) as kernel:
         session = await kernel.session()
-        index = session.turn().index
+        index = session.start_turn().tool_index
         assert "sales (12): What we sold." in index and "sales__t11" in index
         await session.call("load_tools", {"category": "sales"})
-        assert session.turn().index == index
-        await session.begin()
-        assert session.turn().index == index
+        assert session.start_turn().tool_index == index
+        await session.start_interaction()
+        assert session.start_turn().tool_index == index
 
 
 @pytest.mark.proves("D-07", "D-08")
@@ -262,10 +262,10 @@ async def test_what_serves_the_users_words_is_in_view_from_the_start_where_that_
     mailer = tools("mail", 1)
     async with kernel_in(tmp_path, tools=[*MANY, *mailer], settings=settings) as kernel:
         session = await kernel.session()
-        await session.begin("please count mail number 0")
-        assert "mail.t00" in shown(session.turn().specs)
-        await session.begin("")
-        assert shown(session.turn().specs) == [*CORE, *FINDERS]
+        await session.start_interaction("please count mail number 0")
+        assert "mail.t00" in shown(session.start_turn().tool_specs)
+        await session.start_interaction("")
+        assert shown(session.start_turn().tool_specs) == [*CORE, *FINDERS]
 
 
 @pytest.mark.proves("D-01a", "K-13")
@@ -273,21 +273,21 @@ async def test_an_agents_core_tools_are_always_in_view(tmp_path: Path, kernel_in
     put_agent(tmp_path, "clerk", 'core = ["stock.t07"]')
     async with kernel_in(tmp_path, tools=MANY, agent="clerk") as kernel:
         session = await kernel.session()
-        assert shown(session.view) == [*CORE, *FINDERS, "stock.t07"]
-        await session.begin()
-        assert shown(session.view) == [*CORE, *FINDERS, "stock.t07"]
+        assert shown(session.active_tools) == [*CORE, *FINDERS, "stock.t07"]
+        await session.start_interaction()
+        assert shown(session.active_tools) == [*CORE, *FINDERS, "stock.t07"]
 
 
 async def test_a_view_follows_new_generations(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=MANY) as kernel:
         session = await kernel.session()
         await session.call("load_tools", {"category": "stock"})
-        old = session.turn()
+        old = session.start_turn()
         await kernel.reload(tools=[*MANY[:13], *tools("new", 3)])
-        assert shown(session.view)[len(CORE) + len(FINDERS) :] == ["stock.t00"]
-        assert "stock.t11" in shown(old.specs), "a turn keeps its generation"
+        assert shown(session.active_tools)[len(CORE) + len(FINDERS) :] == ["stock.t00"]
+        assert "stock.t11" in shown(old.tool_specs), "a turn keeps its generation"
         await session.call("load_tools", {"category": "new"})
-        assert shown(session.view)[-3:] == ["new.t00", "new.t01", "new.t02"]
+        assert shown(session.active_tools)[-3:] == ["new.t00", "new.t01", "new.t02"]
 
 
 @pytest.mark.proves("D-03")
@@ -295,18 +295,18 @@ async def test_a_run_that_waited_goes_on_with_what_was_in_view(tmp_path: Path, k
     """Also in another process: it is one interaction until the user is answered."""
     async with kernel_in(tmp_path, tools=MANY) as kernel:
         session = await kernel.session()
-        await session.begin("count the stock")
+        await session.start_interaction("count the stock")
         await session.call("load_tools", {"category": "stock"})
-        before = shown(session.view)
+        before = shown(session.active_tools)
         assert len(before) == len(CORE) + len(FINDERS) + 12
         await session.suspend()
     async with kernel_in(tmp_path, tools=MANY) as kernel:
         again = await kernel.session(session.id)
-        assert shown(again.turn().specs) == before
-        await again.begin("and now something else")
-        assert shown(again.view) == [*CORE, *FINDERS]
+        assert shown(again.start_turn().tool_specs) == before
+        await again.start_interaction("and now something else")
+        assert shown(again.active_tools) == [*CORE, *FINDERS]
         await again.suspend()
-        assert shown((await kernel.session(session.id)).view) == [*CORE, *FINDERS]
+        assert shown((await kernel.session(session.id)).active_tools) == [*CORE, *FINDERS]
 
 
 async def test_what_was_brought_into_view_outlives_the_holder(tmp_path: Path) -> None:
@@ -320,15 +320,15 @@ async def test_what_was_brought_into_view_outlives_the_holder(tmp_path: Path) ->
         )
         kernel = await joined.__aenter__()
         session = await kernel.session()
-        await session.begin("first")
+        await session.start_interaction("first")
         await session.call("load_tools", {"category": "stock"})
-        before = shown(session.view)
+        before = shown(session.active_tools)
     try:
-        assert isinstance(holder, HeldKernel)
-        (refused,) = await session.turn().call_all([("stock.t03", {"wrong": 1})])
+        assert isinstance(holder, LocalKernel)
+        (refused,) = await session.start_turn().call_all([("stock.t03", {"wrong": 1})])
         assert refused.result.error_kind == "invalid_input" and refused.result.data is None, "it was in view"
-        assert shown(session.view) == before and len(before) == len(CORE) + len(FINDERS) + 12
-        await session.begin("second")
-        assert shown(session.view) == [*CORE, *FINDERS]
+        assert shown(session.active_tools) == before and len(before) == len(CORE) + len(FINDERS) + 12
+        await session.start_interaction("second")
+        assert shown(session.active_tools) == [*CORE, *FINDERS]
     finally:
         await joined.__aexit__(None, None, None)

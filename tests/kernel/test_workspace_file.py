@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from handrail import Kernel, LoadError, UsageError, open_kernel
-from handrail.config import load
+from handrail.config import load_configuration
 from handrail.sandbox import tiers
 from handrail.store import decisions
-from handrail.store.folders import prepare
+from handrail.store.folders import prepare_folders
 
-confined = pytest.mark.skipif(not tiers.probe().confines, reason="bash is withheld on this machine")
+confined = pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="bash is withheld on this machine")
 pytestmark = pytest.mark.proves("F-11")
 OWN = 'rules = ["allow write notes/**", "deny read secret/**"]\n[limits]\nlock_wait_ms = 7\n'
 
@@ -30,10 +30,10 @@ async def opened(
     if own is not None:
         (workspace / "handrail.toml").write_text(own)
     if trusted:
-        folders = prepare(workspace, folder / "state")
-        found = load(config, folders=folders).workspace
+        folders = prepare_folders(workspace, folder / "state")
+        found = load_configuration(config, folders=folders).workspace
         assert found is not None
-        decisions.grant(folders, found.sha256, clock=lambda: 1)
+        decisions.grant_trust(folders, found.sha256, clock=lambda: 1)
     async with open_kernel(workspace, rules=rules, state=folder / "state", config=config, settings=settings) as kernel:
         yield kernel
 
@@ -49,7 +49,7 @@ async def test_its_denies_count_at_once_and_its_allows_and_settings_when_a_perso
             denied = await session.call("read", {"path": "secret/a.txt"})
             assert denied.error_kind == "denied" and "'deny read secret/**' (project scope)" in str(denied.error_text)
             assert kernel.config.settings.limits.lock_wait_ms == (7 if trusted else 60_000)
-            assert (kernel.config.remark is None) is trusted
+            assert (kernel.config.untrusted_warning is None) is trusted
     async with opened(tmp_path, OWN + "#") as kernel:
         session = await kernel.session()
         changed = await session.call("write", {"path": "notes/b.txt", "content": "x"})
@@ -60,10 +60,10 @@ async def test_its_question_does_not_stand_in_for_an_operators_deny(tmp_path: Pa
     (tmp_path / "handrail.toml").write_text('rules = ["deny fs.write notes/**"]\n')
     own = 'rules = ["ask fs.write notes/a.txt"]\n'
     async with opened(tmp_path, own) as kernel:
-        explained = await kernel.explain("write", {"path": "notes/a.txt", "content": "x"}, headless=False)
+        explained = await kernel.explain_call("write", {"path": "notes/a.txt", "content": "x"}, headless=False)
         assert explained.action == "deny"
     async with opened(tmp_path, own + 'agent = "default"\n', trusted=True) as kernel:
-        explained = await kernel.explain("write", {"path": "notes/a.txt", "content": "x"}, headless=False)
+        explained = await kernel.explain_call("write", {"path": "notes/a.txt", "content": "x"}, headless=False)
         assert explained.action == "ask"
 
 

@@ -13,12 +13,12 @@ from urllib.parse import urlencode
 from tests.mcp_suite import client as scenarios
 from tests.mcp_suite.client import Server, answers_to_form
 
-from handrail.contract.doors.peer import Ask
+from handrail.contract.services.client import ClientRequest
 from handrail.contract.errors import ToolError
 from handrail.contract.session import Session
-from handrail.kernel.servers import ConnectedServer
+from handrail.kernel.mcp_servers import ConnectedServer
 from handrail.testing.kernels import temporary_kernel
-from handrail.upstream.oauth import Prompt
+from handrail.upstream.oauth import SignInPrompt
 
 CALLBACK = "http://localhost:3000/callback"
 IDENTITY_DOCUMENT = "https://conformance-test.local/client-metadata.json"
@@ -28,16 +28,16 @@ IDENTITY_DOCUMENT = "https://conformance-test.local/client-metadata.json"
 class Agreeing:
     """A client at a face whose person agrees to what forms propose."""
 
-    def offers(self, call_id: str, method: str, params: Mapping[str, Any]) -> bool:
+    def supports(self, call_id: str, method: str, params: Mapping[str, Any]) -> bool:
         return method == "elicitation/create" and params.get("mode", "form") == "form"
 
-    async def ask(self, call_id: str, asks: Mapping[str, Ask]) -> Mapping[str, Mapping[str, Any]]:
+    async def send_requests(self, call_id: str, asks: Mapping[str, ClientRequest]) -> Mapping[str, Mapping[str, Any]]:
         return {
             key: {"action": "accept", "content": answers_to_form(ask.params["requestedSchema"])}
             for key, ask in asks.items()
         }
 
-    def let_go(self, call_id: str) -> None:
+    def detach(self, call_id: str) -> None:
         return
 
 
@@ -112,10 +112,10 @@ async def connect(url: str) -> AsyncGenerator[Server]:
     with tempfile.TemporaryDirectory(prefix="handrail-conformance-") as folder:
         async with (
             temporary_kernel(Path(folder), rules=["allow *"], secrets=secrets) as kernel,
-            kernel.mcp.connect(
+            kernel.mcp_servers.connect(
                 "server",
                 url=url,
-                prompt=Prompt(CALLBACK, _visited),
+                prompt=SignInPrompt(CALLBACK, _visited),
                 prefix="",
                 hosts=["localhost:*", "127.0.0.1:*", "[::1]:*"],
                 elicitation=True,
@@ -123,7 +123,7 @@ async def connect(url: str) -> AsyncGenerator[Server]:
             ) as server,
         ):
             await server.approve()
-            session = await kernel.session(peer=Agreeing())
+            session = await kernel.session(client=Agreeing())
             try:
                 yield Connected(server, session)
             finally:

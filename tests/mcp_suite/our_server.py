@@ -18,9 +18,9 @@ from tests.mcp_suite.task_tools import TASK_AFTER_S, TASK_RULES, TASK_TOOLS
 from tests.mcp_suite.timed_tools import TIMED_TOOLS
 
 from handrail import Tool, tool
-from handrail.frontends.mcp.http import Listening, listen
-from handrail.frontends.mcp.tools import Serving
-from handrail.kernel.held import HeldKernel
+from handrail.frontends.mcp.http_server import HttpFrontendSettings, serve_http
+from handrail.frontends.mcp.tools import McpFrontendSettings
+from handrail.kernel.local import LocalKernel
 from handrail.testing.kernels import temporary_kernel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,10 +29,10 @@ RULES = ("allow test_*", "allow json_schema_2020_12_tool", *TASK_RULES)
 GATEWAY_RULES = ("allow mcp:plain:*",)
 
 
-def triggers(offering: Path) -> tuple[list[Tool], list[HeldKernel]]:
+def triggers(offering: Path) -> tuple[list[Tool], list[LocalKernel]]:
     """The two fixtures that change what there is: a tool comes and goes, a prompt comes and goes. They are given the kernel
     when it is open."""
-    kernels: list[HeldKernel] = []
+    kernels: list[LocalKernel] = []
     now: list[Tool] = []
 
     @tool(id="test_dynamic_tool", side_effect="read", locks=[])
@@ -65,13 +65,13 @@ def triggers(offering: Path) -> tuple[list[Tool], list[HeldKernel]]:
 
 
 async def main(port: int, *, gateway: bool) -> None:
-    serving, listening = Serving(discovery="all", task_after_s=TASK_AFTER_S), Listening("127.0.0.1", port)
+    serving, listening = McpFrontendSettings(discovery="all", task_after_s=TASK_AFTER_S), HttpFrontendSettings("127.0.0.1", port)
     with tempfile.TemporaryDirectory(prefix="handrail-conformance-") as made:
         folder = Path(made)
         if gateway:
             async with (
                 temporary_kernel(folder, rules=GATEWAY_RULES) as kernel,
-                kernel.mcp.connect(
+                kernel.mcp_servers.connect(
                     "plain",
                     command=sys.executable,
                     args=["-m", "tests.mcp_suite.plain_server"],
@@ -85,7 +85,7 @@ async def main(port: int, *, gateway: bool) -> None:
                 ) as upstream,
             ):
                 await upstream.approve()
-                await listen(kernel, serving, listening, print)
+                await serve_http(kernel, serving, listening, print)
             return
         tools = folder / "config" / "tools"
         timed = (f"{one.spec.id}.json" for one in TIMED_TOOLS)
@@ -93,7 +93,7 @@ async def main(port: int, *, gateway: bool) -> None:
         own, kernels = triggers(tools / "offering.json")
         async with temporary_kernel(folder, tools=own, rules=RULES) as kernel:
             kernels.append(kernel)
-            await listen(kernel, serving, listening, print)
+            await serve_http(kernel, serving, listening, print)
 
 
 if __name__ == "__main__":

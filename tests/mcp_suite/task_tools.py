@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from handrail import Tool, ToolError, tool
-from handrail.contract.doors.peer import Ask
-from handrail.contract.doors.runtime import Runtime
+from handrail.contract.services.client import ClientRequest
+from handrail.contract.services.runtime import Runtime
 
 TASK_AFTER_S = 0.5
 """After which the suite's server has a call of a promotable tool go on by itself."""
 
 
-def _form(message: str, name: str) -> Ask:
+def _form(message: str, name: str) -> ClientRequest:
     """A form with two fields, of which one has to be filled in: the suite fills in both."""
     fields = {"name": {"type": "string"}, "confirm": {"type": "boolean"}}
     schema = {"type": "object", "properties": fields, "required": [name]}
-    return Ask("elicitation/create", {"mode": "form", "message": message, "requestedSchema": schema})
+    return ClientRequest("elicitation/create", {"mode": "form", "message": message, "requestedSchema": schema})
 
 
 def _said(answer: Mapping[str, Any], name: str) -> Any:
@@ -49,14 +49,14 @@ async def failing_job(runtime: Runtime) -> str:
 @tool(id="protocol_error_job", side_effect="read", locks=[], mode="background", requires={"capabilities": ["roots"]})
 async def protocol_error_job(runtime: Runtime) -> str:
     """Ask for what the suite's client has not declared."""
-    answers = await runtime.peer.ask({"where": Ask("roots/list", {})})
+    answers = await runtime.client.send_requests({"where": ClientRequest("roots/list", {})})
     return f"{len(answers['where']['roots'])} roots"
 
 
 @tool(id="confirm_delete", side_effect="read", locks=[], mode="background", requires={"capabilities": ["elicit"]})
 async def confirm_delete(filename: str, runtime: Runtime) -> str:
     """Ask once whether something is to go, which stays."""
-    answers = await runtime.peer.ask({"confirm": _form(f"Delete {filename}?", "confirm")})
+    answers = await runtime.client.send_requests({"confirm": _form(f"Delete {filename}?", "confirm")})
     return f"{filename}: {'confirmed' if _said(answers['confirm'], 'confirm') else 'kept'}"
 
 
@@ -64,14 +64,14 @@ async def confirm_delete(filename: str, runtime: Runtime) -> str:
 async def multi_input(runtime: Runtime) -> str:
     """Ask two things at once."""
     asks = {"name": _form("What is your name?", "name"), "sure": _form("Sure?", "confirm")}
-    answers = await runtime.peer.ask(asks)
+    answers = await runtime.client.send_requests(asks)
     return f"{_said(answers['name'], 'name')}: {_said(answers['sure'], 'confirm')}"
 
 
 @tool(id="test_tool_with_task", side_effect="read", locks=[], promotable=True, requires={"capabilities": ["elicit"]})
 async def asks_first(runtime: Runtime) -> str:
     """Ask who it is, then take a while."""
-    name = _said((await runtime.peer.ask({"user_name": _form("What is your name?", "name")}))["user_name"], "name")
+    name = _said((await runtime.client.send_requests({"user_name": _form("What is your name?", "name")}))["user_name"], "name")
     await asyncio.sleep(3 * TASK_AFTER_S)
     return f"done for {name}"
 

@@ -8,8 +8,8 @@ started for that, confined; on a machine with much else to do this alone can tak
 from __future__ import annotations
 
 from handrail import Tool, tool
-from handrail.contract.doors.peer import Ask
-from handrail.contract.doors.runtime import Runtime
+from handrail.contract.services.client import ClientRequest
+from handrail.contract.services.runtime import Runtime
 
 
 @tool(id="test_logging_tool", side_effect="read", locks=[])
@@ -24,7 +24,7 @@ async def asks_for_a_name(runtime: Runtime) -> str:
     """Asks for a name."""
     schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
     params = {"mode": "form", "message": "What is your name?", "requestedSchema": schema}
-    answer = (await runtime.peer.ask({"form": Ask("elicitation/create", params)}))["form"]
+    answer = (await runtime.client.send_requests({"form": ClientRequest("elicitation/create", params)}))["form"]
     return f"Elicitation completed: {answer.get('action')}"
 
 

@@ -28,8 +28,8 @@ import platformdirs
 
 from handrail import open_kernel
 from handrail.contract.call import Result
-from handrail.kernel.held import HeldKernel
-from handrail.registry.pins import Definition, StoredPins
+from handrail.kernel.local import LocalKernel
+from handrail.registry.pins import ThirdPartyDefinition, StoredPins
 
 CONNECT_S = 120.0
 DOT = base64.b64decode(
@@ -281,25 +281,25 @@ async def tried(root: Path) -> int:
     wrong = 0
     rules = [f"allow mcp:{one.name}:{tool}" for one in servers(workspace) for tool, _, _ in one.calls]
     async with open_kernel(workspace, state=root / "state", config=root / "config" / "handrail.toml") as kernel:
-        assert isinstance(kernel, HeldKernel), "somebody else holds this workspace"
-        upstreams = kernel.rooms.upstreams
+        assert isinstance(kernel, LocalKernel), "somebody else holds this workspace"
+        upstreams = kernel.components.upstreams
         names = [one.name for one in servers(workspace)]
         async with asyncio.timeout(CONNECT_S):
-            ended = await asyncio.gather(*(upstreams[name].connected() for name in names), return_exceptions=True)
+            ended = await asyncio.gather(*(upstreams[name].connect() for name in names), return_exceptions=True)
         for name, problem in zip(names, ended, strict=True):
             if isinstance(problem, BaseException):
                 wrong += 1
                 print(f"{name:12} NOT CONNECTED: {problem}", flush=True)
-        pins = StoredPins(kernel.rooms.store.folders.state)
+        pins = StoredPins(kernel.components.store.folders.state)
         for source in upstreams.sources:
-            await kernel.rooms.look_again(source)
+            await kernel.components.refresh_source(source)
             own = [
                 entry.spec
                 for entry in kernel.generation.entries.values()
-                if entry.foreign is not None and entry.foreign.name == source.name
+                if entry.third_party is not None and entry.third_party.name == source.name
             ]
-            pins.approve(source.name, [Definition.of(spec) for spec in own])
-            await kernel.rooms.look_again(source)
+            pins.approve(source.name, [ThirdPartyDefinition.from_spec(spec) for spec in own])
+            await kernel.components.refresh_source(source)
         stranger = await kernel.session(headless=True)
         wrong += await _refused(kernel, stranger)
         await stranger.close()
@@ -311,15 +311,15 @@ async def tried(root: Path) -> int:
     return wrong
 
 
-async def _used(kernel: HeldKernel, session: Any, server: Server) -> int:
+async def _used(kernel: LocalKernel, session: Any, server: Server) -> int:
     entries = {
         entry.id: entry
         for entry in kernel.generation.entries.values()
-        if entry.foreign is not None and entry.foreign.name == server.name
+        if entry.third_party is not None and entry.third_party.name == server.name
     }
     wrong: list[tuple[str, str]] = []
     lines: list[tuple[str, str]] = []
-    if off := [entry.id for entry in entries.values() if entry.withheld is not None]:
+    if off := [entry.id for entry in entries.values() if entry.unavailable_reason is not None]:
         wrong.append(("*", f"{len(off)} tools are off"))
     called = {f"{server.name}_{tool}" for tool, _, _ in server.calls}
     wrong += [(tool_id, "is not called here") for tool_id in sorted(entries.keys() ^ called)]
@@ -339,9 +339,9 @@ async def _used(kernel: HeldKernel, session: Any, server: Server) -> int:
     return len(wrong)
 
 
-async def _refused(kernel: HeldKernel, session: Any) -> int:
+async def _refused(kernel: LocalKernel, session: Any) -> int:
     """How many tools a session may call that no rule allows any of; nobody is there to be asked."""
-    ids = [entry.id for entry in kernel.generation.entries.values() if entry.foreign is not None]
+    ids = [entry.id for entry in kernel.generation.entries.values() if entry.third_party is not None]
     wrong = 0
     for tool_id in ids:
         result: Result = await session.call(tool_id, {})

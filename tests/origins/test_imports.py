@@ -20,7 +20,7 @@ from handrail.origins import imports
 ROOT = Path(__file__).parents[2]
 PRELUDE = """\
 import sys, os, asyncio, shutil, importlib
-import pydantic, orjson, handrail.kernel.held  # loaded before a workspace is open, as by an embedding program
+import pydantic, orjson, handrail.kernel.local  # loaded before a workspace is open, as by an embedding program
 from handrail.origins.imports import opened
 def asked_by(module, code):
     "Run code as a module of that name would run it."
@@ -131,7 +131,7 @@ def test_what_a_dependency_would_import_if_it_were_there_is_refused(
 @pytest.mark.parametrize(
     ("name", "asking"),
     [
-        ("tree_sitter_bash", "handrail.policy.shell.parse"),
+        ("tree_sitter_bash", "handrail.policy.shell.parser"),
         ("sqlite3", "handrail.store.database.connection"),
         ("ssl", "handrail.runtime.net"),
         ("pygments", "rich.syntax"),
@@ -140,8 +140,8 @@ def test_what_a_dependency_would_import_if_it_were_there_is_refused(
         ("brotli", "httpx2._decoders"),
         ("netrc", "httpx2._auth"),
         ("zoneinfo", "cronsim.cronsim"),
-        ("tomllib", "handrail.config.reading"),
-        ("fastembed", "handrail.catalog.embedders.choosing"),
+        ("tomllib", "handrail.config.toml_file"),
+        ("fastembed", "handrail.catalog.embedders.selection"),
     ],
 )
 def test_no_lazy_import_of_the_kernel_takes_a_module_of_the_workspace(
@@ -172,7 +172,7 @@ def test_what_a_worker_thread_of_the_kernel_imports_is_guarded(workspace: Path, 
         "import importlib\n"
         "async def main():\n"
         "    await asyncio.to_thread(importlib.import_module, 'tree_sitter_bash')\n"
-        "    await asyncio.to_thread(importlib.import_module, 'handrail.upstream.client.http')\n"
+        "    await asyncio.to_thread(importlib.import_module, 'handrail.upstream.client.http_transport')\n"
         "asyncio.run(main())\n",
         workspace,
     )
@@ -183,7 +183,7 @@ def test_a_codec_is_looked_up_in_the_standard_library_only(workspace: Path, plan
     package(planted, "encodings", "")
     module(planted / "encodings", "planted", evil(marker))
     agent(
-        "try:\n    asked_by('handrail.tools.files.text', '\"x\".encode(\"planted\")')\nexcept LookupError: print('none')\n",
+        "try:\n    asked_by('handrail.tools.files.text_edits', '\"x\".encode(\"planted\")')\nexcept LookupError: print('none')\n",
         workspace,
     )
     assert not marker.exists()
@@ -208,7 +208,7 @@ def test_a_portion_of_a_namespace_package_is_not_taken_from_the_workspace(
 def test_a_module_of_handrail_itself_is_never_the_workspaces(workspace: Path, planted: Path, marker: Path) -> None:
     package(planted, "handrail", evil(marker))
     module(planted / "handrail", "gateway", evil(marker))
-    said = agent("import handrail.kernel.servers\nprint(handrail.kernel.servers.__file__)\n", workspace)
+    said = agent("import handrail.kernel.mcp_servers\nprint(handrail.kernel.mcp_servers.__file__)\n", workspace)
     assert str(workspace) not in said
     assert not marker.exists()
 
@@ -315,7 +315,7 @@ def test_a_folder_that_looks_like_an_installed_package_offers_nothing(
     (info / "entry_points.txt").write_text(f"[{group}]\nplanted = planted:made\n")
     module(planted, "planted", evil(marker))
     said = agent(
-        "from handrail.store.installed import entry_points\n"
+        "from handrail.store.entry_points import entry_points\n"
         "from handrail.origins.imports import entry_points as uncached\n"
         "from importlib import metadata\n"
         f"print(len(metadata.entry_points(group={group!r}, name='planted')))\n"

@@ -14,11 +14,11 @@ import pytest
 from handrail.origins import programs
 from handrail.origins.programs import (
     ProgramRefused,
-    clean_path,
+    build_clean_path,
     find_command,
     find_program,
-    own_interpreter,
-    program_environment,
+    find_own_interpreter,
+    build_program_environment,
 )
 
 
@@ -48,7 +48,7 @@ def ground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ground]:
     (found.real / "asked").chmod(0o755)
     (place / "nowhere").mkdir()
     monkeypatch.chdir(place / "nowhere")
-    with programs.opened(found.workspace):
+    with programs.register_workspaces(found.workspace):
         yield found
 
 
@@ -202,7 +202,7 @@ def test_a_program_for_env_is_looked_for_as_env_will(ground: Ground, monkeypatch
     (ground.real / "script").chmod(0o755)
     monkeypatch.setenv("PATH", f"{ground.workspace}/.venv/bin:{ground.real}:/usr/bin:/bin")
     program = find_program("script")
-    done = subprocess.run([program], env=program_environment(), capture_output=True, text=True, check=True)
+    done = subprocess.run([program], env=build_program_environment(), capture_output=True, text=True, check=True)
     assert (done.stdout, ground.marker.exists()) == ("by the real one\n", False)
     monkeypatch.setenv("PATH", f"{ground.workspace}/.venv/bin:/usr/bin:/bin")
     with pytest.raises(ProgramRefused, match="interpreter runner is not on PATH outside of the workspace"):
@@ -263,7 +263,7 @@ def test_the_environment_is_a_list_and_names_nothing_in_the_workspace(
         monkeypatch.setenv(name, str(inside))
     monkeypatch.setenv("PATH", f"{ground.workspace}:bin::.:{ground.real}")
     monkeypatch.setenv("HOME", str(ground.elsewhere))
-    found = program_environment()
+    found = build_program_environment()
     assert found["PATH"] == str(ground.real)
     assert found["HOME"] == str(ground.elsewhere)
     assert not [value for value in found.values() if str(ground.workspace) in value]
@@ -274,25 +274,25 @@ def test_a_path_with_nothing_to_trust_on_it_becomes_the_systems(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{ground.workspace}::.")
-    assert clean_path() == "/bin:/usr/bin"
+    assert build_clean_path() == "/bin:/usr/bin"
 
 
 def test_the_own_interpreter_is_not_a_link_in_the_workspace(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert own_interpreter() == sys.executable
+    assert find_own_interpreter() == sys.executable
     python = ground.workspace / ".venv/bin/python"
     python.parent.mkdir(parents=True)
     python.symlink_to(os.path.realpath(sys.executable))
     monkeypatch.setattr(sys, "executable", str(python))
-    assert own_interpreter() == getattr(sys, "_base_executable")  # noqa: B009
+    assert find_own_interpreter() == getattr(sys, "_base_executable")  # noqa: B009
     monkeypatch.setattr(sys, "_base_executable", str(ground.plant(ground.workspace / "python")), raising=False)
     with pytest.raises(ProgramRefused, match="is in a workspace"):
-        own_interpreter()
+        find_own_interpreter()
 
 
 def test_a_workspace_that_merely_holds_the_system_leaves_its_programs_usable() -> None:
-    with programs.opened("/"):
+    with programs.register_workspaces("/"):
         assert find_program("/bin/sh") == "/bin/sh"
-    with programs.opened("/usr/bin"), pytest.raises(ProgramRefused):
+    with programs.register_workspaces("/usr/bin"), pytest.raises(ProgramRefused):
         find_program("/usr/bin/env")
 
 
@@ -300,7 +300,7 @@ def test_a_further_folder_that_calls_may_write_counts(ground: Ground, monkeypatc
     further = ground.plant(ground.elsewhere / "further/asked").parent
     monkeypatch.setenv("PATH", f"{further}:{ground.real}")
     assert find_program("asked") == str(further / "asked")
-    with programs.opened(further):
+    with programs.register_workspaces(further):
         assert find_program("asked") == str(ground.real / "asked")
 
 
@@ -321,6 +321,6 @@ def test_variables_that_make_this_process_trust_the_workspace_are_seen(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.chdir(ground.workspace)
-    seen = list(programs.variables_that_lead_inside({name: value.format(ground.workspace)}))
+    seen = list(programs.find_unsafe_variables({name: value.format(ground.workspace)}))
     assert [one for one, _ in seen] == [name]
-    assert not list(programs.variables_that_lead_inside({name: "/opt/lib"}))
+    assert not list(programs.find_unsafe_variables({name: "/opt/lib"}))

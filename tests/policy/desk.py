@@ -10,21 +10,21 @@ from typing import Any
 from handrail.contract.tool.requires import (
     CapabilitySet,
     FsRequires,
-    Layer,
-    May,
+    CapabilityLayer,
+    AccessCheck,
     NetRequires,
     Requires,
     ShellRequires,
-    Variables,
-    expand,
+    PathVariables,
+    expand_requires,
 )
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.authority import Authority
-from handrail.policy.questions import Verdict
-from handrail.policy.rules.rules import Rule, RuleBook, Scope, default_book, parse_rule
+from handrail.policy.authorizer import CallAuthorizer
+from handrail.policy.evaluation import PolicyVerdict
+from handrail.policy.rules.definitions import Rule, RuleBook, Scope, default_book, parse_rule
 from handrail.policy.targets import agent_layer
-from handrail.policy.watchdogs.watchdog import Watchdog
-from handrail.runtime.files.roots import Roots
+from handrail.policy.watchdogs.api import Watchdog
+from handrail.runtime.files.roots import SessionRoots
 
 
 def properties(**formats: str) -> dict[str, Any]:
@@ -90,28 +90,28 @@ class Desk:
     own: Requires = field(default_factory=Requires)
 
     def __post_init__(self) -> None:
-        self.roots = Roots(self.workspace)
-        self.variables = Variables(workspace=(self.roots.workspace,))
-        self.authority = Authority(
+        self.roots = SessionRoots(self.workspace)
+        self.variables = PathVariables(workspace=(self.roots.workspace,))
+        self.authority = CallAuthorizer(
             self.variables,
             agent_layer("default", self.own, ALL, self.variables),
             self.watchdogs,
-            ceiling=None if self.ceiling is None else expand(self.ceiling, self.variables, "the host's ceiling"),
+            ceiling=None if self.ceiling is None else expand_requires(self.ceiling, self.variables, "the host's ceiling"),
         )
 
     def judge(
         self, spec: ToolSpec, arguments: Mapping[str, Any], *rules: str | RuleBook, parent: CapabilitySet | None = None
-    ) -> Verdict:
-        return self.authority.judge(spec, arguments, rules=self._book(rules), roots=self.roots, parent=parent)
+    ) -> PolicyVerdict:
+        return self.authority.evaluate(spec, arguments, rules=self._book(rules), roots=self.roots, parent=parent)
 
-    def bash(self, command: str, *rules: str | RuleBook) -> Verdict:
+    def bash(self, command: str, *rules: str | RuleBook) -> PolicyVerdict:
         return self.judge(BASH, {"command": command}, *rules)
 
-    def may(self, spec: ToolSpec, arguments: Mapping[str, Any], *rules: str | RuleBook) -> May:
+    def may(self, spec: ToolSpec, arguments: Mapping[str, Any], *rules: str | RuleBook) -> AccessCheck:
         """What the call may touch, once decided and, where it asks, answered with yes."""
         chosen = self._book(rules)
-        verdict = self.authority.judge(spec, arguments, rules=chosen, roots=self.roots)
-        return self.authority.may(verdict, spec, rules=chosen, roots=self.roots)
+        verdict = self.authority.evaluate(spec, arguments, rules=chosen, roots=self.roots)
+        return self.authority.make_access_check(verdict, spec, rules=chosen, roots=self.roots)
 
     def path(self, relative: str) -> str:
         return f"{self.roots.workspace}/{relative}"
@@ -123,4 +123,4 @@ class Desk:
         return book(*(text for text in rules if isinstance(text, str)))
 
 
-NOTHING = Layer("nothing")
+NOTHING = CapabilityLayer("nothing")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from handrail.contract.agent import AgentManifest
-from handrail.policy.rules.checking import rules_of_agent
+from handrail.policy.rules.validation import load_agent_rules
 
 KNOWN = ("read", "bash", "notes.add")
 
@@ -15,14 +15,14 @@ def agent(*rules: str, **aliases: str) -> AgentManifest:
 
 
 def test_a_rule_of_a_manifest_is_of_its_scope_and_names_its_file() -> None:
-    rules, faults = rules_of_agent(agent("deny bash", "allow fs.write docs/**", "ask notes.*"), "agent.toml", KNOWN)
+    rules, faults = load_agent_rules(agent("deny bash", "allow fs.write docs/**", "ask notes.*"), "agent.toml", KNOWN)
     assert faults == []
     assert [(rule.text, rule.scope, rule.source) for rule in rules] == [
         ("deny bash", "manifest", "agent.toml"),
         ("allow fs.write docs/**", "manifest", "agent.toml"),
         ("ask notes.*", "manifest", "agent.toml"),
     ]
-    assert [rule.final for rule in rules] == [True, False, False]
+    assert [rule.is_final for rule in rules] == [True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_rule_of_a_manifest_is_of_its_scope_and_names_its_file() -> None:
     ],
 )
 def test_a_text_that_is_no_rule_or_can_never_match_is_a_fault_by_its_key(text: str, part: str) -> None:
-    rules, faults = rules_of_agent(agent("allow read", text, shell="bash"), "agent.toml", KNOWN, ("mail.send",))
+    rules, faults = load_agent_rules(agent("allow read", text, shell="bash"), "agent.toml", KNOWN, ("mail.send",))
     assert [rule.text for rule in rules] == ["allow read"]
     [(place, problem)] = faults
     assert place == "rules[1]"
@@ -48,9 +48,9 @@ def test_a_text_that_is_no_rule_or_can_never_match_is_a_fault_by_its_key(text: s
 
 @pytest.mark.parametrize("text", ["deny *", "deny mcp:github:*", "ask fs.*", "deny net.fetch *.example.org"])
 def test_what_is_about_capabilities_or_everything_needs_no_tool_of_that_name(text: str) -> None:
-    assert rules_of_agent(agent(text), "agent.toml", KNOWN)[1] == []
+    assert load_agent_rules(agent(text), "agent.toml", KNOWN)[1] == []
 
 
 def test_where_the_tools_are_unknown_only_the_form_is_judged() -> None:
-    _, faults = rules_of_agent(agent("deny mail.send", "deny x.*", "nope"), "agent.toml", None)
+    _, faults = load_agent_rules(agent("deny mail.send", "deny x.*", "nope"), "agent.toml", None)
     assert [place for place, _ in faults] == ["rules[2]"]

@@ -8,10 +8,10 @@ from tests.policy.desk import BASH, EDIT, MOVE, WRITE, Desk, book, rule
 from handrail.contract.modes import MODES
 from handrail.contract.tool.requires import FsRequires, Requires
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.authority import hidden
-from handrail.policy.explain import explain
-from handrail.policy.rules.rules import RuleBook, in_mode
-from handrail.policy.suggestions import always
+from handrail.policy.authorizer import find_hidden_paths
+from handrail.policy.explanation import explain
+from handrail.policy.rules.definitions import RuleBook, with_mode
+from handrail.policy.suggestions import suggest_rule
 
 pytestmark = pytest.mark.proves("P-15")
 
@@ -53,7 +53,7 @@ def test_a_rule_that_does_not_name_the_path_does_not_answer(desk: Desk, path: st
 @pytest.mark.parametrize("path", PATHS)
 def test_no_mode_answers(desk: Desk, mode: str, path: str) -> None:
     for spec in (WRITE, EDIT):
-        assert desk.judge(spec, {"path": path}, in_mode(book(), mode)).action == "ask"  # type: ignore[arg-type]
+        assert desk.judge(spec, {"path": path}, with_mode(book(), mode)).action == "ask"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -111,30 +111,30 @@ def test_what_a_running_call_touches_is_held_to_the_same(desk: Desk) -> None:
 
 def test_a_yes_for_the_session_is_a_rule_that_names_the_path(desk: Desk) -> None:
     verdict = desk.judge(WRITE, {"path": "AGENTS.md"}, "allow fs.write")
-    assert always(verdict) == "allow write AGENTS.md"
-    assert desk.judge(WRITE, {"path": "AGENTS.md"}, "allow fs.write", str(always(verdict))).action == "allow"
+    assert suggest_rule(verdict) == "allow write AGENTS.md"
+    assert desk.judge(WRITE, {"path": "AGENTS.md"}, "allow fs.write", str(suggest_rule(verdict))).action == "allow"
 
 
 async def test_explain_says_what_decided_and_which_rule_would_open_it(desk: Desk) -> None:
     said = await explain(
-        desk.authority, WRITE, {"path": "AGENTS.md"}, rules=in_mode(book(), "auto"), roots=desk.roots, headless=True
+        desk.authority, WRITE, {"path": "AGENTS.md"}, rules=with_mode(book(), "auto"), roots=desk.roots, headless=True
     )
-    assert said.action == "ask" and said.effective == "deny"
+    assert said.action == "ask" and said.effective_action == "deny"
     assert "only a rule that names the path allows it" in said.decided_by
-    assert said.changes[0] == "--rule 'allow write AGENTS.md'"
+    assert said.possible_changes[0] == "--rule 'allow write AGENTS.md'"
     assert "protected: AGENTS.md contains instructions for agents" in str(said)
 
 
 def test_a_folder_outside_the_workspace_is_no_way_around(desk: Desk) -> None:
     for path in ("/extra/AGENTS.md", "/extra/.github/workflows/ci.yml"):
-        assert desk.authority.judge(
+        assert desk.authority.evaluate(
             MOVE, {"source": "a", "target": path}, rules=book("allow fs.*", "allow fs.write /extra"), roots=desk.roots
         ).action in ("ask", "deny")
 
 
 def test_programs_write_it_only_where_a_rule_of_fs_write_names_it(desk: Desk) -> None:
     def opens(path: str, *rules: str) -> bool:
-        return hidden(book(*rules), desk.roots.workspace).opens(desk.path(path))
+        return find_hidden_paths(book(*rules), desk.roots.workspace).is_exempt(desk.path(path))
 
     assert not opens(
         "AGENTS.md", "allow fs.write", "allow *", "allow bash", "allow write AGENTS.md", "allow fs.write *.md"
@@ -147,8 +147,8 @@ def test_programs_write_it_only_where_a_rule_of_fs_write_names_it(desk: Desk) ->
 def test_a_session_above_holds_against_the_name_in_a_rule_below(desk: Desk) -> None:
     for text in ("deny fs.write AGENTS.md", "ask fs.write AGENTS.md", "ask fs.write **"):
         above = RuleBook((rule(text),))
-        below = RuleBook((rule("allow fs.write AGENTS.md"),), above=above)
-        assert not hidden(below, desk.roots.workspace).opens(desk.path("AGENTS.md"))
+        below = RuleBook((rule("allow fs.write AGENTS.md"),), parent=above)
+        assert not find_hidden_paths(below, desk.roots.workspace).is_exempt(desk.path("AGENTS.md"))
         assert desk.judge(WRITE, {"path": "AGENTS.md"}, below).action == text.partition(" ")[0]
 
 

@@ -32,17 +32,17 @@ from handrail.contract.tool.requires import (
     Capability,
     CapabilitySet,
     FsRequires,
-    Layer,
+    CapabilityLayer,
     NetRequires,
     Requires,
     ShellRequires,
-    Variables,
-    expand,
+    PathVariables,
+    expand_requires,
 )
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.rules.rules import EXCEPT, SECRET_LIKE, default_book, default_rules, parse_rule, reading
-from handrail.policy.suggestions import always
-from handrail.policy.targets import CEILING, PASSED_ON, agent_layer, call_set, ceiling_layer, refusal, remedy
+from handrail.policy.rules.definitions import SECRET_NAME_EXCEPTIONS, SECRET_FILE_NAMES, default_book, default_rules, parse_rule, make_reading_rule
+from handrail.policy.suggestions import suggest_rule
+from handrail.policy.targets import CEILING_OWNER, DELEGATION_OWNER, agent_layer, call_capabilities, ceiling_layer, format_refusal, format_remedy
 from handrail.tools import BUILTINS
 
 # ── the shipped rules ────────────────────────────────────────────────────────────────────────────
@@ -100,10 +100,10 @@ def test_the_shipped_rules_are_visible_as_texts_that_read_back_as_themselves() -
     rules = default_rules(["/state/out [1]"])
     assert "allow fs.read **" in [r.text for r in rules]
     assert {f"allow {name}" for name in SESSION_INTERNAL} <= {r.text for r in rules}
-    assert len([r for r in rules if r.action == "ask" and r.permission.startswith("fs.")]) == 2 * len(SECRET_LIKE)
+    assert len([r for r in rules if r.action == "ask" and r.permission.startswith("fs.")]) == 2 * len(SECRET_FILE_NAMES)
     for one in rules:
         assert one.scope == "default"
-        named = one.permission == "fs.read" and one.pattern.rpartition("**/")[2] in (*SECRET_LIKE, *EXCEPT)
+        named = one.permission == "fs.read" and one.pattern.rpartition("**/")[2] in (*SECRET_FILE_NAMES, *SECRET_NAME_EXCEPTIONS)
         assert replace(parse_rule(one.text, scope="default", source=one.source), any_case=named) == one
 
 
@@ -117,7 +117,7 @@ def test_a_further_readable_folder_is_read_like_the_workspace_and_has_its_own_se
 
 @pytest.mark.proves("P-03")
 def test_one_session_s_saved_outputs_are_read_by_a_rule_of_that_session_alone(desk: Desk) -> None:
-    rules = default_book().with_rules(reading("/extra/ses_1"))
+    rules = default_book().with_rules(make_reading_rule("/extra/ses_1"))
     assert desk.judge(READ, {"path": "/extra/ses_1/out.txt"}, rules).action == "allow"
     assert desk.judge(READ, {"path": "/extra/ses_1"}, rules).action == "ask"
     assert desk.judge(READ, {"path": "/extra/ses_12/out.txt"}, rules).action == "ask"
@@ -217,14 +217,14 @@ OUTSIDE: tuple[tuple[Capability, str, str | tuple[str, ...]], ...] = (
 def test_every_refusal_of_a_capability_tells_a_model_what_it_may_do_and_nothing_that_is_its_authors(
     capability: Capability, shown: str, target: str | tuple[str, ...], spec: ToolSpec, bound: str
 ) -> None:
-    variables = Variables(workspace=("/ws",), ad_hoc=("/outputs",))
-    everything = Layer("all", ("/**", "/"), ("/**", "/"), ("**",), (ShellRequires(cmd="*"),))
-    none = Layer({"ceiling": CEILING, "passed on": f"{PASSED_ON} boss"}.get(bound, "nothing"), ("/ws",), ("/ws",))
-    own = (expand(Requires(fs=spec.requires.fs), variables, f"tool {spec.id}"),)
+    variables = PathVariables(workspace=("/ws",), ad_hoc=("/outputs",))
+    everything = CapabilityLayer("all", ("/**", "/"), ("/**", "/"), ("**",), (ShellRequires(cmd="*"),))
+    none = CapabilityLayer({"ceiling": CEILING_OWNER, "passed on": f"{DELEGATION_OWNER} boss"}.get(bound, "nothing"), ("/ws",), ("/ws",))
+    own = (expand_requires(Requires(fs=spec.requires.fs), variables, f"tool {spec.id}"),)
     capabilities = CapabilitySet({"tool": own, "nothing": ()}.get(bound, (everything, none)))
     layer = capabilities.refusing_layer(capability, target)
     assert layer is not None
-    text = refusal(capabilities, layer, capability, shown, spec)
+    text = format_refusal(capabilities, layer, capability, shown, spec)
     assert shown in text and not re.search(r"author|operator would|requires:|\{\"", text)
     assert re.search(r"Use |Continue without it", text), "what the model does next"
     if capability in ("fs.read", "fs.write") and bound in ("tool", "passed on"):
@@ -234,7 +234,7 @@ def test_every_refusal_of_a_capability_tells_a_model_what_it_may_do_and_nothing_
         assert ("ask the user to add the folder to [[roots]]" in text) == follows
     if bound == "ceiling":
         assert "/ws" not in text, "how a host is laid out is its operator's"
-    assert "{" in remedy(layer, capability, spec), "the person is told the line"
+    assert "{" in format_remedy(layer, capability, spec), "the person is told the line"
 
 
 @pytest.mark.proves("P-01")
@@ -251,7 +251,7 @@ def test_a_sibling_with_the_same_beginning_is_outside(desk: Desk) -> None:
 
 @pytest.mark.proves("K-10")
 def test_an_agent_has_what_it_and_its_tools_require_and_a_new_tool_extends_it() -> None:
-    variables = Variables(workspace=("/ws",))
+    variables = PathVariables(workspace=("/ws",))
     own = Requires(net=NetRequires(hosts=("own.example",)))
     one = agent_layer("default", own, [READ], variables)
     both = agent_layer("default", own, [READ, FETCH], variables)
@@ -264,9 +264,9 @@ def test_an_agent_has_what_it_and_its_tools_require_and_a_new_tool_extends_it() 
 @pytest.mark.proves("K-10")
 def test_one_tool_does_not_get_what_another_requires(desk: Desk) -> None:
     capabilities = desk.judge(READ, {"path": "src/a.py"}).capabilities
-    assert not capabilities.uses("net.fetch")
-    assert not capabilities.uses("shell.run")
-    assert not desk.judge(BASH, {"command": "ls"}).capabilities.uses("net.fetch")
+    assert not capabilities.may_use("net.fetch")
+    assert not capabilities.may_use("shell.run")
+    assert not desk.judge(BASH, {"command": "ls"}).capabilities.may_use("net.fetch")
 
 
 @pytest.mark.proves("K-10")
@@ -285,12 +285,12 @@ def test_the_host_s_ceiling_cuts_every_call_set(desk: Desk) -> None:
 
 @pytest.mark.proves("K-10", "P-01")
 def test_a_call_made_by_a_call_has_no_more_than_its_parent(desk: Desk) -> None:
-    parent = CapabilitySet((expand(Requires(fs=FsRequires(read=("src",))), desk.variables, "tool parent"),))
+    parent = CapabilitySet((expand_requires(Requires(fs=FsRequires(read=("src",))), desk.variables, "tool parent"),))
     assert desk.judge(READ, {"path": "src/a.py"}, parent=parent).action == "allow"
     assert desk.judge(READ, {"path": "README.md"}, parent=parent).action == "deny"
     assert desk.judge(BASH, {"command": "ls"}, "allow bash", parent=parent).action == "deny"
     assert desk.judge(READ, {"path": "src/a.py"}, parent=CapabilitySet()).action == "deny"
-    nothing = call_set(
+    nothing = call_capabilities(
         READ, desk.variables, agent_layer("default", Requires(), ALL, desk.variables), None, CapabilitySet()
     )
     assert not nothing.allows("fs.read", desk.path("src/a.py"))
@@ -338,7 +338,7 @@ def test_what_always_would_store_has_every_literal_escaped_and_suffices(
     rules = book("allow bash ls")
     verdict = desk.judge(spec, arguments, rules)
     assert verdict.action == "ask"
-    assert always(verdict) == expected
+    assert suggest_rule(verdict) == expected
     if expected is not None:
         stored = rules.with_rules(parse_rule(expected, scope="session", source="answered for this session"))
         assert desk.judge(spec, arguments, stored).action == "allow"
@@ -346,30 +346,30 @@ def test_what_always_would_store_has_every_literal_escaped_and_suffices(
 
 @pytest.mark.proves("P-08")
 def test_what_always_would_store_covers_no_other_call(desk: Desk) -> None:
-    stored = always(desk.judge(TRANSFER, {"source": "a", "amount": 5}))
+    stored = suggest_rule(desk.judge(TRANSFER, {"source": "a", "amount": 5}))
     assert stored is not None
     assert desk.judge(TRANSFER, {"source": "a", "amount": 6}, stored).action == "ask"
     assert desk.judge(TRANSFER, {"source": "a"}, stored).action == "ask"
     assert desk.judge(TRANSFER, {"source": "a", "amount": 5, "target": "x"}, stored).action == "ask"
-    stored = always(desk.judge(WRITE, {"path": "a*b"}))
+    stored = suggest_rule(desk.judge(WRITE, {"path": "a*b"}))
     assert stored is not None
     assert desk.judge(WRITE, {"path": "aXb"}, stored).action == "ask"
 
 
 def test_where_a_capability_s_own_rule_asks_always_answers_that_question(desk: Desk) -> None:
     verdict = desk.judge(WRITE, {"path": "a.py"}, "allow write", "ask fs.write")
-    assert always(verdict) == "allow fs.write a.py"
-    assert always(desk.bash("mkdir x", "manifest: deny bash mkdir *")) is None
+    assert suggest_rule(verdict) == "allow fs.write a.py"
+    assert suggest_rule(desk.bash("mkdir x", "manifest: deny bash mkdir *")) is None
 
 
 @given(st.text(max_size=12))
 def test_a_stored_path_rule_matches_exactly_the_one_path(desk: Desk, name: str) -> None:
     verdict = desk.judge(WRITE, {"path": f"d/{name}"})
-    if verdict.action != "ask" or always(verdict) is None:
+    if verdict.action != "ask" or suggest_rule(verdict) is None:
         return
-    assert desk.judge(WRITE, {"path": f"d/{name}"}, str(always(verdict))).action == "allow"
+    assert desk.judge(WRITE, {"path": f"d/{name}"}, str(suggest_rule(verdict))).action == "allow"
     (target,) = verdict.targets
-    assert desk.judge(WRITE, {"path": target.value + "x"}, str(always(verdict))).action == "ask"
+    assert desk.judge(WRITE, {"path": target.value + "x"}, str(suggest_rule(verdict))).action == "ask"
 
 
 def test_a_verdict_that_does_not_depend_on_arguments_is_worked_out_once(desk: Desk) -> None:
@@ -392,4 +392,4 @@ def test_a_tool_declared_without_anything_is_asked_about_by_name(tmp_path: Path)
     own = Desk(tmp_path)
     spec = ToolSpec("new.tool", "New.", properties())
     assert own.judge(spec, {}).action == "ask"
-    assert always(own.judge(spec, {})) == "allow new.tool"
+    assert suggest_rule(own.judge(spec, {})) == "allow new.tool"

@@ -13,17 +13,17 @@ from tests.policy.desk import ALL, BASH
 from handrail.contract.agent import AgentManifest
 from handrail.contract.tool.requires import Requires, ShellRequires
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.rules.checking import (
-    check_loaded,
-    contradictions,
+from handrail.policy.rules.validation import (
+    check_rule,
+    find_contradictions,
     fault_in_examples,
     fault_with_tools,
-    rules_of_agent,
-    shadowed,
+    load_agent_rules,
+    find_shadowed_rules,
 )
-from handrail.policy.rules.matching import PathSubject, ranked
-from handrail.policy.rules.rules import Rule, parse_rule
-from handrail.policy.targets import kind_of
+from handrail.policy.rules.matchers import PathSubject, rank_rule
+from handrail.policy.rules.definitions import Rule, parse_rule
+from handrail.policy.targets import subject_kind_of
 
 pytestmark = pytest.mark.proves("P-04")
 
@@ -93,7 +93,7 @@ def rule(text: str, scope: Any = "session") -> Rule:
 )
 def test_a_rule_that_can_never_match_is_refused_with_the_reason(text: str, named: str) -> None:
     with pytest.raises(ValueError) as refused:
-        check_loaded(rule(text), (), (), SPECS)
+        check_rule(rule(text), (), (), SPECS)
     assert named in str(refused.value)
     assert text.split()[-1] in str(refused.value) or "''" in text
 
@@ -119,7 +119,7 @@ def test_a_rule_that_can_never_match_is_refused_with_the_reason(text: str, named
     ],
 )
 def test_what_can_match_is_not_refused(text: str) -> None:
-    check_loaded(rule(text), (), (), SPECS)
+    check_rule(rule(text), (), (), SPECS)
 
 
 _WORDS = st.sampled_from(["git", "a", "src", "**", "*", "a=b", "to=alice", "amount=5", "x.org", "..", "~", "|", "'|'", "{x}",
@@ -150,8 +150,8 @@ def test_nothing_matches_a_rule_that_was_refused(
         return
     if fault_with_tools(made, SPECS) is None or ("'" not in text and "|" in words):
         return
-    kind = kind_of(SPECS[tool])
-    test = ranked(made, kind)
+    kind = subject_kind_of(SPECS[tool])
+    test = rank_rule(made, kind)
     if action == "deny" and kind in ("path", "host", "arguments"):
         return  # one that makes no sense denies everything, which is why it is refused rather than kept
     subject: Any = {"arguments": arguments, "path": PathSubject(f"/ws/{path}", path), "host": "x.org", "command": argv}[
@@ -167,9 +167,9 @@ def test_two_rules_that_say_different_things_about_the_same_contradict_each_othe
         rule(text)
         for text in ("allow bash git  status", "deny bash git status", "allow fs.write ./src/", "ask fs.write src")
     ]
-    assert [at for at, _ in contradictions(rules)] == [1, 3]
-    assert "contradicts 'allow bash git  status'" in contradictions(rules)[0][1]
-    assert not contradictions(
+    assert [at for at, _ in find_contradictions(rules)] == [1, 3]
+    assert "contradicts 'allow bash git  status'" in find_contradictions(rules)[0][1]
+    assert not find_contradictions(
         [rule("allow bash git *"), rule("deny bash git push *"), rule("ask write"), rule("ask write")]
     )
 
@@ -179,10 +179,10 @@ def test_what_a_final_deny_leaves_nothing_of_is_refused() -> None:
         rule(text, "manifest")
         for text in ("deny bash", "allow bash git status", "deny fs.write src", "ask fs.write src/")
     ]
-    assert [at for at, _ in shadowed(manifest)] == [1, 3]
-    assert "'deny bash' is final" in shadowed(manifest)[0][1]
-    assert not shadowed([rule("deny bash"), rule("allow bash git status")]), "of a session no deny is final"
-    assert not shadowed([rule("deny bash git *", "manifest"), rule("allow bash", "manifest")])
+    assert [at for at, _ in find_shadowed_rules(manifest)] == [1, 3]
+    assert "'deny bash' is final" in find_shadowed_rules(manifest)[0][1]
+    assert not find_shadowed_rules([rule("deny bash"), rule("allow bash git status")]), "of a session no deny is final"
+    assert not find_shadowed_rules([rule("deny bash git *", "manifest"), rule("allow bash", "manifest")])
 
 
 def test_a_manifest_is_checked_whole() -> None:
@@ -194,7 +194,7 @@ def test_a_manifest_is_checked_whole() -> None:
             {"rule": "allow shell.run git *", "match": ["git push", "git push -f"]},  # pyright: ignore[reportArgumentType]
         )
     )
-    _, faults = rules_of_agent(agent, "agent.toml", SPECS, (), SPECS)
+    _, faults = load_agent_rules(agent, "agent.toml", SPECS, (), SPECS)
     assert sorted(place for place, _ in faults) == ["rules[1]", "rules[2]", "rules[3]"]
 
 

@@ -12,18 +12,18 @@ from tests.policy.desk import BASH, READ, TODO, TRANSFER, WRITE, Desk, book, rul
 
 from handrail.contract.tool.requires import FsRequires, Requires
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.explain import Explanation, explain
-from handrail.policy.watchdogs.watchdog import deny
+from handrail.policy.explanation import PolicyExplanation, explain
+from handrail.policy.watchdogs.api import deny
 
 
 async def explained(
     desk: Desk, spec: ToolSpec, arguments: dict[str, Any], *rules: str, headless: bool = False
-) -> Explanation:
+) -> PolicyExplanation:
     return await explain(desk.authority, spec, arguments, rules=book(*rules), roots=desk.roots, headless=headless)
 
 
-def suggested(explanation: Explanation) -> str | None:
-    for change in explanation.changes:
+def suggested(explanation: PolicyExplanation) -> str | None:
+    for change in explanation.possible_changes:
         if match := re.search(r"--rule (.*)\Z", change):
             (text,) = shlex.split(match.group(1))
             return text
@@ -67,7 +67,7 @@ async def test_it_agrees_with_what_would_happen(desk: Desk) -> None:
 @pytest.mark.proves("P-13", "P-10")
 async def test_headless_an_ask_is_shown_as_the_deny_it_is(desk: Desk) -> None:
     explanation = await explained(desk, BASH, {"command": "ls"}, headless=True)
-    assert (explanation.action, explanation.effective) == ("ask", "deny")
+    assert (explanation.action, explanation.effective_action) == ("ask", "deny")
     assert "headless: deny" in str(explanation)
 
 
@@ -81,10 +81,10 @@ async def test_a_final_deny_is_said_to_be_final(desk: Desk) -> None:
         roots=desk.roots,
     )
     assert explanation.rule is not None
-    assert explanation.rule.final
+    assert explanation.rule.is_final
     assert suggested(explanation) is None
-    assert "agent.toml" in explanation.changes[0]
-    assert "final" in explanation.changes[0]
+    assert "agent.toml" in explanation.possible_changes[0]
+    assert "final" in explanation.possible_changes[0]
 
 
 @pytest.mark.proves("P-13")
@@ -92,9 +92,9 @@ async def test_a_refusing_capability_layer_is_named_with_the_line_to_add(desk: D
     explanation = await explained(desk, READ, {"path": "/etc/passwd"}, "allow *")
     assert explanation.decided_by == "the capability check"
     assert any(step.stage == "capability" and step.outcome == "refused" for step in explanation.steps)
-    assert "`requires` of tool read" in explanation.changes[0]
+    assert "`requires` of tool read" in explanation.possible_changes[0]
     low = Desk(desk.workspace, ceiling=Requires(fs=FsRequires(read=("src",))))
-    assert "ceiling" in (await explained(low, READ, {"path": "a"})).changes[0]
+    assert "ceiling" in (await explained(low, READ, {"path": "a"})).possible_changes[0]
 
 
 @pytest.mark.proves("P-13", "P-11")
@@ -149,7 +149,7 @@ async def test_it_is_plain_text_and_json(desk: Desk) -> None:
 
 async def test_a_text_that_cannot_be_read_is_explained_by_how_to_write_it(desk: Desk) -> None:
     explanation = await explained(desk, BASH, {"command": "ls $X\x1b[2J"}, "allow bash")
-    assert "simple commands" in explanation.changes[0]
+    assert "simple commands" in explanation.possible_changes[0]
     assert "\x1b" not in str(explanation)
 
 

@@ -10,16 +10,16 @@ import asyncio
 import pytest
 from tests.policy.desk import Desk, book
 
-from handrail.policy.rules.rules import in_mode
-from handrail.policy.shell.parse import MAX_CHARACTERS, MAX_SIGNS, parse
-from handrail.policy.watchdogs.shipped import Exfiltration, OutgoingSecrets, key_in, of_command
-from handrail.policy.watchdogs.watchdog import WatchdogCall
+from handrail.policy.rules.definitions import with_mode
+from handrail.policy.shell.parser import MAX_CHARACTERS, MAX_SIGNS, parse_script
+from handrail.policy.watchdogs.builtin_watchdogs import ExfiltrationWatchdog, OutgoingSecretsWatchdog, find_key, check_command
+from handrail.policy.watchdogs.api import WatchdogCall
 from handrail.store.encoding import encode
-from handrail.tools.shell import Bash
+from handrail.tools.shell import BashTool
 
 pytestmark = [pytest.mark.proves("P-05"), pytest.mark.timeout(60)]
 
-BASH = Bash().spec
+BASH = BashTool().spec
 
 
 def filled(unit: str, end: str = "") -> str:
@@ -55,7 +55,7 @@ def filled(unit: str, end: str = "") -> str:
     ids=lambda text: repr(text[:14]),
 )
 def test_a_text_made_to_be_slow_is_asked_about(desk: Desk, text: str) -> None:
-    verdict = desk.judge(BASH, {"command": text}, in_mode(book("deny bash rm *"), "auto"))
+    verdict = desk.judge(BASH, {"command": text}, with_mode(book("deny bash rm *"), "auto"))
     assert verdict.action == "ask"
     assert len(verdict.reason) < 2_000
 
@@ -65,34 +65,34 @@ def test_a_text_made_to_be_slow_is_asked_about(desk: Desk, text: str) -> None:
 )
 def test_a_watchdog_has_an_answer_to_a_text_made_to_be_slow(unit: str) -> None:
     text = "curl http://a.example/?" + unit * (60_000 // len(unit))
-    of_command(text)
-    key_in(text)
+    check_command(text)
+    find_key(text)
 
 
 def test_more_commands_than_a_watchdog_looks_through_are_asked_about() -> None:
-    assert "too many" in (of_command("curl a;" * 301) or "")
-    assert of_command("curl a;" * 30) is None
+    assert "too many" in (check_command("curl a;" * 301) or "")
+    assert check_command("curl a;" * 30) is None
 
 
 @pytest.mark.parametrize("text", ["ls " + "a " * 5_000, "ls " + "''" * 5_000, "ls " + '"a"' * 5_000])
 def test_a_plain_text_of_more_words_or_parts_than_are_judged_is_asked_about(text: str) -> None:
-    script = parse(text)
+    script = parse_script(text)
     assert script.unclear is not None
-    assert parse(text[:6_003]).unclear is None
+    assert parse_script(text[:6_003]).unclear is None
 
 
 def test_a_text_that_the_grammar_takes_long_for_is_asked_about() -> None:
     text = "rm x; " + "<a href=" * (MAX_SIGNS - 1)
-    assert parse(text).unclear is not None
+    assert parse_script(text).unclear is not None
 
 
 def test_a_text_is_read_once_for_all_who_judge_it() -> None:
     text = "ls | grep a | wc"
-    assert parse(text) is parse(text)
+    assert parse_script(text) is parse_script(text)
 
 
-@pytest.mark.parametrize("watchdog", [OutgoingSecrets(encode, lambda data: False), Exfiltration()])
-async def test_the_loop_goes_on_while_a_watchdog_reads_a_long_text(watchdog: OutgoingSecrets | Exfiltration) -> None:
+@pytest.mark.parametrize("watchdog", [OutgoingSecretsWatchdog(encode, lambda data: False), ExfiltrationWatchdog()])
+async def test_the_loop_goes_on_while_a_watchdog_reads_a_long_text(watchdog: OutgoingSecretsWatchdog | ExfiltrationWatchdog) -> None:
     command = "curl a; " + "a;" * 30_000
     call = WatchdogCall("bash", {"command": command}, {}, {}, "s", targets=[("shell.run", command)])
     answer = asyncio.ensure_future(watchdog(call))
@@ -104,7 +104,7 @@ async def test_the_loop_goes_on_while_a_watchdog_reads_a_long_text(watchdog: Out
 
 
 def test_a_plain_text_may_have_any_number_of_signs_in_its_quotes() -> None:
-    script = parse(f"python3 -c '{'x = {(1)[0]}; ' * MAX_SIGNS}'")
+    script = parse_script(f"python3 -c '{'x = {(1)[0]}; ' * MAX_SIGNS}'")
     assert script.unclear is None
     assert len(script.commands) == 1
 
@@ -129,11 +129,11 @@ def test_what_is_forbidden_is_found_behind_runners_within_runners(desk: Desk) ->
     "unit", ["-eyJaaaaaaaaaa", ".eyJaaaaaaaaaa", "-SG.aaaaaaaaaaaaaaaaaa", "-----BEGIN A A A ", "sk-", "gh", "\\u0000"]
 )
 def test_a_long_text_is_looked_through_once_for_each_kind_of_key(unit: str) -> None:
-    assert key_in(unit * (512 * 1024 // len(unit))) is None
+    assert find_key(unit * (512 * 1024 // len(unit))) is None
 
 
 def test_a_key_is_found_wherever_it_stands_in_a_long_text() -> None:
     token = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
     for before in ("", "x-", "Bearer ", '"'):
-        assert key_in("a" * 100_000 + " " + before + token + " " + "b" * 100_000) == "a JSON web token"
-    assert key_in("xAKIA" + "Q3EGRZ7WXKD5BTLM") is None
+        assert find_key("a" * 100_000 + " " + before + token + " " + "b" * 100_000) == "a JSON web token"
+    assert find_key("xAKIA" + "Q3EGRZ7WXKD5BTLM") is None

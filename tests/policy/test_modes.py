@@ -12,14 +12,14 @@ from tests.policy.desk import ALL, BASH, EDIT, FETCH, READ, TODO, TRANSFER, WRIT
 from handrail.contract.errors import UsageError
 from handrail.contract.modes import MODES, Mode
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.rules.rules import EXCEPT, MEANINGS, SECRET_LIKE, TEXTS, in_mode, parse_rule, read_mode
-from handrail.policy.rules.rules import given as named
+from handrail.policy.rules.definitions import SECRET_NAME_EXCEPTIONS, MODE_DESCRIPTIONS, SECRET_FILE_NAMES, MODE_RULE_TEXTS, with_mode, parse_rule, parse_mode
+from handrail.policy.rules.definitions import parse_optional_mode as named
 from handrail.tools.git import GIT_TOOLS
-from handrail.tools.shell import Bash
+from handrail.tools.shell import BashTool
 
 pytestmark = pytest.mark.proves("P-14")
 
-SHELL = Bash().spec
+SHELL = BashTool().spec
 GIT = {tool.spec.id: tool.spec for tool in GIT_TOOLS}
 
 
@@ -58,19 +58,19 @@ def test_what_each_mode_lets_run(
     desk: Desk, spec: ToolSpec, arguments: dict[str, object], plan: str, ask: str, edits: str, auto: str
 ) -> None:
     wanted = dict(zip(MODES, (plan, ask, edits, auto), strict=True))
-    assert {mode: desk.judge(spec, arguments, in_mode(book(), mode)).action for mode in MODES} == wanted
+    assert {mode: desk.judge(spec, arguments, with_mode(book(), mode)).action for mode in MODES} == wanted
 
 
 def test_a_mode_is_its_rules_and_nothing_else(desk: Desk) -> None:
     for mode in MODES:
-        rules = in_mode(book(), mode)
-        assert tuple(rule.text for rule in rules.of_scope("mode")) == TEXTS[mode]
-        assert {rule.source for rule in rules.of_scope("mode")} <= {f"mode {mode}"}
-        for rule in rules.of_scope("mode"):
+        rules = with_mode(book(), mode)
+        assert tuple(rule.text for rule in rules.rules_of_scope("mode")) == MODE_RULE_TEXTS[mode]
+        assert {rule.source for rule in rules.rules_of_scope("mode")} <= {f"mode {mode}"}
+        for rule in rules.rules_of_scope("mode"):
             read = parse_rule(rule.text, scope="mode", source=rule.source)
-            assert replace(read, any_case=rule.pattern.removeprefix("**/") in (*SECRET_LIKE, *EXCEPT)) == rule
+            assert replace(read, any_case=rule.pattern.removeprefix("**/") in (*SECRET_FILE_NAMES, *SECRET_NAME_EXCEPTIONS)) == rule
         assert rules.mode == mode
-    assert in_mode(in_mode(book(), "auto"), "ask").rules == book().rules
+    assert with_mode(with_mode(book(), "auto"), "ask").rules == book().rules
 
 
 @given(
@@ -87,14 +87,14 @@ def test_no_rule_lets_anything_write_in_plan_mode(desk: Desk, spec: ToolSpec, ru
         "url": "http://a.b",
     }
     given = {name: value for name, value in arguments.items() if name in spec.parameters["properties"]}
-    verdict = desk.judge(spec, given, in_mode(book(rule), "plan"))
+    verdict = desk.judge(spec, given, with_mode(book(rule), "plan"))
     writes = spec.side_effect != "read" and spec is not TODO
     assert verdict.action == "deny" if writes else True, verdict.reason
 
 
 def test_rules_of_a_project_hold_against_those_of_a_mode_where_they_are_more_specific(desk: Desk) -> None:
     for mode in ("accept-edits", "auto"):
-        rules = in_mode(
+        rules = with_mode(
             book("project: ask bash git *", "project: deny write src/secret", "project: ask edit src/**"), mode
         )
         assert desk.judge(SHELL, {"command": "git status"}, rules).action == "ask"
@@ -104,31 +104,31 @@ def test_rules_of_a_project_hold_against_those_of_a_mode_where_they_are_more_spe
 
 def test_plan_mode_reads_from_the_hosts_that_a_rule_allows_and_from_no_other(desk: Desk) -> None:
     assert FETCH.side_effect == "read"
-    rules = in_mode(book("allow net.fetch example.org"), "plan")
+    rules = with_mode(book("allow net.fetch example.org"), "plan")
     assert desk.judge(FETCH, {"url": "http://example.org/"}, rules).action == "allow"
     assert desk.judge(FETCH, {"url": "http://example.com/"}, rules).action == "ask"
-    assert desk.judge(TRANSFER, {"source": "a", "target": "b"}, in_mode(book("allow *"), "plan")).action == "deny"
-    assert "reach hosts that a rule allows" in MEANINGS["plan"]
+    assert desk.judge(TRANSFER, {"source": "a", "target": "b"}, with_mode(book("allow *"), "plan")).action == "deny"
+    assert "reach hosts that a rule allows" in MODE_DESCRIPTIONS["plan"]
 
 
 def test_a_running_call_writes_nothing_in_plan_mode(desk: Desk) -> None:
-    rules = in_mode(book(), "plan")
+    rules = with_mode(book(), "plan")
     verdict = desk.judge(READ, {"path": "src/a.py"}, rules)
-    may = desk.authority.may(verdict, READ, rules=rules, roots=desk.roots)
+    may = desk.authority.make_access_check(verdict, READ, rules=rules, roots=desk.roots)
     assert may("fs.read", desk.path("src/a.py")) is None
     assert may("fs.write", desk.path("src/a.py")) is not None
 
 
 def test_a_tool_that_does_more_than_its_command_is_no_reader_by_it(desk: Desk) -> None:
-    rules = in_mode(book(), "plan")
-    assert not BASH.only_its_command
+    rules = with_mode(book(), "plan")
+    assert not BASH.single_command
     assert desk.judge(BASH, {"command": "ls"}, rules).action == "deny"
 
 
 def test_a_mode_is_named_whole_and_a_typo_is_told_the_nearest() -> None:
-    assert [read_mode(mode) for mode in MODES] == list(MODES)
+    assert [parse_mode(mode) for mode in MODES] == list(MODES)
     with pytest.raises(ValueError, match="Did you mean 'accept-edits'"):
-        read_mode("accept_edits")
+        parse_mode("accept_edits")
     with pytest.raises(UsageError, match="Valid modes: plan, ask, accept-edits, auto"):
         named("yolo")
     assert named(None) is None
@@ -139,5 +139,5 @@ def test_modes_are_in_order_narrowest_first(desk: Desk) -> None:
     order: list[Mode] = ["plan", "ask", "accept-edits", "auto"]
     assert list(MODES) == order
     for command in ("ls", "git status", "make", "rm x", "echo $x", "sudo ls"):
-        actions = [desk.judge(SHELL, {"command": command}, in_mode(book(), mode)).action for mode in order[1:]]
+        actions = [desk.judge(SHELL, {"command": command}, with_mode(book(), mode)).action for mode in order[1:]]
         assert actions == sorted(actions, key=["ask", "allow"].index)

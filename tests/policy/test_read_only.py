@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tests.policy.desk import Desk, book
 from tests.policy.shell_corpus import ASKED_EVEN_THEN
 
-from handrail.policy.rules.rules import Mode, in_mode
-from handrail.policy.shell import read_only
-from handrail.policy.shell.parse import parse
-from handrail.tools.shell import Bash
+from handrail.policy.rules.definitions import Mode, with_mode
+from handrail.policy.shell import read_only_proof
+from handrail.policy.shell.parser import parse_script
+from handrail.tools.shell import BashTool
 
 pytestmark = pytest.mark.proves("S-09")
 
@@ -117,31 +117,31 @@ NOT_PROVED = [
 
 @pytest.mark.parametrize("command", PROVED)
 def test_a_command_that_only_looks_is_proved(command: str) -> None:
-    assert read_only.of_script(parse(command)) is None
+    assert read_only_proof.why_script_not_read_only(parse_script(command)) is None
 
 
 @pytest.mark.parametrize("command", NOT_PROVED)
 def test_what_may_change_something_is_not(command: str) -> None:
-    assert read_only.of_script(parse(command))
+    assert read_only_proof.why_script_not_read_only(parse_script(command))
 
 
 @pytest.mark.parametrize("command", ASKED_EVEN_THEN)
 def test_what_is_asked_about_under_every_rule_is_no_proof_either(command: str) -> None:
     if command in ("command -v ls", "xargs ls"):  # which only look, by a table of their own
         return
-    assert read_only.of_script(parse(command)) is not None
+    assert read_only_proof.why_script_not_read_only(parse_script(command)) is not None
 
 
 @given(st.sampled_from(PROVED), st.sampled_from(NOT_PROVED), st.sampled_from(["; ", " && ", " || ", " | ", "\n"]))
 def test_one_command_that_is_not_proved_is_enough(proved: str, other: str, joint: str) -> None:
     for text in (f"{proved}{joint}{other}", f"{other}{joint}{proved}"):
-        assert read_only.of_script(parse(text)) is not None
+        assert read_only_proof.why_script_not_read_only(parse_script(text)) is not None
 
 
 @given(st.lists(st.text(max_size=8), min_size=1, max_size=6))
 def test_no_argv_makes_the_proof_raise_and_unknown_programs_have_none(argv: list[str]) -> None:
-    assert read_only.why_not(argv) is None or read_only.why_not(argv)
-    assert read_only.why_not(["no-such-program", *argv]) is not None
+    assert read_only_proof.why_not_read_only(argv) is None or read_only_proof.why_not_read_only(argv)
+    assert read_only_proof.why_not_read_only(["no-such-program", *argv]) is not None
 
 
 SHOW_STORED_CONTENTS = [
@@ -168,7 +168,7 @@ SHOW_NONE = [
 @pytest.mark.parametrize("mode", ["plan", "accept-edits"])
 @pytest.mark.parametrize("command", SHOW_STORED_CONTENTS)
 def test_a_command_that_shows_what_a_repository_stores_is_asked_about(desk: Desk, command: str, mode: Mode) -> None:
-    verdict = desk.judge(Bash().spec, {"command": command}, in_mode(book(), mode))
+    verdict = desk.judge(BashTool().spec, {"command": command}, with_mode(book(), mode))
     assert verdict.action == "ask", verdict.reason
     assert (
         "git.show, git.log and git.diff" in verdict.reason
@@ -180,9 +180,9 @@ def test_a_command_that_shows_what_a_repository_stores_is_asked_about(desk: Desk
 @pytest.mark.parametrize("mode", ["plan", "accept-edits"])
 @pytest.mark.parametrize("command", SHOW_NONE)
 def test_a_command_that_shows_no_contents_runs(desk: Desk, command: str, mode: Mode) -> None:
-    verdict = desk.judge(Bash().spec, {"command": command}, in_mode(book(), mode))
+    verdict = desk.judge(BashTool().spec, {"command": command}, with_mode(book(), mode))
     assert verdict.action == "allow", verdict.reason
-    assert verdict.reads_only
+    assert verdict.is_read_only
 
 
 @pytest.mark.parametrize("command", ["git archive HEAD", "git format-patch -1", "git bundle create x HEAD", "git stash show -p", "git checkout HEAD -- .env",
@@ -190,25 +190,25 @@ def test_a_command_that_shows_no_contents_runs(desk: Desk, command: str, mode: M
                                      "git fast-export HEAD", "git annotate .env", "git diff-index -p HEAD", "git show-branch", "git range-diff A B C", "git log --cc", "git log -L1,5:.env"])  # fmt: skip
 def test_other_ways_to_what_a_repository_stores_are_not_proved(desk: Desk, command: str) -> None:
     for mode in ("plan", "accept-edits"):
-        assert desk.judge(Bash().spec, {"command": command}, in_mode(book(), mode)).action != "allow"
+        assert desk.judge(BashTool().spec, {"command": command}, with_mode(book(), mode)).action != "allow"
 
 
 def test_a_file_of_a_revision_that_a_rule_denies_is_denied(desk: Desk) -> None:
-    rules = in_mode(book("deny fs.read secrets/**"), "plan")
-    assert desk.judge(Bash().spec, {"command": "cat secrets/a"}, rules).action == "deny"
-    assert desk.judge(Bash().spec, {"command": "git show HEAD:secrets/a"}, rules).action == "deny"
-    assert desk.judge(Bash().spec, {"command": "git blame HEAD -- secrets/a"}, rules).action == "deny"
+    rules = with_mode(book("deny fs.read secrets/**"), "plan")
+    assert desk.judge(BashTool().spec, {"command": "cat secrets/a"}, rules).action == "deny"
+    assert desk.judge(BashTool().spec, {"command": "git show HEAD:secrets/a"}, rules).action == "deny"
+    assert desk.judge(BashTool().spec, {"command": "git blame HEAD -- secrets/a"}, rules).action == "deny"
 
 
 def test_a_rule_about_tools_that_read_does_not_cover_what_a_repository_stores(desk: Desk) -> None:
     rules = book("allow effect:read")
-    assert desk.judge(Bash().spec, {"command": "git log -p"}, rules).action == "ask"
-    assert desk.judge(Bash().spec, {"command": "git log"}, rules).action == "allow"
+    assert desk.judge(BashTool().spec, {"command": "git log -p"}, rules).action == "ask"
+    assert desk.judge(BashTool().spec, {"command": "git log"}, rules).action == "allow"
 
 
 def test_a_rule_that_names_the_command_allows_it(desk: Desk) -> None:
-    rules = in_mode(book("allow bash git diff *"), "plan")
-    assert desk.judge(Bash().spec, {"command": "git diff src"}, rules).action == "allow"
+    rules = with_mode(book("allow bash git diff *"), "plan")
+    assert desk.judge(BashTool().spec, {"command": "git diff src"}, rules).action == "allow"
 
 
 @given(
@@ -220,5 +220,5 @@ def test_a_rule_that_names_the_command_allows_it(desk: Desk) -> None:
 def test_one_more_option_that_is_not_known_is_enough(desk: Desk, command: str, option: str) -> None:
     if command.split()[1] in ("log", "diff", "show"):
         head, *rest = command.partition(" -- ")
-        verdict = desk.judge(Bash().spec, {"command": "".join((f"{head} {option}", *rest))}, in_mode(book(), "plan"))
+        verdict = desk.judge(BashTool().spec, {"command": "".join((f"{head} {option}", *rest))}, with_mode(book(), "plan"))
         assert verdict.action != "allow"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.policy.desk import ALL, BASH, HELPER, Desk, book
 
-from handrail.policy.explain import trace
-from handrail.policy.suggestions import always
+from handrail.policy.explanation import trace_decision
+from handrail.policy.suggestions import suggest_rule
 
 pytestmark = pytest.mark.proves("P-05")
 
@@ -63,8 +63,8 @@ def test_a_redirection_needs_a_rule_about_its_file(desk: Desk, command: str, rul
 def test_the_reason_names_the_file_and_the_trace_how_it_is_opened(desk: Desk) -> None:
     verdict = desk.bash("ls > src/log", "allow bash")
     assert verdict.reason == "Writing src/log with bash requires approval: no rule allows it."
-    assert always(verdict) == "allow fs.write src/log"
-    steps = "\n".join(str(step) for step in trace(verdict))
+    assert suggest_rule(verdict) == "allow fs.write src/log"
+    steps = "\n".join(str(step) for step in trace_decision(verdict))
     assert "by a redirection" in steps
 
 
@@ -88,10 +88,10 @@ def test_what_a_person_approved_may_be_opened_until_a_rule_denies_it(desk: Desk)
     verdict = desk.bash("ls > out")
     same = verdict.prepared.rules
     roots, authority = desk.roots, desk.authority
-    assert authority.may(verdict, BASH, rules=same, roots=roots)("shell.run", "ls > out") is None
+    assert authority.make_access_check(verdict, BASH, rules=same, roots=roots)("shell.run", "ls > out") is None
     denying = same.with_rules(*book("deny fs.write out", shipped=False))
-    assert authority.may(verdict, BASH, rules=denying, roots=roots)("shell.run", "ls > out") is not None
-    assert authority.may(verdict, BASH, rules=same, roots=roots)("shell.run", "ls > other") is not None
+    assert authority.make_access_check(verdict, BASH, rules=denying, roots=roots)("shell.run", "ls > out") is not None
+    assert authority.make_access_check(verdict, BASH, rules=same, roots=roots)("shell.run", "ls > other") is not None
 
 
 def test_the_tools_of_these_tests_are_as_users_would_declare_them() -> None:

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.policy.desk import BASH, READ, TRANSFER, WRITE, Desk, book, rule
 
-from handrail.policy.rules.matching import Ranking
-from handrail.policy.rules.rules import Action, Rule, RuleBook, parse_rule
-from handrail.policy.rules.words import WordFault, literal_words, pattern_words
+from handrail.policy.rules.matchers import RuleRanking
+from handrail.policy.rules.definitions import Action, Rule, RuleBook, parse_rule
+from handrail.policy.rules.pattern_lexer import PatternSyntaxError, quote_argv, split_pattern
 
 
 @pytest.mark.proves("P-02")
@@ -84,7 +84,7 @@ def test_reading_a_rule_never_fails_in_any_other_way(text: str) -> None:
 
 @given(st.lists(st.text(max_size=12), min_size=1, max_size=5))
 def test_any_argv_quoted_for_a_shell_is_a_pattern_of_those_words(argv: list[str]) -> None:
-    (ranked,) = Ranking([Rule("allow", "bash", literal_words(argv))], "command").ranked
+    (ranked,) = RuleRanking([Rule("allow", "bash", quote_argv(argv))], "command").ranked
     assert ranked.argv is not None
     assert ranked.matches(argv)
     assert ranked.argv.literal_words == frozenset(range(len(argv)))
@@ -104,13 +104,13 @@ def test_any_argv_quoted_for_a_shell_is_a_pattern_of_those_words(argv: list[str]
 def test_a_stored_escaped_rule_matches_exactly_the_one_argv(stored: list[str], argv: list[str]) -> None:
     if not stored[0]:  # no program has an empty name, so it is no rule either
         return
-    (ranked,) = Ranking([parse_rule(f"allow bash {literal_words(stored)}", scope="session")], "command").ranked
+    (ranked,) = RuleRanking([parse_rule(f"allow bash {quote_argv(stored)}", scope="session")], "command").ranked
     assert ranked.matches(argv) is (argv == stored)
 
 
 def test_a_quote_that_is_not_closed_is_a_fault() -> None:
-    with pytest.raises(WordFault):
-        pattern_words("git 'x")
+    with pytest.raises(PatternSyntaxError):
+        split_pattern("git 'x")
 
 
 @pytest.mark.proves("P-02")
@@ -150,7 +150,7 @@ def test_a_quote_that_is_not_closed_is_a_fault() -> None:
 )
 def test_a_command_pattern_is_compared_word_by_word(pattern: str, argv: str, allowing: bool, denying: bool) -> None:
     for action, expected in (("allow", allowing), ("ask", denying), ("deny", denying)):
-        (ranked,) = Ranking([parse_rule(f"{action} bash {pattern}", scope="session")], "command").ranked
+        (ranked,) = RuleRanking([parse_rule(f"{action} bash {pattern}", scope="session")], "command").ranked
         assert ranked.matches(argv.split()) is expected, action
 
 
@@ -272,7 +272,7 @@ def test_other_rules_are_compared_with_the_arguments_by_name(desk: Desk, rules: 
 @pytest.mark.proves("P-02")
 def test_rules_about_an_mcp_server_hold_for_its_tools_only(desk: Desk) -> None:
     def answer(origin: str | None, *rules: str) -> str:
-        return desk.authority.judge(TRANSFER, {}, rules=book(*rules), roots=desk.roots, origin=origin).action
+        return desk.authority.evaluate(TRANSFER, {}, rules=book(*rules), roots=desk.roots, origin=origin).action
 
     assert answer("mcp:bank:transfer", "allow mcp:bank:transfer") == "allow"
     assert answer("mcp:bank:transfer", "allow mcp:bank:*", "deny mcp:bank:trans*") == "deny"
@@ -288,7 +288,7 @@ def test_a_book_is_a_value(desk: Desk) -> None:
     assert desk.judge(BASH, {"command": "ls"}, first).action == "allow"
     assert desk.judge(BASH, {"command": "ls"}, second).action == "deny"
     assert desk.judge(BASH, {"command": "ls"}, first).action == "allow"
-    assert [r.text for r in second.of_scope("session")] == ["allow bash ls", "deny bash ls"]
+    assert [r.text for r in second.rules_of_scope("session")] == ["allow bash ls", "deny bash ls"]
     assert len(second.with_rules(rule("deny bash ls"))) == len(second)
     assert len(RuleBook()) == 0
 
@@ -360,5 +360,5 @@ HOSTS = st.sampled_from(
 def test_the_rule_about_a_host_that_is_looked_up_is_the_first_that_matches(
     rules: list[tuple[Action, str]], host: str
 ) -> None:
-    ranking = Ranking([Rule(action, "net.fetch", pattern) for action, pattern in rules], "host")
-    assert ranking.winner(host) is next((one for one in ranking.ranked if one.matches(host)), None)
+    ranking = RuleRanking([Rule(action, "net.fetch", pattern) for action, pattern in rules], "host")
+    assert ranking.find_winner(host) is next((one for one in ranking.ranked if one.matches(host)), None)

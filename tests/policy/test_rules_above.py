@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tests.policy.desk import BASH, FETCH, TRANSFER, WRITE, Desk, book
 
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.authority import hidden, ruled
-from handrail.policy.explain import explain
-from handrail.policy.rules.rules import STRICTNESS, RuleBook, in_mode, within
+from handrail.policy.authorizer import find_hidden_paths, offer_under_rules
+from handrail.policy.explanation import explain
+from handrail.policy.rules.definitions import STRICTNESS, RuleBook, with_mode, limit_to_parent
 
 pytestmark = pytest.mark.proves("P-12")
 
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.proves("P-12")
 def below(above: RuleBook, *rules: str, depth: int = 1) -> RuleBook:
     """The book of a session ``depth`` levels below one with the book ``above``; those between them say nothing."""
     for _ in range(depth - 1):
-        above = within(book(), above)
-    return within(book(*rules), above)
+        above = limit_to_parent(book(), above)
+    return limit_to_parent(book(*rules), above)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -71,27 +71,27 @@ def test_a_command_in_a_wrapper_that_is_allowed_below_word_by_word_is_asked_abou
 
 def test_a_wider_mode_above_asks_for_no_more_than_a_narrower_one(desk: Desk) -> None:
     for mode in ("ask", "auto"):
-        bound = below(in_mode(book("project: ask *"), mode), "manifest: allow bank.transfer")
+        bound = below(with_mode(book("project: ask *"), mode), "manifest: allow bank.transfer")
         assert desk.judge(TRANSFER, {"amount": "1"}, bound).action == "ask", "by the project's rule"
-        bound = below(in_mode(book(), mode), "manifest: allow bank.transfer")
+        bound = below(with_mode(book(), mode), "manifest: allow bank.transfer")
         assert desk.judge(TRANSFER, {"amount": "1"}, bound).action == "allow"
-    planned = below(in_mode(book(), "plan"), "manifest: allow bank.transfer", depth=3)
+    planned = below(with_mode(book(), "plan"), "manifest: allow bank.transfer", depth=3)
     assert planned.mode == "plan" and desk.judge(TRANSFER, {"amount": "1"}, planned).action == "deny"
 
 
 def test_programs_below_see_nothing_that_is_kept_from_those_above(desk: Desk) -> None:
     above = book("project: deny fs.read private/**", "project: ask fs.read named", "project: deny fs.write fixed/**")
     bound = below(above, "manifest: allow fs.read **", "manifest: allow fs.write fixed/open", depth=2)
-    seen = hidden(bound, desk.roots.workspace)
-    assert [seen.hides(desk.path(path)) for path in ("private/open", "named", "src")] == [True, True, False]
-    assert [seen.fixes(desk.path(path)) for path in ("fixed/open", "src")] == [True, False]
-    assert seen.key != hidden(book("manifest: allow fs.read **"), desk.roots.workspace).key
+    seen = find_hidden_paths(bound, desk.roots.workspace)
+    assert [seen.is_hidden(desk.path(path)) for path in ("private/open", "named", "src")] == [True, True, False]
+    assert [seen.is_read_only(desk.path(path)) for path in ("fixed/open", "src")] == [True, False]
+    assert seen.key != find_hidden_paths(book("manifest: allow fs.read **"), desk.roots.workspace).key
 
 
 def test_what_a_provider_carries_out_is_denied_below_as_above() -> None:
     search = ToolSpec("native.web_search", "Search.")
     bound = below(book("project: deny net.fetch"), "manifest: allow native.web_search", depth=2)
-    assert ruled(search, bound).refused is not None
+    assert offer_under_rules(search, bound).unavailable_reason is not None
 
 
 async def test_it_is_explained_by_the_rule_above_and_no_rule_is_offered_that_would_not_help(desk: Desk) -> None:
@@ -99,7 +99,7 @@ async def test_it_is_explained_by_the_rule_above_and_no_rule_is_offered_that_wou
     said = await explain(desk.authority, BASH, {"command": "make all"}, rules=bound, roots=desk.roots)
     assert (said.action, said.rule and said.rule.text) == ("ask", "ask bash make *")
     assert "belongs to the parent session" in str(said)
-    assert not any("--rule" in change for change in said.changes)
+    assert not any("--rule" in change for change in said.possible_changes)
 
 
 _TEXTS = st.builds(
@@ -118,7 +118,7 @@ _SPEAKING = frozenset(("manifest", "project", "session"))
 def test_the_answer_is_the_stricter_one_of_both_books(desk: Desk, above: list[str], own: list[str], path: str) -> None:
     upper, alone = (desk.judge(WRITE, {"path": path}, book(*texts)) for texts in (above, own))
     bound = desk.judge(WRITE, {"path": path}, below(book(*above), *own))
-    rule = upper.deciding.rule
+    rule = upper.deciding_finding.rule
     least = STRICTNESS[upper.action] if rule is not None and rule.scope in _SPEAKING else 0
     assert STRICTNESS[bound.action] >= max(least, STRICTNESS[alone.action])
     assert STRICTNESS[bound.action] <= max(STRICTNESS[upper.action], STRICTNESS[alone.action])

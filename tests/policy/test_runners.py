@@ -9,14 +9,14 @@ from tests.policy import ordinary_commands
 from tests.policy.desk import GIT, Desk, book, rule
 from tests.policy.runner_cases import CERTAIN, DATA, DATA_IN_THE_TEXT, GUESSED, IN_THE_TEXT
 
-from handrail.policy.explain import trace
-from handrail.policy.rules.matching import ranked
-from handrail.policy.rules.rules import within
-from handrail.policy.rules.words import literal_words
-from handrail.policy.shell import runners
-from handrail.policy.shell.wrappers import DATA as DATA_PROGRAMS
+from handrail.policy.explanation import trace_decision
+from handrail.policy.rules.matchers import rank_rule
+from handrail.policy.rules.definitions import limit_to_parent
+from handrail.policy.rules.pattern_lexer import quote_argv
+from handrail.policy.shell import nested_commands
+from handrail.policy.shell.wrappers import DATA_PROGRAMS as DATA_PROGRAMS
 from handrail.policy.shell.wrappers import RUNNERS
-from handrail.policy.suggestions import always
+from handrail.policy.suggestions import suggest_rule
 
 pytestmark = pytest.mark.proves("P-05")
 
@@ -44,7 +44,7 @@ def test_a_sub_command_is_found_as_its_program_is(desk: Desk) -> None:
 
 def test_an_allow_rule_for_the_outer_program_does_not_carry_the_inner_one(desk: Desk) -> None:
     for command in CERTAIN + GUESSED:
-        program = literal_words([command.split()[0]])
+        program = quote_argv([command.split()[0]])
         for objection in ("deny bash rm *", "ask bash rm *"):
             assert desk.bash(command, f"allow bash {program} *", objection).action != "allow", command
 
@@ -66,8 +66,8 @@ def test_what_an_unknown_program_may_run_is_asked_about(desk: Desk, command: str
         verdict = desk.bash(command, "allow bash", objection)
         assert verdict.action == "ask"
         assert "may run" in verdict.reason and objection in verdict.reason
-        assert always(verdict) is not None
-        assert desk.bash(command, "allow bash", objection, str(always(verdict))).action == "allow"
+        assert suggest_rule(verdict) is not None
+        assert desk.bash(command, "allow bash", objection, str(suggest_rule(verdict))).action == "allow"
     assert desk.bash(command, "allow bash").action == "allow"
 
 
@@ -170,7 +170,7 @@ def test_an_allow_rule_is_widened_by_nothing_that_can_change_what_runs(
 )
 def test_a_rule_that_denies_finds_its_options_in_any_order(pattern: str, command: str, matched: bool) -> None:
     argv = command.split()
-    assert ranked(rule(f"deny bash {pattern}"), "command").matches(argv) is matched
+    assert rank_rule(rule(f"deny bash {pattern}"), "command").matches(argv) is matched
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_each_action_is_decided_on_the_same_readings(
 
 def test_a_session_above_is_not_opened_by_naming_every_word(desk: Desk) -> None:
     above = book("allow bash", "ask bash git push *")
-    own = within(book("allow bash sudo git push", "allow bash someprog git push"), above)
+    own = limit_to_parent(book("allow bash sudo git push", "allow bash someprog git push"), above)
     for command in ("sudo git push", "someprog git push"):
         assert desk.bash(command, own).action == "ask"
         assert desk.bash(command, *(one.text for one in own)).action == "allow"
@@ -258,7 +258,7 @@ def test_many_words_that_name_nothing_watched_are_no_reason_to_ask(desk: Desk) -
 def test_the_answer_says_as_which_command_it_was_read(desk: Desk) -> None:
     verdict = desk.bash("sudo git -C x push", "allow bash", "ask bash git push *")
     assert "git push" in verdict.reason and "'ask bash git push *'" in verdict.reason
-    assert any(step.outcome == "won" and "git push" in step.text for step in trace(verdict))
+    assert any(step.outcome == "won" and "git push" in step.text for step in trace_decision(verdict))
 
 
 def test_a_tool_that_runs_a_program_is_held_to_rules_that_ask(desk: Desk) -> None:
@@ -287,14 +287,14 @@ WORDS = st.lists(
 
 @given(WORDS, st.booleans())
 def test_no_argv_makes_the_search_raise_or_run_on(argv: list[str], everything: bool) -> None:
-    watched = runners.Watched(("rm",), everything=everything)
-    assert sum(1 for _ in runners.readings(argv, watched)) < 20_000
+    watched = nested_commands.WatchedPrograms(("rm",), everything=everything)
+    assert sum(1 for _ in nested_commands.find_readings(argv, watched)) < 20_000
 
 
 @given(WORDS)
 def test_a_known_runner_in_front_changes_a_deny_in_nothing(desk: Desk, argv: list[str]) -> None:
-    text = literal_words(["sudo", *argv])
-    if desk.bash(literal_words(argv), "allow bash", rule_text).action == "deny":
+    text = quote_argv(["sudo", *argv])
+    if desk.bash(quote_argv(argv), "allow bash", rule_text).action == "deny":
         assert desk.bash(text, "allow bash", rule_text).action == "deny"
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.policy.desk import READ, WRITE, Desk, book
 
 from handrail.contract.text.patterns import fault_in_pattern
-from handrail.policy.authority import hidden
-from handrail.policy.rules.matching import PathSubject, Ranking
-from handrail.policy.rules.rules import EXCEPT, ROWS, SECRET_LIKE, Rule, in_mode
+from handrail.policy.authorizer import find_hidden_paths
+from handrail.policy.rules.matchers import PathSubject, RuleRanking
+from handrail.policy.rules.definitions import SECRET_NAME_EXCEPTIONS, SECRET_NAME_ROWS, SECRET_FILE_NAMES, Rule, with_mode
 
 pytestmark = pytest.mark.proves("P-03")
 
@@ -60,29 +60,29 @@ def names(text: str) -> list[str]:
 
 
 def test_each_row_has_a_source_and_each_name_is_a_pattern_that_is_there_once() -> None:
-    counted = Counter(name for row in ROWS for name in row.names.split())
+    counted = Counter(name for row in SECRET_NAME_ROWS for name in row.names.split())
     assert [name for name, count in counted.items() if count > 1] == []
-    for row in ROWS:
+    for row in SECRET_NAME_ROWS:
         assert row.program and len(row.source) > 8
-    for name in (*counted, *EXCEPT):
+    for name in (*counted, *SECRET_NAME_EXCEPTIONS):
         assert fault_in_pattern(f"**/{name}") is None and not name.startswith("/") and "**" not in name
 
 
 @pytest.mark.parametrize("name", names(SECRETS))
 def test_what_looks_like_a_secret_is_asked_about_and_hidden_from_programs(desk: Desk, name: str) -> None:
     for path in (name, f"a/b/{name}"):
-        assert hidden(book(), desk.roots.workspace).hides(desk.path(path))
+        assert find_hidden_paths(book(), desk.roots.workspace).is_hidden(desk.path(path))
         assert desk.judge(READ, {"path": path}).action in ("ask", "deny")
-        assert desk.judge(WRITE, {"path": path}, in_mode(book(), "auto")).action in ("ask", "deny")
+        assert desk.judge(WRITE, {"path": path}, with_mode(book(), "auto")).action in ("ask", "deny")
 
 
 @pytest.mark.parametrize("name", names(SECRETS))
 def test_a_name_that_looks_like_a_secret_is_one_in_any_letter_case(desk: Desk, name: str) -> None:
     for path in (name.upper(), name.title(), f"A/{name.swapcase()}"):
-        assert hidden(book(), desk.roots.workspace).hides(desk.path(path)), path
-        assert hidden(book(), desk.roots.workspace).hides(f"/elsewhere/{path}"), path
+        assert find_hidden_paths(book(), desk.roots.workspace).is_hidden(desk.path(path)), path
+        assert find_hidden_paths(book(), desk.roots.workspace).is_hidden(f"/elsewhere/{path}"), path
         assert desk.judge(READ, {"path": path}).action in ("ask", "deny"), path
-        assert desk.judge(WRITE, {"path": path}, in_mode(book(), "auto")).action in ("ask", "deny"), path
+        assert desk.judge(WRITE, {"path": path}, with_mode(book(), "auto")).action in ("ask", "deny"), path
 
 
 def test_an_example_is_one_in_any_letter_case_and_a_rule_of_a_person_counts_letter_case(desk: Desk) -> None:
@@ -94,20 +94,20 @@ def test_an_example_is_one_in_any_letter_case_and_a_rule_of_a_person_counts_lett
 
 @pytest.mark.parametrize("name", names(ORDINARY))
 def test_sources_and_examples_are_read_and_written_as_any_file(desk: Desk, name: str) -> None:
-    assert not hidden(book(), desk.roots.workspace).hides(desk.path(name))
+    assert not find_hidden_paths(book(), desk.roots.workspace).is_hidden(desk.path(name))
     if "node_modules" not in name:  # there, programs read it, and tools ask
         assert desk.judge(READ, {"path": name}).action == "allow"
 
 
 def test_an_example_is_written_in_the_mode_that_writes_without_asking(desk: Desk) -> None:
     for name in ("src/id_utils.py", "src/private_key.py"):
-        assert desk.judge(WRITE, {"path": name}, in_mode(book(), "auto")).action == "allow"
+        assert desk.judge(WRITE, {"path": name}, with_mode(book(), "auto")).action == "allow"
 
 
 def test_a_name_with_a_folder_is_found_in_that_folder_only(desk: Desk) -> None:
-    found = hidden(book(), desk.roots.workspace)
-    assert found.hides(desk.path("home/.cargo/credentials")) and not found.hides(desk.path("src/credentials/x.py"))
-    assert tuple(name for row in ROWS for name in row.names.split()) == SECRET_LIKE
+    found = find_hidden_paths(book(), desk.roots.workspace)
+    assert found.is_hidden(desk.path("home/.cargo/credentials")) and not found.is_hidden(desk.path("src/credentials/x.py"))
+    assert tuple(name for row in SECRET_NAME_ROWS for name in row.names.split()) == SECRET_FILE_NAMES
 
 
 _PARTS = [
@@ -142,9 +142,9 @@ _NAMES = st.lists(
 def test_finding_a_rule_by_a_name_finds_what_trying_each_rule_finds(
     rules: list[tuple[str, str]], parts: list[str], inside: bool
 ) -> None:
-    ranking = Ranking((Rule(action, "fs.read", pattern) for action, pattern in rules), "path")  # type: ignore[arg-type]
+    ranking = RuleRanking((Rule(action, "fs.read", pattern) for action, pattern in rules), "path")  # type: ignore[arg-type]
     path = "/".join(parts)
     subject = PathSubject(f"/ws/{path}", path if inside else None)
     wanted = next((one for one in ranking.ranked if one.matches(subject)), None)
-    found = ranking.winner(subject)
+    found = ranking.find_winner(subject)
     assert (None if found is None else found.rank) == (None if wanted is None else wanted.rank)

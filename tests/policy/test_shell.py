@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from handrail.policy.shell.parse import MAX_COMMANDS, parse
+from handrail.policy.shell.parser import MAX_COMMANDS, parse_script
 
 PLAIN: list[tuple[str, list[list[str]]]] = [
     ("ls", [["ls"]]),
@@ -53,7 +53,7 @@ PLAIN: list[tuple[str, list[list[str]]]] = [
 @pytest.mark.proves("P-05")
 @pytest.mark.parametrize(("text", "argvs"), PLAIN, ids=[text for text, _ in PLAIN])
 def test_simple_commands_are_read_as_a_shell_reads_them(text: str, argvs: list[list[str]]) -> None:
-    script = parse(text)
+    script = parse_script(text)
     assert script.unclear is None
     assert [list(command.argv) for command in script.commands] == argvs
 
@@ -88,7 +88,7 @@ OPENED: list[tuple[str, list[tuple[str, str]]]] = [
 def test_the_files_that_redirections_open_are_read_as_a_shell_reads_them(
     text: str, opened: list[tuple[str, str]]
 ) -> None:
-    script = parse(text)
+    script = parse_script(text)
     assert script.unclear is None
     assert [(file.capability, file.target) for file in script.files] == opened
 
@@ -211,27 +211,27 @@ UNCLEAR: list[tuple[str, str]] = [
 @pytest.mark.proves("P-05")
 @pytest.mark.parametrize(("text", "named"), UNCLEAR, ids=[repr(text) for text, _ in UNCLEAR])
 def test_everything_else_is_unclear_and_the_reason_names_it(text: str, named: str) -> None:
-    script = parse(text)
+    script = parse_script(text)
     assert script.unclear is not None
     assert named in script.unclear
 
 
 @pytest.mark.proves("P-05")
 def test_more_commands_than_are_judged_are_unclear_not_allowed() -> None:
-    assert parse("; ".join(["ls"] * MAX_COMMANDS)).unclear is None
-    assert "51 commands" in (parse("; ".join(["ls"] * (MAX_COMMANDS + 1))).unclear or "")
+    assert parse_script("; ".join(["ls"] * MAX_COMMANDS)).unclear is None
+    assert "51 commands" in (parse_script("; ".join(["ls"] * (MAX_COMMANDS + 1))).unclear or "")
 
 
 @pytest.mark.proves("P-05")
 def test_an_endless_text_is_unclear_without_being_read() -> None:
-    assert "has 2,000,000 characters" in (parse("a " * 1_000_000).unclear or "")
-    assert parse("(" * 30_000).unclear is not None
-    assert parse('"' + "\\" * 30_000).unclear is not None
+    assert "has 2,000,000 characters" in (parse_script("a " * 1_000_000).unclear or "")
+    assert parse_script("(" * 30_000).unclear is not None
+    assert parse_script('"' + "\\" * 30_000).unclear is not None
 
 
 def test_what_can_be_made_out_of_an_unclear_text_is_kept_for_denying() -> None:
-    assert ("rm", "-rf", "$X") in [command.argv for command in parse("if x; then rm -rf $X; fi").commands]
-    assert ("rm", "x") in [command.argv for command in parse("echo $(rm x)").commands]
+    assert ("rm", "-rf", "$X") in [command.argv for command in parse_script("if x; then rm -rf $X; fi").commands]
+    assert ("rm", "x") in [command.argv for command in parse_script("echo $(rm x)").commands]
 
 
 QUOTABLE = st.text(
@@ -246,7 +246,7 @@ QUOTABLE = st.text(
 @example(["if", "then", "!", "[", "{", "x=1"])
 def test_quoted_words_come_back_as_they_were(argv: list[str]) -> None:
     text = " ".join("'" + word.replace("'", "'\"'\"'") + "'" for word in argv)
-    script = parse(text)
+    script = parse_script(text)
     if "\\\n" in text:
         assert script.unclear is not None
         return
@@ -309,7 +309,7 @@ JOINTS = st.sampled_from(
 @example([("\\", ""), ("''", " "), ("$(x)", "'")])
 def test_whatever_is_taken_for_plain_has_the_words_that_another_reader_finds(parts: list[tuple[str, str]]) -> None:
     text = "".join(word + joint for word, joint in parts)
-    script = parse(text)
+    script = parse_script(text)
     if script.unclear is not None:
         return
     unquoted = [re.sub(r"'[^']*'|\\.", "", word) for command in script.commands for word in command.source]
@@ -332,7 +332,7 @@ def test_whatever_is_taken_for_plain_has_the_words_that_another_reader_finds(par
 @example("\ud800")
 @example("a" * 70_000)
 def test_reading_never_raises(text: str) -> None:
-    script = parse(text)
+    script = parse_script(text)
     assert script.unclear is not None or script.commands
 
 
@@ -369,11 +369,11 @@ HARMLESS = st.sampled_from(["ls", "ls -l", "git diff 'a b'", "a && b", "a | b", 
 @pytest.mark.proves("P-05")
 @given(HARMLESS, DANGEROUS, st.sampled_from(["", " && ls", "; ls", "\nls", " | ls"]))
 def test_a_text_with_a_construct_that_is_not_judged_is_never_clear(head: str, construct: str, tail: str) -> None:
-    assert parse(f"{head} {construct}{tail}").unclear is not None
+    assert parse_script(f"{head} {construct}{tail}").unclear is not None
 
 
 def test_importing_the_reader_does_not_import_the_grammar() -> None:
-    code = "import sys, handrail.policy.authority, handrail.policy.shell.parse; print('tree_sitter' in sys.modules)"
+    code = "import sys, handrail.policy.authorizer, handrail.policy.shell.parser; print('tree_sitter' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
@@ -381,7 +381,7 @@ def test_importing_the_reader_does_not_import_the_grammar() -> None:
 def test_no_character_beyond_ascii_ends_the_process_that_reads_it() -> None:
     """The grammar's scanner looks one up in a table with 384 places. Read in another process, which would end."""
     code = (
-        "from handrail.policy.shell.parse import parse\n"
+        "from handrail.policy.shell.parser import parse\n"
         "for place in range(0x80, 0x110000, 0x400):\n"
         "    for before in ('{', 'echo {', '{1..', 'cat <<'):\n"
         "        if not 0xD800 <= place < 0xE000:\n"
@@ -393,11 +393,11 @@ def test_no_character_beyond_ascii_ends_the_process_that_reads_it() -> None:
 
 
 def test_words_beyond_ascii_are_read_as_they_are_written() -> None:
-    script = parse("größe 'naïve 漢字' a𝄞b > Übung.txt && écho=1 x")
+    script = parse_script("größe 'naïve 漢字' a𝄞b > Übung.txt && écho=1 x")
     assert script.unclear is None
     assert [command.argv for command in script.commands] == [("größe", "naïve 漢字", "a𝄞b"), ("écho=1", "x")]
     assert [(found.operator, found.target) for found in script.files] == [(">", "Übung.txt")]
-    made_out = parse('(größe "$x" > Übung.txt)')
+    made_out = parse_script('(größe "$x" > Übung.txt)')
     assert made_out.unclear and made_out.commands[0].argv == ("größe", "$x")
     assert [found.target for found in made_out.files] == ["Übung.txt"]
 
@@ -406,5 +406,5 @@ def test_texts_are_read_on_several_threads_at_once() -> None:
     """As watchdogs do."""
     texts = [f"git log -{n} | head -{n} > f{n}" for n in range(40)]
     with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(parse, texts * 5))
-    assert found == [parse(text) for text in texts] * 5
+        found = list(threads.map(parse_script, texts * 5))
+    assert found == [parse_script(text) for text in texts] * 5

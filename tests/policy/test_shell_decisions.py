@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.policy.desk import GIT, HELPER, Desk, book
 from tests.policy.shell_corpus import ALLOWED_BY_A_RULE_FOR_EVERYTHING, ASKED_EVEN_THEN
 
-from handrail.policy.rules.words import literal_words
-from handrail.policy.shell.programs import LONGEST_WAIT_S, concern
-from handrail.policy.suggestions import always
-from handrail.tools.shell import Bash
+from handrail.policy.rules.pattern_lexer import quote_argv
+from handrail.policy.shell.program_risks import MAX_WAIT_S, find_risk
+from handrail.policy.suggestions import suggest_rule
+from handrail.tools.shell import BashTool
 
 
 @pytest.mark.proves("P-05")
@@ -108,12 +108,12 @@ def test_a_rule_lifts_the_policy_for_a_program_only_by_naming_its_words(
 @given(st.sampled_from([c for c in ASKED_EVEN_THEN if c]))
 def test_what_always_would_store_answers_exactly_that_command(desk: Desk, command: str) -> None:
     verdict = desk.bash(command)
-    if always(verdict) is None:
+    if suggest_rule(verdict) is None:
         return
-    assert desk.bash(command, str(always(verdict))).action == "allow"
-    assert desk.bash(command + " more", str(always(verdict))).action == "ask"
-    assert desk.bash(command + " -x", str(always(verdict))).action == "ask"
-    assert desk.bash("x " + command, str(always(verdict))).action == "ask"
+    assert desk.bash(command, str(suggest_rule(verdict))).action == "allow"
+    assert desk.bash(command + " more", str(suggest_rule(verdict))).action == "ask"
+    assert desk.bash(command + " -x", str(suggest_rule(verdict))).action == "ask"
+    assert desk.bash("x " + command, str(suggest_rule(verdict))).action == "ask"
 
 
 @pytest.mark.proves("P-05")
@@ -181,7 +181,7 @@ def test_a_command_that_only_waits_is_answered_with_what_to_do_instead(desk: Des
 
 
 def test_a_job_that_only_waits_is_not_said_to_keep_anything_busy(desk: Desk) -> None:
-    spec = Bash().spec
+    spec = BashTool().spec
     for background in (False, True):
         verdict = desk.judge(spec, {"command": "sleep 60", "background": background}, "allow bash")
         assert verdict.action == "deny" and "only waits (60 s)" in verdict.reason
@@ -191,7 +191,7 @@ def test_a_job_that_only_waits_is_not_said_to_keep_anything_busy(desk: Desk) -> 
 
 
 def test_a_short_wait_or_one_beside_work_is_no_pure_wait(desk: Desk) -> None:
-    assert desk.bash(f"sleep {LONGEST_WAIT_S}", "allow bash").action == "allow"
+    assert desk.bash(f"sleep {MAX_WAIT_S}", "allow bash").action == "allow"
     assert desk.bash("sleep 30 && make", "allow bash").action == "allow"
 
 
@@ -213,7 +213,7 @@ def test_a_tool_that_requires_one_program_may_not_run_a_text_that_cannot_be_read
 
 @given(st.lists(st.text(max_size=8), min_size=1, max_size=5))
 def test_no_argv_makes_the_policies_for_programs_raise(argv: list[str]) -> None:
-    found = concern(argv)
+    found = find_risk(argv)
     assert found is None or found.words <= frozenset(range(len(argv)))
 
 
@@ -251,8 +251,8 @@ def test_the_words_of_a_concern_are_words_of_the_command_and_naming_all_of_them_
     desk: Desk, program: str, words: list[str]
 ) -> None:
     argv = [program, *words]
-    found = concern(argv)
-    command = literal_words(argv)
+    found = find_risk(argv)
+    command = quote_argv(argv)
     assert desk.bash(command, "allow bash").action == ("allow" if found is None else "ask")
     assert desk.bash(command, f"allow bash {command}").action == "allow"
     if found is not None:

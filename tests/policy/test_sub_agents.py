@@ -6,24 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.agent import AgentManifest, Delegable, DelegableFs, DelegableNet
+from handrail.contract.agent import AgentManifest, DelegationPolicy, DelegationFs, DelegationNet
 from handrail.contract.tool.requires import (
     Capability,
     CapabilitySet,
     FsRequires,
-    Layer,
+    CapabilityLayer,
     NetRequires,
     Requires,
     ShellRequires,
-    Variables,
-    expand,
-    union,
+    PathVariables,
+    expand_requires,
+    union_of_layers,
 )
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.authority import Authority
-from handrail.policy.targets import call_set
+from handrail.policy.authorizer import CallAuthorizer
+from handrail.policy.targets import call_capabilities
 
-VARIABLES = Variables(workspace=("/ws", "/further"), ad_hoc=("/out",))
+VARIABLES = PathVariables(workspace=("/ws", "/further"), ad_hoc=("/out",))
 _PATHS = st.lists(
     st.sampled_from(["{workspace}", "src", "src/*.py", "/etc", "{ad-hoc}", "{user-data}", "**"]), max_size=3
 )
@@ -38,8 +38,8 @@ def _requires(read: list[str], write: list[str], hosts: list[str], programs: lis
     )
 
 
-def _layer(requires: Requires) -> Layer:
-    return expand(requires, VARIABLES, "layer")
+def _layer(requires: Requires) -> CapabilityLayer:
+    return expand_requires(requires, VARIABLES, "layer")
 
 
 _REQUIRES = st.builds(
@@ -77,27 +77,27 @@ def _optional(patterns: list[str]) -> st.SearchStrategy[tuple[str, ...] | None]:
 
 
 _DELEGABLE = st.builds(
-    Delegable,
-    fs=st.builds(DelegableFs, read=_optional(["{workspace}", "src", "/etc"]), write=_optional(["src", "**"])),
-    net=st.builds(DelegableNet, hosts=_optional(["*", "api.example.org"])),
+    DelegationPolicy,
+    fs=st.builds(DelegationFs, read=_optional(["{workspace}", "src", "/etc"]), write=_optional(["src", "**"])),
+    net=st.builds(DelegationNet, hosts=_optional(["*", "api.example.org"])),
     shell=st.none() | st.just((ShellRequires(cmd="git"),)),
     capabilities=_optional(["ask", "state"]),
     presence=st.booleans(),
 )
 
 
-def _named(delegable: Delegable) -> CapabilitySet:
-    return CapabilitySet((expand(delegable.as_requires(), VARIABLES, "named"),))
+def _named(delegable: DelegationPolicy) -> CapabilitySet:
+    return CapabilitySet((expand_requires(delegable.to_requires(), VARIABLES, "named"),))
 
 
 @pytest.mark.proves("P-12")
 @given(_LAYERS, _DELEGABLE, _LAYERS, st.none() | _LAYERS)
 def test_a_sub_agent_has_what_its_parent_passes_on_its_manifest_and_the_host_all_allow(
-    parent: Layer, delegable: Delegable, declared: Layer, ceiling: Layer | None
+    parent: CapabilityLayer, delegable: DelegationPolicy, declared: CapabilityLayer, ceiling: CapabilityLayer | None
 ) -> None:
-    manifest = AgentManifest(id="parent", delegable=delegable)
-    handed = Authority(VARIABLES, parent, ceiling=ceiling).passes_on(manifest)
-    child = call_set(ToolSpec("t", "Do.", requires=_EVERYTHING), VARIABLES, declared, ceiling, handed)
+    manifest = AgentManifest(id="parent", delegation=delegable)
+    handed = CallAuthorizer(VARIABLES, parent, ceiling=ceiling).compute_delegation(manifest)
+    child = call_capabilities(ToolSpec("t", "Do.", requires=_EVERYTHING), VARIABLES, declared, ceiling, handed)
     bounds = [parent, declared, *([] if ceiling is None else [ceiling])]
     said: dict[Capability, bool] = {
         "fs.read": delegable.fs.read is not None,
@@ -110,21 +110,21 @@ def test_a_sub_agent_has_what_its_parent_passes_on_its_manifest_and_the_host_all
         cut = said[capability] and not _named(delegable).allows(capability, target)
         assert child.allows(capability, target) is (every and not cut)
     for name in ("ask", "state", "call", "vcs.config"):
-        every = all(CapabilitySet((bound,)).has(name) for bound in bounds)
+        every = all(CapabilitySet((bound,)).has_capability(name) for bound in bounds)
         cut = delegable.capabilities is not None and name not in delegable.capabilities
-        assert child.has(name) is (every and not cut and (delegable.presence or name != "ask"))
+        assert child.has_capability(name) is (every and not cut and (delegable.can_ask_user or name != "ask"))
 
 
 @pytest.mark.proves("P-12")
 @given(_LAYERS, _DELEGABLE, _LAYERS, _DELEGABLE, _LAYERS, _REQUIRES)
 def test_neither_do_its_calls_nor_those_of_agents_below_it(
-    parent: Layer, by_parent: Delegable, child: Layer, by_child: Delegable, grandchild: Layer, tool: Requires
+    parent: CapabilityLayer, by_parent: DelegationPolicy, child: CapabilityLayer, by_child: DelegationPolicy, grandchild: CapabilityLayer, tool: Requires
 ) -> None:
-    top = Authority(VARIABLES, parent)
-    first = top.passes_on(AgentManifest(id="a", delegable=by_parent))
-    middle = Authority(VARIABLES, child).within(first)
-    second = middle.passes_on(AgentManifest(id="b", delegable=by_child))
-    call = call_set(ToolSpec("t", "Do.", requires=tool), VARIABLES, grandchild, None, second)
+    top = CallAuthorizer(VARIABLES, parent)
+    first = top.compute_delegation(AgentManifest(id="a", delegation=by_parent))
+    middle = CallAuthorizer(VARIABLES, child).restrict_to(first)
+    second = middle.compute_delegation(AgentManifest(id="b", delegation=by_child))
+    call = call_capabilities(ToolSpec("t", "Do.", requires=tool), VARIABLES, grandchild, None, second)
     for capability, target in TOUCHES:
         if call.allows(capability, target):
             assert second.allows(capability, target)
@@ -133,22 +133,22 @@ def test_neither_do_its_calls_nor_those_of_agents_below_it(
             assert CapabilitySet((child,)).allows(capability, target)
         if first.allows(capability, target):
             assert CapabilitySet((parent,)).allows(capability, target)
-    assert not top.passes_on(AgentManifest(id="a")).has("ask")
+    assert not top.compute_delegation(AgentManifest(id="a")).has_capability("ask")
 
 
 def test_a_parent_without_anything_passes_nothing_on() -> None:
-    nothing = Authority(VARIABLES, _layer(_EVERYTHING)).within(CapabilitySet())
-    assert nothing.passes_on(AgentManifest(id="a")) == CapabilitySet()
-    call = call_set(ToolSpec("t", "Do.", requires=_EVERYTHING), VARIABLES, _layer(_EVERYTHING), None, CapabilitySet())
+    nothing = CallAuthorizer(VARIABLES, _layer(_EVERYTHING)).restrict_to(CapabilitySet())
+    assert nothing.compute_delegation(AgentManifest(id="a")) == CapabilitySet()
+    call = call_capabilities(ToolSpec("t", "Do.", requires=_EVERYTHING), VARIABLES, _layer(_EVERYTHING), None, CapabilitySet())
     assert not any(call.allows(capability, target) for capability, target in TOUCHES)
 
 
 @pytest.mark.proves("K-10")
 @given(_REQUIRES, _REQUIRES, _LAYERS)
-def test_another_tool_extends_the_agent_and_no_other_tool(mine: Requires, others: Requires, own: Layer) -> None:
-    before = call_set(ToolSpec("a", "A.", requires=mine), VARIABLES, own)
-    after = call_set(ToolSpec("a", "A.", requires=mine), VARIABLES, union("a", [own, expand(others, VARIABLES, "b")]))
-    declared = CapabilitySet((expand(mine, VARIABLES, "a"),))
+def test_another_tool_extends_the_agent_and_no_other_tool(mine: Requires, others: Requires, own: CapabilityLayer) -> None:
+    before = call_capabilities(ToolSpec("a", "A.", requires=mine), VARIABLES, own)
+    after = call_capabilities(ToolSpec("a", "A.", requires=mine), VARIABLES, union_of_layers("a", [own, expand_requires(others, VARIABLES, "b")]))
+    declared = CapabilitySet((expand_requires(mine, VARIABLES, "a"),))
     for capability, target in TOUCHES:
         if before.allows(capability, target):
             assert after.allows(capability, target)
@@ -158,9 +158,9 @@ def test_another_tool_extends_the_agent_and_no_other_tool(mine: Requires, others
 
 @pytest.mark.proves("K-09")
 def test_a_variable_with_several_roots_stands_for_each_and_an_empty_one_for_none() -> None:
-    layer = expand(
+    layer = expand_requires(
         Requires(fs=FsRequires(read=("{workspace}/src", "{user-data}"), write=("{user-data}/x",))), VARIABLES, "t"
     )
     assert layer.fs_read == ("/ws/src", "/further/src")
     assert layer.fs_write == ()
-    assert not CapabilitySet((layer,)).uses("fs.write")
+    assert not CapabilitySet((layer,)).may_use("fs.write")

@@ -10,8 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.policy.desk import BASH, READ, TRANSFER, WRITE, Desk
 
-from handrail.policy.shell.read_only import changes_nothing
-from handrail.policy.suggestions import always, wider
+from handrail.policy.shell.read_only_proof import changes_nothing
+from handrail.policy.suggestions import suggest_rule, suggest_wider_rule
 
 pytestmark = pytest.mark.proves("P-08")
 
@@ -38,8 +38,8 @@ def _mutated(text: str) -> list[str]:
 def test_for_a_path_it_is_about_that_path(desk: Desk, name: str) -> None:
     path = f"src/{name}"
     verdict = desk.judge(WRITE, {"path": path})
-    assume(verdict.action == "ask" and always(verdict) is not None)
-    rule = str(always(verdict))
+    assume(verdict.action == "ask" and suggest_rule(verdict) is not None)
+    rule = str(suggest_rule(verdict))
     assert desk.judge(WRITE, {"path": path}, rule).action == "allow"
     target = verdict.targets[0].value
     for other in _mutated(name):
@@ -59,8 +59,8 @@ def test_for_a_command_it_is_about_those_words(desk: Desk, words: list[str]) -> 
 
     argv = ["tool", *words]
     verdict = desk.bash(quoted(argv))
-    assume(verdict.action == "ask" and always(verdict) is not None)
-    rule = str(always(verdict))
+    assume(verdict.action == "ask" and suggest_rule(verdict) is not None)
+    rule = str(suggest_rule(verdict))
     assert desk.bash(quoted(argv), rule).action == "allow"
     others = [[*argv, "x"], argv[:-1], ["x", *argv], *([*argv[:-1], other] for other in _mutated(argv[-1]))]
     for other in others:
@@ -88,7 +88,7 @@ def test_a_wider_rule_for_a_command_is_offered_where_no_further_word_makes_it_ch
     desk: Desk, command: str, rule: str | None
 ) -> None:
     verdict = desk.bash(command)
-    assert verdict.action == "ask" and wider(verdict) == rule
+    assert verdict.action == "ask" and suggest_wider_rule(verdict) == rule
     if rule is not None:
         assert (
             desk.bash(command, rule).action == "allow" and desk.bash(f"{command} more 'it''s'", rule).action == "allow"
@@ -118,7 +118,7 @@ def test_whatever_words_follow_a_wider_rule_never_allows_what_is_not_proved_to_c
     desk: Desk, start: str, words: list[str]
 ) -> None:
     verdict = desk.bash(start)
-    rule = wider(verdict)
+    rule = suggest_wider_rule(verdict)
     assume(rule is not None)
     argv = (*start.split(), *words)
     if desk.judge(BASH, {"command": shlex.join(argv)}, str(rule)).action == "allow":
@@ -137,7 +137,7 @@ def test_whatever_words_follow_a_wider_rule_never_allows_what_is_not_proved_to_c
 )
 def test_a_wider_rule_for_writing_is_about_the_folder(desk: Desk, path: str, rule: str | None) -> None:
     verdict = desk.judge(WRITE, {"path": path})
-    assert verdict.action == "ask" and wider(verdict) == rule
+    assert verdict.action == "ask" and suggest_wider_rule(verdict) == rule
     if rule is not None:
         folder = path.rpartition("/")[0]
         assert desk.judge(WRITE, {"path": f"{folder}/other"}, rule).action == "allow"
@@ -149,14 +149,14 @@ def test_a_wider_rule_for_writing_is_about_the_folder(desk: Desk, path: str, rul
 def test_reading_what_looks_like_a_secret_and_other_arguments_have_no_wider_rule(desk: Desk) -> None:
     for tool, arguments in ((READ, {"path": "src/.env"}), (TRANSFER, {"source": "a", "target": "b"})):
         verdict = desk.judge(tool, arguments)
-        assert verdict.action == "ask" and always(verdict) is not None and wider(verdict) is None
+        assert verdict.action == "ask" and suggest_rule(verdict) is not None and suggest_wider_rule(verdict) is None
 
 
 @given(st.fixed_dictionaries({"source": _NAMES, "target": _NAMES}, optional={"amount": st.integers(0, 99)}))
 def test_for_other_arguments_it_is_about_those_values(desk: Desk, arguments: dict[str, Any]) -> None:
     verdict = desk.judge(TRANSFER, arguments)
-    assume(always(verdict) is not None)
-    rule = str(always(verdict))
+    assume(suggest_rule(verdict) is not None)
+    rule = str(suggest_rule(verdict))
     assert desk.judge(TRANSFER, arguments, rule).action == "allow"
     for other in _mutated(arguments["source"]):
         if other != arguments["source"]:

@@ -125,12 +125,12 @@ def test_a_rule_added_while_a_call_waited_holds_for_what_it_touches(desk: Desk) 
     before = book("allow write")
     verdict = desk.judge(WRITE, {"path": "a"}, before)
     later = before.with_rules(rule("deny fs.write a"))
-    may = desk.authority.may(verdict, WRITE, rules=later, roots=desk.roots)
+    may = desk.authority.make_access_check(verdict, WRITE, rules=later, roots=desk.roots)
     assert may("fs.write", desk.path("a")) is not None
     shell = desk.bash("ls && mkdir x", before := book("allow bash"))
-    may = desk.authority.may(shell, BASH, rules=before, roots=desk.roots)
+    may = desk.authority.make_access_check(shell, BASH, rules=before, roots=desk.roots)
     assert may("shell.run", "ls && mkdir x") is None
-    may = desk.authority.may(shell, BASH, rules=before.with_rules(rule("deny bash mkdir *")), roots=desk.roots)
+    may = desk.authority.make_access_check(shell, BASH, rules=before.with_rules(rule("deny bash mkdir *")), roots=desk.roots)
     assert may("shell.run", "ls && mkdir x") is not None
 
 

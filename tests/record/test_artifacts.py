@@ -9,7 +9,7 @@ import pytest
 from tests.store.places import Place
 
 from handrail.contract.errors import LogUnavailable, ToolError
-from handrail.record.artifacts import Artifacts
+from handrail.record.artifacts import ArtifactStore
 
 
 @pytest.fixture
@@ -21,23 +21,23 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.proves("O-03")
 def test_what_is_put_comes_back_under_the_hash_of_its_content(folder: Path) -> None:
-    artifacts = Artifacts(folder)
+    artifacts = ArtifactStore(folder)
     data = bytes(range(256)) * 1000
     ref = artifacts.put(data, "image/png")
     assert ref == "sha256:" + hashlib.sha256(data).hexdigest()
-    found = Artifacts(folder).get(ref)
+    found = ArtifactStore(folder).get(ref)
     assert (found.ref, found.data, found.media_type) == (ref, data, "image/png")
-    assert Artifacts(folder).get(artifacts.put(b"")).data == b""
+    assert ArtifactStore(folder).get(artifacts.put(b"")).data == b""
 
 
 def test_the_same_content_is_stored_once(folder: Path) -> None:
-    artifacts = Artifacts(folder)
+    artifacts = ArtifactStore(folder)
     before = artifacts.put(b"x" * 100, "text/plain"), sorted(folder.rglob("*"))
     assert (artifacts.put(b"x" * 100, "text/html"), sorted(folder.rglob("*"))) == before
 
 
 def test_a_damaged_artifact_is_refused_and_repaired_by_putting_it_again(folder: Path) -> None:
-    artifacts = Artifacts(folder)
+    artifacts = ArtifactStore(folder)
     ref = artifacts.put(b"content", "text/plain")
     (stored,) = [file for file in folder.rglob("*") if file.is_file() and file.read_bytes() == b"content"]
     stored.write_bytes(b"changed")
@@ -52,19 +52,19 @@ def test_a_damaged_artifact_is_refused_and_repaired_by_putting_it_again(folder: 
 )
 def test_what_is_no_reference_never_becomes_a_path(folder: Path, ref: str) -> None:
     with pytest.raises(ToolError, match="Invalid artifact reference") as raised:
-        Artifacts(folder).get(ref)
+        ArtifactStore(folder).get(ref)
     assert raised.value.kind == "invalid_input"
 
 
 def test_an_unknown_artifact_is_unavailable(folder: Path) -> None:
     with pytest.raises(ToolError, match="does not exist in this workspace") as raised:
-        Artifacts(folder).get("sha256:" + "0" * 64)
+        ArtifactStore(folder).get("sha256:" + "0" * 64)
     assert raised.value.kind == "unavailable"
 
 
 @pytest.mark.parametrize("media_type", ["", "text", "text/plain\nX: y", "a/b" + "c" * 300])
 def test_a_media_type_that_is_none_is_not_kept(folder: Path, media_type: str) -> None:
-    artifacts = Artifacts(folder)
+    artifacts = ArtifactStore(folder)
     assert artifacts.get(artifacts.put(b"1", media_type)).media_type == "application/octet-stream"
 
 
@@ -86,4 +86,4 @@ def test_a_full_disk_leaves_no_half_artifact(place: Place, folder: Path) -> None
 
 def test_a_place_that_is_gone_is_named(tmp_path: Path) -> None:
     with pytest.raises(LogUnavailable, match="--state DIR"):
-        Artifacts(tmp_path / "absent").put(b"x")
+        ArtifactStore(tmp_path / "absent").put(b"x")

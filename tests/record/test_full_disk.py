@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.store.places import Place
 
-from handrail.record.reading import LogReader
-from handrail.record.verification import verify
+from handrail.record.log_reader import LogReader
+from handrail.record.verification import verify_log
 
 pytestmark = pytest.mark.proves("G-10")
 
@@ -18,7 +18,7 @@ import asyncio, json, resource, sys
 from handrail.contract.errors import LogUnavailable
 from handrail.record.log import CommitLog, Record
 from handrail.record.verification import verify
-from handrail.store.opening import Store
+from handrail.store.workspace_store import Store
 
 def record(kind, call, size=2000):
     return Record(kind, "ses_1", call, {"tool": "write", "text": "x" * size})
@@ -61,10 +61,10 @@ asyncio.run(main())
 
 def test_a_full_disk_is_told_to_every_commit_and_over_when_there_is_room(place: Place) -> None:
     said: dict[str, Any] = json.loads(place.finished(BOUNDED))
-    assert str(place.folders.database) in said["error"] and said["refusal"] == said["error"]
+    assert str(place.folders.database_file) in said["error"] and said["refusal"] == said["error"]
     assert said["refused"] == 5 and said["refusal after"] is None and said["lost"] == 0
-    with LogReader.at(place.folders.database) as reader:
-        assert verify(reader).ok
+    with LogReader.open_database(place.folders.database_file) as reader:
+        assert verify_log(reader).ok
         calls = [entry.call_id for entry in reader.records()]
     durable: list[str] = said["durable"]
     assert len(durable) > 5

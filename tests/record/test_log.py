@@ -12,9 +12,9 @@ from tests.store.places import Place
 
 from handrail.contract.errors import LogUnavailable, UsageError
 from handrail.record.log import CommitLog, Record
-from handrail.record.reading import LogReader
-from handrail.record.verification import verify
-from handrail.store.opening import Store
+from handrail.record.log_reader import LogReader
+from handrail.record.verification import verify_log
+from handrail.store.workspace_store import WorkspaceStore
 
 
 def proposed(call: str, session: str = "ses_1", **body: Any) -> Record:
@@ -28,7 +28,7 @@ def answered(call: str, session: str = "ses_1", kind: str = "output", **metadata
 
 READ_BACK = """
 import sys
-from handrail.record.reading import LogReader
+from handrail.record.log_reader import LogReader
 from handrail.record.verification import verify
 from handrail.store.folders import locate
 with LogReader.at(locate(sys.argv[1], sys.argv[2]).database) as reader:
@@ -44,16 +44,16 @@ async def test_what_is_committed_is_seen_at_once_by_another_process(log: CommitL
     assert place.finished(READ_BACK) == expected
 
 
-async def test_what_is_appended_is_there_after_closing(log: CommitLog, store: Store, place: Place) -> None:
+async def test_what_is_appended_is_there_after_closing(log: CommitLog, store: WorkspaceStore, place: Place) -> None:
     for number in range(300):
         log.append([proposed(f"c{number}")])
     await store.aclose()
-    with LogReader.at(place.folders.database) as reader:
+    with LogReader.open_database(place.folders.database_file) as reader:
         assert [r.call_id for r in reader.records()] == [f"c{n}" for n in range(300)]
-        assert verify(reader).ok
+        assert verify_log(reader).ok
 
 
-async def test_concurrent_commits_share_transactions(log: CommitLog, store: Store) -> None:
+async def test_concurrent_commits_share_transactions(log: CommitLog, store: WorkspaceStore) -> None:
     async def caller(name: int) -> None:
         for number in range(20):
             await log.commit([proposed(f"{name}.{number}"), answered(f"{name}.{number}")])
@@ -62,7 +62,7 @@ async def test_concurrent_commits_share_transactions(log: CommitLog, store: Stor
     writer = store.database.writer
     assert writer.commits == 64 * 20
     assert writer.transactions < writer.commits / 8
-    found = verify(log.reader)
+    found = verify_log(log.reader)
     assert found.ok and found.records == 64 * 20 * 2
     for name in range(64):
         calls = [r.call_id for r in log.reader.records(kind="committed") if r.call_id.startswith(f"{name}.")]
@@ -83,8 +83,8 @@ async def test_concurrent_commits_share_transactions(log: CommitLog, store: Stor
 async def test_no_value_costs_a_record_or_the_chain(log: CommitLog, body: dict[str, Any]) -> None:
     await log.commit([proposed("c1"), Record("committed", "ses\ud800", "c\0\udfff", body), proposed("c2")])
     assert [r.sequence for r in log.reader.records()] == [1, 2, 3]
-    assert verify(log.reader).ok
-    entry = log.reader.record(2)
+    assert verify_log(log.reader).ok
+    entry = log.reader.get_record(2)
     assert entry is not None and entry.session_id == "ses\\ud800" and entry.call_id == "c\0\\udfff"
     assert entry.body is not None and len(entry.body) == 1
 
@@ -97,9 +97,9 @@ async def test_a_chain_goes_on_over_restarts(place: Place) -> None:
         await log.commit([proposed(f"c{number}")])
         hashes.append(log.reader.head().hash)
         await store.aclose()
-    with LogReader.at(place.folders.database) as reader:
+    with LogReader.open_database(place.folders.database_file) as reader:
         assert [r.hash for r in reader.records()] == hashes
-        assert verify(reader, hashes[0]).ok
+        assert verify_log(reader, hashes[0]).ok
 
 
 async def test_records_can_be_picked_by_session_call_kind_and_place(log: CommitLog) -> None:
@@ -146,12 +146,12 @@ async def test_a_call_is_one_row_that_says_how_far_it_came(log: CommitLog) -> No
 @pytest.mark.proves("L-10")
 async def test_a_calls_outcome_and_proposal_are_found_by_its_id(log: CommitLog) -> None:
     log.append([proposed("c1", arguments={"path": "x"}), answered("c1", mark=7), proposed("c2")])
-    outcome, proposal = await log.outcome_of("c1"), await log.proposal_of("c1")
+    outcome, proposal = await log.find_outcome("c1"), await log.find_proposal("c1")
     assert outcome is not None and outcome.body is not None and outcome.body["result"]["metadata"] == {"mark": 7}
     assert proposal is not None and proposal.body is not None and proposal.body["arguments"] == {"path": "x"}
-    assert await log.outcome_of("c2") is None
-    assert await log.outcome_of("c3") is None and await log.proposal_of("c3") is None
-    assert await log.outcome_of("") is None
+    assert await log.find_outcome("c2") is None
+    assert await log.find_outcome("c3") is None and await log.find_proposal("c3") is None
+    assert await log.find_outcome("") is None
 
 
 async def test_a_late_record_does_not_hide_the_answer_a_call_was_given(log: CommitLog) -> None:
@@ -159,7 +159,7 @@ async def test_a_late_record_does_not_hide_the_answer_a_call_was_given(log: Comm
     timeout = Record("committed", "ses_1", "c1", {"result": {"type": "error", "metadata": {"error_kind": "timeout"}}})
     for order in ([timeout, late], [late, timeout]):
         await log.commit([proposed("c1"), Record("intended", "ses_1", "c1", {}), *order])
-        outcome = await log.outcome_of("c1")
+        outcome = await log.find_outcome("c1")
         assert outcome is not None and outcome.body is not None and "result" in outcome.body
         assert [(row.state, row.error_kind) for row in log.reader.calls()] == [("error", "timeout")]
 
@@ -170,13 +170,13 @@ async def test_a_redacted_body_is_gone_from_the_disk_and_the_chain_still_holds(l
     await log.commit([proposed("c1"), proposed("c2", arguments={"password": secret}), proposed("c3")])
     head = log.reader.head().hash
     await log.redact([2, 2], reason="a password", session_id="ses_1")
-    entry = log.reader.record(2)
+    entry = log.reader.get_record(2)
     assert entry is not None and entry.body is None and entry.tool is None
-    found = verify(log.reader, head)
+    found = verify_log(log.reader, head)
     assert found.ok and found.redacted == 1 and "1 of them redacted" in str(found)
-    last = log.reader.record(4)
+    last = log.reader.get_record(4)
     assert last is not None and last.body == {"sequences": [[2, 2]], "reason": "a password"}
-    for file in place.folders.own.rglob("*"):
+    for file in place.folders.workspace_state.rglob("*"):
         assert file.is_dir() or b"correct-horse" not in file.read_bytes(), file
 
 
@@ -187,20 +187,20 @@ async def test_what_proves_a_redaction_stays(log: CommitLog) -> None:
         await log.redact([2], reason="x")
     with pytest.raises(UsageError, match="no record 99"):
         await log.redact([1, 99], reason="x")
-    assert verify(log.reader).records == 2
+    assert verify_log(log.reader).records == 2
 
 
-async def test_a_body_removed_behind_the_logs_back_is_not_taken_for_a_redaction(log: CommitLog, store: Store) -> None:
+async def test_a_body_removed_behind_the_logs_back_is_not_taken_for_a_redaction(log: CommitLog, store: WorkspaceStore) -> None:
     await log.commit([proposed("c1"), proposed("c2")])
     outside = sqlite3.connect(store.database.path)
     outside.execute("UPDATE record SET body = NULL WHERE sequence = 1")
     outside.commit()
     outside.close()
-    found = verify(log.reader)
-    assert not found.ok and found.first_bad == 1 and "without a recorded redaction" in str(found)
+    found = verify_log(log.reader)
+    assert not found.ok and found.first_invalid == 1 and "without a recorded redaction" in str(found)
 
 
-async def test_a_log_that_something_else_wrote_to_takes_no_records(log: CommitLog, store: Store) -> None:
+async def test_a_log_that_something_else_wrote_to_takes_no_records(log: CommitLog, store: WorkspaceStore) -> None:
     await log.commit([proposed("c1"), proposed("c2")])
     outside = sqlite3.connect(store.database.path)
     outside.execute("INSERT INTO record VALUES (3, 1, 'committed', '', '', zeroblob(64), x'7b7d')")
@@ -208,10 +208,10 @@ async def test_a_log_that_something_else_wrote_to_takes_no_records(log: CommitLo
     outside.close()
     with pytest.raises(LogUnavailable, match="damaged"):
         await log.commit([proposed("c3")])
-    assert log.refusal is not None and "handrail log verify" in log.refusal
+    assert log.unavailable_reason is not None and "handrail log verify" in log.unavailable_reason
 
 
-async def test_a_clock_that_is_set_back_and_forth_changes_neither_the_order_nor_the_chain(store: Store) -> None:
+async def test_a_clock_that_is_set_back_and_forth_changes_neither_the_order_nor_the_chain(store: WorkspaceStore) -> None:
     century = 100 * 365 * 86400 * 10**9
     given = cycle([century, 1_000, 2 * century, 0])
     log = CommitLog(store.database, clock=lambda: next(given))
@@ -222,5 +222,5 @@ async def test_a_clock_that_is_set_back_and_forth_changes_neither_the_order_nor_
     assert [record.call_id for record in found] == [f"c{n}" for n in range(5) for _ in range(2)]
     times = [record.at_ns for record in found]
     assert times != sorted(times)
-    assert verify(log.reader).ok
+    assert verify_log(log.reader).ok
     assert [row.state for row in log.reader.calls()] == ["output"] * 5

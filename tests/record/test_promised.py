@@ -15,21 +15,21 @@ from tests.store.test_engines import offers  # noqa: F401 # pyright: ignore[repo
 
 from handrail.contract.errors import LogUnavailable, StartError
 from handrail.frontends.cli.app import ERROR, OUTPUT, run
-from handrail.kernel.doctor import check_up
-from handrail.record.log import CommitLog, Record, noted
-from handrail.record.reading import LogReader
-from handrail.record.verification import verify
-from handrail.store.database import database, journal
-from handrail.store.database.database import Work
+from handrail.kernel.doctor import run_checks
+from handrail.record.log import CommitLog, Record, read_journal_records
+from handrail.record.log_reader import LogReader
+from handrail.record.verification import verify_log
+from handrail.store.database import workspace_database, journal
+from handrail.store.database.workspace_database import TableWork
 from handrail.store.encoding import encode
-from handrail.store.opening import Store
+from handrail.store.workspace_store import WorkspaceStore
 
 pytestmark = pytest.mark.proves("G-01")
 
 BEGUN = """
 import asyncio, sqlite3, sys
 from handrail.record.log import CommitLog, Record
-from handrail.store.opening import Store
+from handrail.store.workspace_store import Store
 
 async def main():
     store = Store.open(sys.argv[1], sys.argv[2])
@@ -62,12 +62,12 @@ FORGED: list[object] = [
 
 
 def journals(place: Place) -> list[str]:
-    return sorted(path.name for path in place.folders.own.glob("journal-*"))
+    return sorted(path.name for path in place.folders.workspace_state.glob("journal-*"))
 
 
 def intents(place: Place) -> list[str]:
-    with LogReader.at(place.folders.database) as reader:
-        assert verify(reader).ok
+    with LogReader.open_database(place.folders.database_file) as reader:
+        assert verify_log(reader).ok
         return [entry.call_id for entry in reader.records() if entry.kind == "intended"]
 
 
@@ -90,7 +90,7 @@ async def test_what_only_the_journal_has_is_in_the_log_after_a_crash(place: Plac
     store = place.open()
     log = CommitLog(store.database)
     assert [call.call_id for call in await log.recover()] == ["first", "ses_1/2.0", "third"]
-    proposal = await log.proposal_of("ses_1/2.0")
+    proposal = await log.find_proposal("ses_1/2.0")
     assert proposal is not None and proposal.body == {"tool": "write", "arguments": {"path": "a\ud800"}}
     said = await store.messages.read("ses_1")
     assert said == [(0, {"role": "assistant", "parts": [{"text": "I begin"}]})]
@@ -133,14 +133,14 @@ async def test_who_only_looks_is_told_of_calls_that_are_not_in_the_log_yet(
     place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
     killed(place)
-    with LogReader.at(place.folders.database) as reader:
-        missing = noted(reader.connection, place.folders.own)
+    with LogReader.open_database(place.folders.database_file) as reader:
+        missing = read_journal_records(reader.connection, place.folders.workspace_state)
     assert [(record.kind, record.call_id) for record in missing] == [
         ("proposed", "ses_1/2.0"),
         ("intended", "ses_1/2.0"),
         ("intended", "third"),
     ]
-    (told,) = (check for check in check_up(place.workspace, place.state) if check.name == "interrupted calls")
+    (told,) = (check for check in run_checks(place.workspace, place.state) if check.name == "interrupted calls")
     assert told.detail.startswith("first, ses_1/2.0, third: started before the last stop")
     where = ["--workspace", str(place.workspace), "--state", str(place.state)]
     for command in (["log"], ["log", "verify"]):
@@ -150,9 +150,9 @@ async def test_who_only_looks_is_told_of_calls_that_are_not_in_the_log_yet(
     told = capsys.readouterr().err
     assert "handrail explain: 3 records are noted and not in the log yet" in told and "no call 'ses_1/2.0'" in told
     await place.open().aclose()
-    (place.folders.own / "journal-1.left").write_bytes(b"HRJ9")
+    (place.folders.workspace_state / "journal-1.left").write_bytes(b"HRJ9")
     assert run(["log", *where]) == OUTPUT and "another version of Handrail" in capsys.readouterr().err
-    (told,) = (check for check in check_up(place.workspace, place.state) if check.name == "interrupted calls")
+    (told,) = (check for check in run_checks(place.workspace, place.state) if check.name == "interrupted calls")
     assert told.state == "problem" and "another version of Handrail" in told.detail
 
 
@@ -167,7 +167,7 @@ async def test_nothing_is_written_before_what_a_former_holder_left(place: Place)
 
 async def test_a_journal_that_cannot_be_read_is_no_reason_to_go_on_without_it(place: Place) -> None:
     killed(place)
-    path = place.folders.own / "journal-1"
+    path = place.folders.workspace_state / "journal-1"
     content = path.read_bytes()
     path.write_bytes(b"HRJ9" + content[4:])
     store = place.open()
@@ -176,7 +176,7 @@ async def test_a_journal_that_cannot_be_read_is_no_reason_to_go_on_without_it(pl
         await log.recover()
     with pytest.raises(LogUnavailable):
         await log.commit(intended("fourth"))
-    (place.folders.own / "journal-1.left").write_bytes(content)
+    (place.folders.workspace_state / "journal-1.left").write_bytes(content)
     await log.recover()
     await store.aclose()
     assert intents(place) == ["first", "ses_1/2.0", "third"]
@@ -188,9 +188,9 @@ async def test_what_was_said_is_read_back_also_when_it_is_only_noted(place: Plac
     for call in ("first", "ses_1/2.0"):
         await log.promise(intended(call))
     said = [(0, {"role": "user", "parts": [{"text": "begin"}]})]
-    kept = store.messages.keep("ses_1", said, 1)
+    kept = store.messages.write("ses_1", said, 1)
     await log.promise(intended("third"))  # of another session, say
-    assert kept.durable
+    assert kept.is_durable
     assert await store.messages.read("ses_1") == said  # what it did not see it would write over
     await store.aclose()
 
@@ -198,14 +198,14 @@ async def test_what_was_said_is_read_back_also_when_it_is_only_noted(place: Plac
 @pytest.mark.proves("F-12")
 async def test_a_purge_takes_away_what_only_the_journal_has(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     await place.open().aclose()
-    former = journal.Journal(place.folders.own, 1)
-    assert former.note(encode([["record", [1, [tuple(one) for one in intended("secret")]]]]))
+    former = journal.Journal(place.folders.workspace_state, 1)
+    assert former.write_note(encode([["record", [1, [tuple(one) for one in intended("secret")]]]]))
     former.close()
     where = ["--workspace", str(place.workspace), "--state", str(place.state)]
     await asyncio.to_thread(run, ["log", "purge", "--session", "ses_1", "--yes", *where])
     assert "1 records are noted and not in the log yet" in capsys.readouterr().err
     assert journals(place) == [] and intents(place) == ["secret"]
-    for path in place.folders.own.glob("handrail.db*"):
+    for path in place.folders.workspace_state.glob("handrail.db*"):
         assert b"what secret is about" not in path.read_bytes()
 
 
@@ -214,8 +214,8 @@ async def test_a_note_that_is_none_is_told_and_blames_nobody_else(
     place: Place, note: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await place.open().aclose()
-    forged = journal.Journal(place.folders.own, 1)
-    assert forged.note(encode(note))
+    forged = journal.Journal(place.folders.workspace_state, 1)
+    assert forged.write_note(encode(note))
     forged.close()
     assert run(["log", "--workspace", str(place.workspace), "--state", str(place.state)]) == OUTPUT
     assert "Traceback" not in capsys.readouterr().err
@@ -226,7 +226,7 @@ async def test_a_note_that_is_none_is_told_and_blames_nobody_else(
     log.append(intended("kept"))
     with pytest.raises(LogUnavailable, match="move the file away"):
         await log.commit(intended("refused"))
-    (place.folders.own / "journal-1.left").unlink()
+    (place.folders.workspace_state / "journal-1.left").unlink()
     await log.recover()
     await store.aclose()
     assert intents(place) == ["kept"]
@@ -237,7 +237,7 @@ async def test_what_the_database_would_refuse_takes_no_promise_with_it(place: Pl
     log = CommitLog(store.database)
     for call in ("first", "ses_1/2.0"):
         await log.promise(intended(call))
-    kept = store.messages.keep("ses_1", [(2**63, {})], 1)
+    kept = store.messages.write("ses_1", [(2**63, {})], 1)
     await log.promise(intended("third"))
     with pytest.raises(LogUnavailable, match="cannot be written"):
         await kept
@@ -254,8 +254,8 @@ async def test_who_is_superseded_promises_nothing(place: Place) -> None:
     for call in ("first", "ses_1/2.0"):
         await log.promise(intended(call))
     assert journals(place) == ["journal-1"]
-    journal.set_aside(place.folders.own)  # as somebody does who is about to count a token
-    connection = sqlite3.connect(place.folders.database)
+    journal.orphan_journals(place.folders.workspace_state)  # as somebody does who is about to count a token
+    connection = sqlite3.connect(place.folders.database_file)
     connection.execute("UPDATE meta SET value = 2 WHERE key = 'token'")
     connection.commit()
     connection.close()
@@ -274,9 +274,9 @@ async def test_who_was_superseded_before_its_first_note_makes_no_journal(place: 
     log = CommitLog(store.database)
     await log.promise(intended("first"))
     assert journals(place) == []
-    connection = sqlite3.connect(place.folders.database, isolation_level=None)
+    connection = sqlite3.connect(place.folders.database_file, isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
-    journal.set_aside(place.folders.own)  # there is none yet, and nobody comes back to look
+    journal.orphan_journals(place.folders.workspace_state)  # there is none yet, and nobody comes back to look
     connection.execute("UPDATE meta SET value = 2 WHERE key = 'token'")
     connection.execute("COMMIT")
     connection.close()
@@ -290,7 +290,7 @@ async def test_a_journal_is_made_while_nobody_can_count_a_token(place: Place, mo
     store = place.open()
     log = CommitLog(store.database)
     await log.promise(intended("first"))
-    other = sqlite3.connect(place.folders.database, isolation_level=None, timeout=0, check_same_thread=False)
+    other = sqlite3.connect(place.folders.database_file, isolation_level=None, timeout=0, check_same_thread=False)
     refused: list[str] = []
 
     def made(folder: Path, token: int) -> journal.Journal:
@@ -300,7 +300,7 @@ async def test_a_journal_is_made_while_nobody_can_count_a_token(place: Place, mo
             refused.append(str(error))
         return journal.Journal(folder, token)
 
-    monkeypatch.setattr(database, "Journal", made)
+    monkeypatch.setattr(workspace_database, "Journal", made)
     await log.promise(intended("ses_1/2.0"))
     assert refused == ["database is locked"] and journals(place) == ["journal-1"]
     other.close()
@@ -312,7 +312,7 @@ async def test_a_redaction_leaves_nothing_in_the_journal(place: Place) -> None:
     log = CommitLog(store.database)
     for call in ("first", "secret"):
         await log.promise(intended(call))
-    path = place.folders.own / "journal-1"
+    path = place.folders.workspace_state / "journal-1"
     assert b"what secret is about" in path.read_bytes()
     await log.flush()
     await log.redact([2], reason="asked for")
@@ -335,7 +335,7 @@ async def test_a_redaction_that_cannot_wipe_the_journal_removes_it_and_writes_no
     def failing(_: journal.Journal) -> None:
         raise OSError("a bad sector")
 
-    def in_company(item: Work) -> Coroutine[Any, Any, None]:
+    def in_company(item: TableWork) -> Coroutine[Any, Any, None]:
         log.append(intended("third"))
         return commit(item)
 
@@ -365,12 +365,12 @@ async def test_where_the_journal_fails_the_database_takes_it_once(
     for call in ("third", "fourth"):
         await log.promise(intended(call))
         assert intents(place)[-1] == call  # it was not only promised
-    noted = [content for _, content in journal.notes_of(place.folders.own / "journal-1")]
+    noted = [content for _, content in journal.read_notes(place.folders.workspace_state / "journal-1")]
     assert b"third" in noted[-1]  # though nobody was told so
     left = tmp_path / "left"
-    left.write_bytes((place.folders.own / "journal-1").read_bytes())
+    left.write_bytes((place.folders.workspace_state / "journal-1").read_bytes())
     await store.aclose()
-    (place.folders.own / "journal-1.left").write_bytes(left.read_bytes())
+    (place.folders.workspace_state / "journal-1.left").write_bytes(left.read_bytes())
     store = place.open()
     await CommitLog(store.database).recover()
     await store.aclose()
@@ -402,7 +402,7 @@ async def test_what_would_be_noted_in_another_form_is_written(place: Place, odd:
 
 
 async def test_another_engine_s_database_has_no_journal_beside_it(place: Place) -> None:
-    store = Store.open(place.workspace, place.state, engine="large")
+    store = WorkspaceStore.open(place.workspace, place.state, engine="large")
     log = CommitLog(store.database)
     for call in ("first", "ses_1/2.0", "third"):
         await log.promise(intended(call))
@@ -414,7 +414,7 @@ async def test_another_engine_s_database_has_no_journal_beside_it(place: Place) 
 async def test_where_no_journal_can_be_made_the_database_takes_it(place: Place) -> None:
     store = place.open()
     log = CommitLog(store.database)
-    (place.folders.own / "journal-1").symlink_to(os.devnull)
+    (place.folders.workspace_state / "journal-1").symlink_to(os.devnull)
     for call in ("first", "ses_1/2.0", "third"):
         await log.promise(intended(call))
         assert intents(place)[-1] == call
@@ -423,9 +423,9 @@ async def test_where_no_journal_can_be_made_the_database_takes_it(place: Place) 
 
 async def test_a_journal_put_where_none_belongs_is_refused_at_the_start(place: Place) -> None:
     await place.open().aclose()
-    (place.folders.own / "journal-1.left").mkdir()
-    (place.folders.own / "journal-1").mkdir()
-    (place.folders.own / "journal-1.left" / "full").touch()
+    (place.folders.workspace_state / "journal-1.left").mkdir()
+    (place.folders.workspace_state / "journal-1").mkdir()
+    (place.folders.workspace_state / "journal-1.left" / "full").touch()
     with pytest.raises(
         StartError, match=r"journal-1 of a former process cannot be renamed to journal-1\.left.*move it away"
     ):

@@ -8,8 +8,8 @@ import pytest
 from tests.store.places import Place
 
 from handrail.record.log import CommitLog, Record
-from handrail.record.reading import LogReader
-from handrail.record.verification import verify
+from handrail.record.log_reader import LogReader
+from handrail.record.verification import verify_log
 
 pytestmark = pytest.mark.proves("G-05")
 
@@ -17,7 +17,7 @@ CRASH = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from handrail.record.log import CommitLog, Record
-from handrail.store.opening import Store
+from handrail.store.workspace_store import Store
 
 def record(kind, call, **body):
     return Record(kind, "ses_1", call, body)
@@ -56,10 +56,10 @@ async def test_a_call_killed_in_its_middle_is_interrupted_and_its_outcome_unknow
     log = CommitLog(store.database)
     found = await log.recover()
     assert [(call.call_id, call.session_id, call.tool) for call in found] == [("begun", "ses_1", "write")]
-    outcome = await log.outcome_of("begun")
+    outcome = await log.find_outcome("begun")
     assert outcome is not None and outcome.kind == "interrupted" and outcome.body is not None
     assert outcome.body["outcome"] == "unknown" and outcome.body["intended"] == found[0].intended
-    assert verify(log.reader).ok
+    assert verify_log(log.reader).ok
     await store.aclose()
 
 
@@ -68,7 +68,7 @@ async def test_calls_that_had_not_begun_do_not_look_as_if_they_had(place: Place)
     store = place.open()
     log = CommitLog(store.database)
     await log.recover()
-    with sqlite3.connect(place.folders.database) as connection:
+    with sqlite3.connect(place.folders.database_file) as connection:
         connection.execute(
             "INSERT INTO approval (id, kind, session, call, state, created_ns, expires_ns, whole, request) "
             "VALUES ('apr_1', 'approval', 'ses_1', 'waiting', 'pending', 1, 2, 1, x'7b7d')"
@@ -85,7 +85,7 @@ async def test_calls_that_had_not_begun_do_not_look_as_if_they_had(place: Place)
     assert all(rows[call].started_ns is None for call in ("refused", "waiting", "authorised", "proposed"))
     await log.commit([Record("proposed", "ses_2", "new", {"tool": "read"})])
     assert [row.state for row in log.reader.calls(session="ses_2")] == ["proposed"]
-    with sqlite3.connect(place.folders.database) as connection:
+    with sqlite3.connect(place.folders.database_file) as connection:
         connection.execute("DELETE FROM approval")  # as a purge does: nobody can answer, and it never goes on
     assert [row.state for row in log.reader.calls(call="waiting")] == ["not-run"]
     await store.aclose()
@@ -99,7 +99,7 @@ async def test_recovering_twice_or_after_a_good_end_finds_nothing_more(place: Pl
         assert len(await log.recover()) == expected
         assert len(await log.recover()) == 0
         await store.aclose()
-    with LogReader.at(place.folders.database) as reader:
+    with LogReader.open_database(place.folders.database_file) as reader:
         assert len(list(reader.records(kind="interrupted"))) == 1
 
 
@@ -123,13 +123,13 @@ async def test_an_old_open_call_is_still_found_after_many_settled_ones(place: Pl
         call = f"c{number}"
         log.append([Record("intended", "ses_1", call, {}), Record("committed", "ses_1", call, {})])
     await log.flush()
-    assert log.reader.mark("settled") == 0
+    assert log.reader.read_mark("settled") == 0
     assert [call.call_id for call in await log.recover()] == ["old"]
     for number in range(5000):
         log.append([Record("refused", "ses_1", f"d{number}", {})])
     await log.flush()
     await log.commit([Record("refused", "ses_1", "last", {})])
-    assert log.reader.mark("settled") > 10_000
+    assert log.reader.read_mark("settled") > 10_000
     await log.commit([Record("intended", "ses_1", "new", {"tool": "x"})])
     assert [call.call_id for call in await log.recover()] == ["new"]
     await store.aclose()

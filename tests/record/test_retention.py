@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from tests.store.places import Place
 
 from handrail.contract.errors import UsageError
-from handrail.record.artifacts import Artifacts
-from handrail.record.log import CommitLog, Record, runs_of
-from handrail.record.reading import LogReader
-from handrail.record.retention import Purged, Selection, purge, survey
-from handrail.record.verification import verify
+from handrail.record.artifacts import ArtifactStore
+from handrail.record.log import CommitLog, Record, group_runs
+from handrail.record.log_reader import LogReader
+from handrail.record.retention import PurgeResult, PurgeSelection, purge, plan_purge
+from handrail.record.verification import verify_log
 from handrail.store.database.connection import compact
-from handrail.store.opening import Store
+from handrail.store.workspace_store import WorkspaceStore
 from handrail.store.tables.sessions import SessionRow
 
 pytestmark = pytest.mark.proves("F-12")
@@ -34,14 +34,14 @@ class Past:
     """A log whose records were made at hours of the test's choosing."""
 
     place: Place
-    store: Store
+    store: WorkspaceStore
     hour: int = 1
     log: CommitLog = field(init=False)
-    artifacts: Artifacts = field(init=False)
+    artifacts: ArtifactStore = field(init=False)
 
     def __post_init__(self) -> None:
         self.log = CommitLog(self.store.database, clock=lambda: self.hour * HOUR)
-        self.artifacts = Artifacts(self.store.folders.artifacts)
+        self.artifacts = ArtifactStore(self.store.folders.artifact_folder)
 
     async def call(self, session: str, number: int, text: str, **result: object) -> str:
         """A whole call, on disk."""
@@ -59,7 +59,7 @@ class Past:
     async def session(self, session_id: str) -> None:
         await self.store.sessions.open(SessionRow(session_id, self.hour * HOUR))
 
-    async def purge(self, selection: Selection) -> Purged:
+    async def purge(self, selection: PurgeSelection) -> PurgeResult:
         return await purge(self.log, self.store.database, self.store.folders, selection, reason="test")
 
 
@@ -80,65 +80,65 @@ async def test_what_is_older_goes_and_what_is_newer_stays(past: Past) -> None:
     past.hour = 5
     await past.session("ses_new")
     await past.call("ses_new", 1, "news")
-    chosen = Selection(before_ns=3 * HOUR)
-    assert (found := survey(past.log.reader, past.store.folders, chosen)).sessions == ("ses_old",)
+    chosen = PurgeSelection(before_ns=3 * HOUR)
+    assert (found := plan_purge(past.log.reader, past.store.folders, chosen)).sessions == ("ses_old",)
     assert (found.records, found.calls, found.oldest_ns, found.newest_ns) == (3, 1, HOUR, HOUR)
     done = await past.purge(chosen)
     assert (done.records, done.sessions, done.problems) == (3, 1, ())
-    verified = verify(past.log.reader)
+    verified = verify_log(past.log.reader)
     assert verified.ok and verified.redacted == 3 and "3 of them redacted" in str(verified)
     assert not on_disk(past.store.folders.state, b"an old secret")
     assert on_disk(past.store.folders.state, b"news")
-    assert [row.id for row in past.store.sessions.all()] == ["ses_new"]
+    assert [row.id for row in past.store.sessions.list_latest()] == ["ses_new"]
     old, new = past.log.reader.calls()
     assert (old.state, old.tool, new.state) == ("redacted", None, "output")
-    assert survey(past.log.reader, past.store.folders, chosen).empty
+    assert plan_purge(past.log.reader, past.store.folders, chosen).is_empty
 
 
 async def test_one_session_goes_with_what_its_tools_remember_and_its_folders(past: Past) -> None:
     folders = past.store.folders
     for session in ("ses_a", "ses_b"):
         await past.session(session)
-        await past.store.state.put(session, "todo", "list", f"remembered by {session}")
-        sidecar = folders.output(session) / "1_0.txt"
+        await past.store.session_values.put(session, "todo", "list", f"remembered by {session}")
+        sidecar = folders.prepare_output(session) / "1_0.txt"
         sidecar.write_text(f"output of {session}")
-        (folders.scratch(session) / "cache").write_text(f"scratch of {session}")
+        (folders.prepare_scratch(session) / "cache").write_text(f"scratch of {session}")
         await past.call(session, 1, f"said in {session}", output_path=str(sidecar))
-    done = await past.purge(Selection(session_id="ses_a"))
+    done = await past.purge(PurgeSelection(session_id="ses_a"))
     assert (done.records, done.sessions, done.files, done.problems) == (3, 1, 2, ())
     assert not on_disk(folders.state, b"of ses_a") and not on_disk(folders.state, b"said in ses_a")
     assert not on_disk(folders.state, b"remembered by ses_a")
     assert len(on_disk(folders.state, b"of ses_b")) == 2 and on_disk(folders.state, b"remembered by ses_b")
-    assert verify(past.log.reader).ok
+    assert verify_log(past.log.reader).ok
 
 
 async def test_artifacts_and_sidecars_stay_for_as_long_as_anything_names_them(past: Past) -> None:
     folders = past.store.folders
     await past.session("ses_1")
     only_old, shared, remembered = (past.artifacts.put(text) for text in (b"only old", b"shared", b"remembered"))
-    old, new = folders.output("ses_1") / "old.txt", folders.output("ses_1") / "new.txt"
+    old, new = folders.prepare_output("ses_1") / "old.txt", folders.prepare_output("ses_1") / "new.txt"
     notes = [Path(f"{file}.removed") for file in (old, new)]
     """As stand in the place of outputs that made room for others."""
     for file in (old, new, *notes):
         file.write_text("whole output")
-    (folders.artifacts / "ab").mkdir(exist_ok=True)
-    (folders.artifacts / "ab" / ".new-half").write_bytes(b"of a write that was killed")
+    (folders.artifact_folder / "ab").mkdir(exist_ok=True)
+    (folders.artifact_folder / "ab" / ".new-half").write_bytes(b"of a write that was killed")
     await past.call("ses_1", 1, "x", output_path=str(old), artifacts=[only_old, shared, remembered])
     past.hour = 5
     await past.call("ses_1", 2, "y", output_path=str(new), artifacts=[shared])
-    await past.store.state.put("ses_1", "notes", "last", {"see": remembered})
-    chosen = Selection(before_ns=3 * HOUR)
-    named = survey(past.log.reader, folders, chosen).left_over.files
+    await past.store.session_values.put("ses_1", "notes", "last", {"see": remembered})
+    chosen = PurgeSelection(before_ns=3 * HOUR)
+    named = plan_purge(past.log.reader, folders, chosen).orphans.files
     assert (await past.purge(chosen)).sessions == 0
     assert {file.exists() for file in named} == {False} and not old.exists() and new.exists()
     assert [note.exists() for note in notes] == [False, True]
     kept = {ref for ref in (only_old, shared, remembered) if stored(past, ref)}
     assert kept == {shared, remembered}
-    assert not (folders.artifacts / "ab" / ".new-half").exists()
+    assert not (folders.artifact_folder / "ab" / ".new-half").exists()
 
 
 def stored(past: Past, ref: str) -> bool:
-    return (past.store.folders.artifacts / ref[7:9] / ref[9:]).exists()
+    return (past.store.folders.artifact_folder / ref[7:9] / ref[9:]).exists()
 
 
 async def test_a_link_in_the_state_is_removed_and_never_followed(past: Past, tmp_path: Path) -> None:
@@ -146,11 +146,11 @@ async def test_a_link_in_the_state_is_removed_and_never_followed(past: Past, tmp
     outside.mkdir()
     (outside / "file").write_text("not ours")
     folders = past.store.folders
-    (folders.artifacts / "ab").symlink_to(outside, target_is_directory=True)
-    folders.output("ses_1")
-    (folders.outputs / "ses_2").symlink_to(outside, target_is_directory=True)
-    (folders.outputs / "ses_1" / "file").symlink_to(outside / "file")
-    await past.purge(Selection(before_ns=HOUR))
+    (folders.artifact_folder / "ab").symlink_to(outside, target_is_directory=True)
+    folders.prepare_output("ses_1")
+    (folders.output_base / "ses_2").symlink_to(outside, target_is_directory=True)
+    (folders.output_base / "ses_1" / "file").symlink_to(outside / "file")
+    await past.purge(PurgeSelection(before_ns=HOUR))
     assert (outside / "file").read_text() == "not ours"
 
 
@@ -158,8 +158,8 @@ async def test_folders_of_sessions_that_are_gone_are_swept_and_those_of_tools_ar
     folders = past.store.folders
     await past.session("ses_1")
     for name in ("ses_1", "ses_gone", "tool-indexer"):
-        (folders.scratch(name) / "file").write_text("x")
-    await past.purge(Selection(before_ns=1))
+        (folders.prepare_scratch(name) / "file").write_text("x")
+    await past.purge(PurgeSelection(before_ns=1))
     assert sorted(path.name for path in (folders.state / "scratch" / folders.key).iterdir()) == [
         "ses_1",
         "tool-indexer",
@@ -173,7 +173,7 @@ async def test_the_tools_that_later_calls_were_made_with_stay_named(past: Past) 
     await past.log.flush()
     past.hour = 5
     await past.call("ses_1", 1, "x")
-    await past.purge(Selection(before_ns=3 * HOUR))
+    await past.purge(PurgeSelection(before_ns=3 * HOUR))
     bodies = [entry.body for entry in past.log.reader.records(kind="generation")]
     assert bodies == [None, {"number": 2}]
 
@@ -183,32 +183,32 @@ async def test_of_generations_that_say_what_changed_the_whole_one_before_stays_t
     past.log.append([Record("generation", "", "", one) for one in told])
     await past.log.flush()
     past.hour = 5
-    await past.purge(Selection(before_ns=3 * HOUR))
+    await past.purge(PurgeSelection(before_ns=3 * HOUR))
     assert [entry.body for entry in past.log.reader.records(kind="generation")] == [None, *told[1:]]
 
 
 async def test_a_purge_after_a_purge_removes_no_proof(past: Past) -> None:
     await past.call("ses_1", 1, "x")
     for _ in range(3):
-        await past.purge(Selection(before_ns=9 * HOUR))
-    assert (verified := verify(past.log.reader)).ok and verified.redacted == 3
+        await past.purge(PurgeSelection(before_ns=9 * HOUR))
+    assert (verified := verify_log(past.log.reader)).ok and verified.redacted == 3
     assert [entry.kind for entry in past.log.reader.records() if entry.body is not None] == ["redacted"]
 
 
 async def test_a_call_under_a_key_that_was_purged_is_known_to_have_been_made(past: Past) -> None:
     call_id = await past.call("ses_1", 1, "x")
-    await past.purge(Selection(before_ns=9 * HOUR))
-    assert (outcome := await past.log.outcome_of(call_id)) is not None and outcome.body is None
+    await past.purge(PurgeSelection(before_ns=9 * HOUR))
+    assert (outcome := await past.log.find_outcome(call_id)) is not None and outcome.body is None
 
 
 async def test_many_records_go_in_steps_that_each_are_recorded(past: Past, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("handrail.record.retention._MOST_RECORDS", 10)
+    monkeypatch.setattr("handrail.record.retention._MAX_BATCH_RECORDS", 10)
     for number in range(20):
         await past.call("ses_1", number, "x" * 500)
-    assert (await past.purge(Selection(before_ns=9 * HOUR))).records == 60
+    assert (await past.purge(PurgeSelection(before_ns=9 * HOUR))).records == 60
     proofs = list(past.log.reader.records(kind="redacted"))
     assert [entry.body and entry.body["sequences"] for entry in proofs] == [[[n, n + 9]] for n in range(1, 60, 10)]
-    assert verify(past.log.reader).ok
+    assert verify_log(past.log.reader).ok
 
 
 async def test_room_is_given_back_and_a_reader_in_the_way_is_told(past: Past, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,10 +216,10 @@ async def test_room_is_given_back_and_a_reader_in_the_way_is_told(past: Past, mo
     monkeypatch.setattr("handrail.store.database.connection._LITTLE", 0)
     for number in range(50):
         await past.call("ses_1", number, f"large {number} " + "x" * 20_000)
-    await past.purge(Selection(before_ns=9 * HOUR))
-    path = past.store.folders.database
+    await past.purge(PurgeSelection(before_ns=9 * HOUR))
+    path = past.store.folders.database_file
     await asyncio.to_thread(past.store.database.close)
-    with LogReader.at(path) as reader:
+    with LogReader.open_database(path) as reader:
         reader.connection.execute("BEGIN")
         reader.head()
         found = compact(path)
@@ -227,8 +227,8 @@ async def test_room_is_given_back_and_a_reader_in_the_way_is_told(past: Past, mo
     done = compact(path)
     assert done.problem is None and done.after < 200_000
     assert not path.with_name(f"{path.name}-wal").exists() or not path.with_name(f"{path.name}-wal").stat().st_size
-    with LogReader.at(path) as reader:
-        assert verify(reader).ok
+    with LogReader.open_database(path) as reader:
+        assert verify_log(reader).ok
 
 
 async def test_what_is_no_record_cannot_be_redacted(past: Past) -> None:
@@ -240,7 +240,7 @@ async def test_what_is_no_record_cannot_be_redacted(past: Past) -> None:
 
 @given(st.sets(st.integers(0, 60)))
 def test_runs_hold_exactly_the_numbers_they_were_made_of(numbers: set[int]) -> None:
-    runs = runs_of(sorted(numbers))
+    runs = group_runs(sorted(numbers))
     assert [n for first, last in runs for n in range(first, last + 1)] == sorted(numbers)
     assert all(later[0] > earlier[1] + 1 for earlier, later in pairwise(runs))
 
@@ -252,9 +252,9 @@ async def test_a_redaction_proves_only_what_it_names(past: Past, claim: object) 
     await past.call("ses_1", 1, "x")
     await past.log.commit([Record("redacted", "", "", {"sequences": claim, "reason": "x"})])
     await asyncio.to_thread(past.store.database.close)
-    rewrite(past.store.folders.database, "UPDATE record SET body = NULL WHERE sequence <= 3")
-    with LogReader.at(past.store.folders.database) as reader:
-        found = verify(reader)
+    rewrite(past.store.folders.database_file, "UPDATE record SET body = NULL WHERE sequence <= 3")
+    with LogReader.open_database(past.store.folders.database_file) as reader:
+        found = verify_log(reader)
     assert not found.ok and found.problem is not None and "without a recorded redaction" in found.problem
 
 
@@ -263,9 +263,9 @@ async def test_runs_may_overlap_and_be_in_any_order(past: Past, claim: object) -
     await past.call("ses_1", 1, "x")
     await past.log.commit([Record("redacted", "", "", {"sequences": claim, "reason": "x"})])
     await asyncio.to_thread(past.store.database.close)
-    rewrite(past.store.folders.database, "UPDATE record SET body = NULL WHERE sequence <= 3")
-    with LogReader.at(past.store.folders.database) as reader:
-        assert verify(reader).ok
+    rewrite(past.store.folders.database_file, "UPDATE record SET body = NULL WHERE sequence <= 3")
+    with LogReader.open_database(past.store.folders.database_file) as reader:
+        assert verify_log(reader).ok
 
 
 def rewrite(path: Path, sql: str) -> None:

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from tests.store.places import Place
 
 from handrail.contract.errors import StartError
-from handrail.record.chain import GENESIS, MAX_GROUP, Header, hash_of
+from handrail.record.chain import GENESIS, MAX_GROUP, RecordHeader, hash_group
 from handrail.record.log import CommitLog, Record
-from handrail.record.reading import LogReader
-from handrail.record.verification import Verification, verify
+from handrail.record.log_reader import LogReader
+from handrail.record.verification import LogVerification, verify_log
 
 pytestmark = pytest.mark.proves("G-02")
 
@@ -70,14 +70,14 @@ def head_of(rows: Sequence[Row]) -> str:
     return rows[-1][5][32:].hex()
 
 
-def checked(rows: Sequence[Row], head: str | None = None) -> Verification:
+def checked(rows: Sequence[Row], head: str | None = None) -> LogVerification:
     """The verdict on a database that holds exactly these rows."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
     connection.execute(f"CREATE TABLE record ({', '.join(COLUMNS)})")
     connection.execute("CREATE INDEX record_by_call ON record (call)")
     connection.executemany("INSERT INTO record VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
     try:
-        return verify(LogReader(connection), head)
+        return verify_log(LogReader(connection), head)
     finally:
         connection.close()
 
@@ -107,8 +107,8 @@ def test_any_changed_bit_of_any_field_is_found_at_its_record_or_group(rows: list
         raw[place] ^= 1 << data.draw(st.integers(0, 6 if isinstance(value, str) else 7))
         row[column] = raw.decode("utf-8") if isinstance(value, str) else bytes(raw)
     found = checked(changed)
-    assert not found.ok and found.first_bad == (row[0] if column == 6 else found.first_bad)
-    assert found.first_bad is not None and STARTS[row[0]] <= found.first_bad <= row[0]
+    assert not found.ok and found.first_invalid == (row[0] if column == 6 else found.first_invalid)
+    assert found.first_invalid is not None and STARTS[row[0]] <= found.first_invalid <= row[0]
 
 
 @given(data=st.data())
@@ -131,11 +131,11 @@ def test_any_exchanged_value_is_found(rows: list[Row], data: st.DataObject) -> N
     if row[column] == before and type(row[column]) is type(before):
         return
     found = checked(changed)
-    assert not found.ok and found.first_bad is not None
+    assert not found.ok and found.first_invalid is not None
     if row[0] == COUNT + 1 and column == 6 and row[6] is None:
-        assert found.first_bad == REDACTED  # what proved its redaction is gone
+        assert found.first_invalid == REDACTED  # what proved its redaction is gone
     else:
-        assert STARTS[row[0]] <= found.first_bad <= row[0]
+        assert STARTS[row[0]] <= found.first_invalid <= row[0]
 
 
 @given(data=st.data())
@@ -147,7 +147,7 @@ def test_a_border_between_groups_that_is_put_in_is_found(rows: list[Row], data: 
     right = sealed(rows[first - 1 : here], before)  # what it would be, had the group ended here
     row[5] += data.draw(st.just(right) | st.binary(min_size=32, max_size=32) | st.just(before))
     found = checked(changed)
-    assert not found.ok and found.first_bad == (here + 1 if row[5].endswith(right) else first)
+    assert not found.ok and found.first_invalid == (here + 1 if row[5].endswith(right) else first)
 
 
 @given(end=st.sampled_from(ENDS))
@@ -155,7 +155,7 @@ def test_a_border_that_is_taken_away_is_found(rows: list[Row], end: int) -> None
     changed = copied(rows)
     changed[end - 1][5] = changed[end - 1][5][:32]
     found = checked(changed)
-    assert not found.ok and found.first_bad == STARTS[end]
+    assert not found.ok and found.first_invalid == STARTS[end]
 
 
 @given(data=st.data())
@@ -167,7 +167,7 @@ def test_a_border_that_is_moved_is_found(rows: list[Row], data: st.DataObject) -
     changed[end - 1][5] = changed[end - 1][5][:32]
     changed[to - 1][5] += moved
     found = checked(changed)
-    assert not found.ok and found.first_bad == min(STARTS[end], STARTS[to])
+    assert not found.ok and found.first_invalid == min(STARTS[end], STARTS[to])
 
 
 def test_a_log_that_was_sealed_anew_with_other_borders_is_found_with_the_head(rows: list[Row]) -> None:
@@ -182,8 +182,8 @@ def test_a_log_that_was_sealed_anew_with_other_borders_is_found_with_the_head(ro
 
 def sealed(rows: Sequence[Row], previous: bytes) -> bytes:
     """The hash of these rows as one group."""
-    headers: list[Header] = [(row[1], row[2], row[3], row[4]) for row in rows]
-    return hash_of(rows[0][0], previous, headers, [row[5][:32] for row in rows])
+    headers: list[RecordHeader] = [(row[1], row[2], row[3], row[4]) for row in rows]
+    return hash_group(rows[0][0], previous, headers, [row[5][:32] for row in rows])
 
 
 @given(data=st.data())
@@ -191,7 +191,7 @@ def test_records_taken_out_are_found_at_the_first_that_is_missing(rows: list[Row
     first = data.draw(st.integers(0, COUNT - 1))
     last = data.draw(st.integers(first, COUNT - 1))
     found = checked(rows[:first] + rows[last + 1 :])
-    assert not found.ok and found.first_bad == first + 1 and "missing" in str(found)
+    assert not found.ok and found.first_invalid == first + 1 and "missing" in str(found)
 
 
 @given(data=st.data())
@@ -201,7 +201,7 @@ def test_records_taken_out_and_the_rest_renumbered_are_found(rows: list[Row], da
     for number, row in enumerate(left, 1):
         row[0] = number
     found = checked(left)
-    assert not found.ok and found.first_bad == STARTS[first + 1]
+    assert not found.ok and found.first_invalid == STARTS[first + 1]
 
 
 @given(data=st.data())
@@ -212,8 +212,8 @@ def test_a_record_put_in_is_found(rows: list[Row], data: st.DataObject) -> None:
     for number, row in enumerate(more, 1):
         row[0] = number
     found = checked(more)
-    assert not found.ok and found.first_bad is not None and found.first_bad <= place + 2
-    assert checked([[0, *model[1:]], *rows]).first_bad == 0
+    assert not found.ok and found.first_invalid is not None and found.first_invalid <= place + 2
+    assert checked([[0, *model[1:]], *rows]).first_invalid == 0
     assert not checked([*rows, [COUNT + 2, *model[1:]]]).ok
 
 
@@ -224,7 +224,7 @@ def test_exchanged_records_are_found(rows: list[Row], data: st.DataObject) -> No
     changed[one], changed[other] = changed[other], changed[one]
     changed[one][0], changed[other][0] = one + 1, other + 1
     found = checked(changed)
-    assert not found.ok and found.first_bad == STARTS[one + 1]
+    assert not found.ok and found.first_invalid == STARTS[one + 1]
 
 
 @given(left=st.integers(0, COUNT))
@@ -234,10 +234,10 @@ def test_a_cut_end_is_found_with_the_head_that_was_noted_and_within_a_group_by_i
     found = checked(rows[:left], head_of(rows))
     if left in (0, *ENDS):
         assert checked(rows[:left]).ok == (left < REDACTED)  # behind it, what proves the redaction is cut too
-        assert not found.ok and found.first_bad == left + 1 and "cut or rewritten" in str(found)
+        assert not found.ok and found.first_invalid == left + 1 and "cut or rewritten" in str(found)
     else:
         assert found == checked(rows[:left])
-        assert not found.ok and found.first_bad == STARTS[left] and "end of their group" in str(found)
+        assert not found.ok and found.first_invalid == STARTS[left] and "end of their group" in str(found)
 
 
 @given(noted=st.sampled_from(ENDS))
@@ -248,12 +248,12 @@ def test_an_older_head_still_holds_in_a_log_that_has_grown(rows: list[Row], note
 def test_a_log_rewritten_from_the_beginning_is_found_with_the_head(rows: list[Row], tmp_path: Path) -> None:
     place = Place.beneath(tmp_path)
 
-    async def forge() -> Verification:
+    async def forge() -> LogVerification:
         store = place.open()
         log = CommitLog(store.database)
         await log.commit([Record("committed", "ses_1", "c", {"forged": n}) for n in range(COUNT + 1)])
-        assert verify(log.reader).ok
-        found = verify(log.reader, head_of(rows))
+        assert verify_log(log.reader).ok
+        found = verify_log(log.reader, head_of(rows))
         await store.aclose()
         return found
 
@@ -274,7 +274,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         await store.aclose()
 
     asyncio.run(write())
-    return place.folders.database
+    return place.folders.database_file
 
 
 @given(data=st.data())
@@ -285,10 +285,10 @@ def test_a_damaged_byte_inside_any_record_on_the_disk_is_found(written: Path, da
     content[place] ^= 1 << data.draw(st.integers(0, 7))
     copy = written.with_name("copy.db")
     copy.write_bytes(content)
-    with LogReader.at(copy) as reader:
-        found = verify(reader)
-    assert not found.ok and found.first_bad is not None
-    assert number - number % MAX_GROUP < found.first_bad <= number + 1
+    with LogReader.open_database(copy) as reader:
+        found = verify_log(reader)
+    assert not found.ok and found.first_invalid is not None
+    assert number - number % MAX_GROUP < found.first_invalid <= number + 1
 
 
 @pytest.mark.parametrize("torn", ["cut in half", "overwritten"])
@@ -300,8 +300,8 @@ def test_a_torn_database_file_is_reported_and_never_raises(written: Path, torn: 
     else:
         copy.write_bytes(content[:8192] + b"\xff" * (len(content) - 8192))
     try:
-        with LogReader.at(copy) as reader:
-            found = verify(reader)
+        with LogReader.open_database(copy) as reader:
+            found = verify_log(reader)
     except StartError as error:
         assert "damaged" in str(error)
     else:
@@ -314,12 +314,12 @@ def test_a_log_with_a_damaged_end_does_not_start(written: Path, tmp_path: Path) 
     asyncio.run(store.aclose())
     content = bytearray(written.read_bytes())
     content[content.index(b"<0199>")] ^= 1
-    place.folders.database.write_bytes(content)
+    place.folders.database_file.write_bytes(content)
     store = place.open()
     with pytest.raises(StartError, match=r"damaged near its end, at record 200.*handrail log verify"):
         CommitLog(store.database)
     asyncio.run(store.aclose())
-    shutil.copy(written, place.folders.database)
+    shutil.copy(written, place.folders.database_file)
     store = place.open()
     CommitLog(store.database)
     asyncio.run(store.aclose())

@@ -11,25 +11,25 @@ from typing import Any
 import pytest
 
 from handrail.contract.call import Result
-from handrail.contract.doors.agents import Agents
-from handrail.contract.doors.channels import Channels, Triggers
-from handrail.contract.doors.jobs import Catalog, Jobs
-from handrail.contract.doors.memory import Skills
-from handrail.contract.doors.offers import Offers
-from handrail.contract.doors.peer import LogLevel, PeerDoor
-from handrail.contract.doors.runtime import Question, Runtime
+from handrail.contract.services.delegation import SubagentService
+from handrail.contract.services.channels import ChannelService, TriggerService
+from handrail.contract.services.jobs import CatalogService, JobService
+from handrail.contract.services.memory import SkillService
+from handrail.contract.services.resources import ResourceService
+from handrail.contract.services.client import LogLevel, ClientService
+from handrail.contract.services.runtime import UserQuestion, Runtime
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Attempt, Profile, Tier
-from handrail.contract.tool.requires import Capability, CapabilitySet, May, Variables, expand
+from handrail.contract.sandbox import ConnectionAttempt, SandboxProfile, SandboxTier
+from handrail.contract.tool.requires import Capability, CapabilitySet, AccessCheck, PathVariables, expand_requires
 from handrail.contract.tool.settings import SettingsLayer, ToolSettings
-from handrail.contract.tool.spec import Opened, ToolSpec
+from handrail.contract.tool.spec import ToolSession, ToolSpec
 from handrail.contract.tool.tool import Tool
-from handrail.registry.sources.executables import Confinement
-from handrail.runtime.files.roots import Roots
-from handrail.runtime.surface import CallRuntime, Surroundings
+from handrail.registry.sources.executable_tools import ToolConfinement
+from handrail.runtime.files.roots import SessionRoots
+from handrail.runtime.call_runtime import CallRuntime, SessionEnvironment
 from handrail.sandbox import tiers
 
-CONFINING = Tier("bubblewrap", "as if")
+CONFINING = SandboxTier("bubblewrap", "as if")
 
 
 def turned_off(*tools: str) -> SettingsLayer:
@@ -73,55 +73,55 @@ class _Doors:
     job_id: str | None = None
     callers: tuple[str, ...] = ()
 
-    def may(self) -> May:
+    def may(self) -> AccessCheck:
         return _everything
 
-    def reached(self, attempt: Attempt) -> None:
+    def record_attempt(self, attempt: ConnectionAttempt) -> None:
         pass
 
-    def tell(self, message: str, fraction: float | None, done: float | None, total: float | None) -> None:
+    def report_progress(self, message: str, fraction: float | None, done: float | None, total: float | None) -> None:
         return
 
     def log(self, level: LogLevel, data: Any, logger: str | None) -> None:
         return
 
-    def offers(self, runtime: Runtime) -> Offers:
+    def resources(self, runtime: Runtime) -> ResourceService:
         raise ToolError("there are no offerings here", kind="unavailable")
 
-    def opened(self, runtime: Runtime) -> Opened:
+    def tool_session(self, runtime: Runtime) -> ToolSession:
         raise ToolError("nothing is open here", kind="denied")
 
-    def peer(self, require: Callable[[str], None]) -> PeerDoor:
+    def client(self, require: Callable[[str], None]) -> ClientService:
         raise ToolError("there is no client here", kind="unavailable")
 
-    def answered(self, questions: Sequence[Question]) -> None:
+    def find_answers(self, questions: Sequence[UserQuestion]) -> None:
         return None
 
-    async def ask(self, questions: Sequence[Question]) -> list[list[str]]:
+    async def ask_user(self, questions: Sequence[UserQuestion]) -> list[list[str]]:
         raise AssertionError("nothing here asks anybody")
 
     async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
         raise AssertionError(f"nothing here calls {tool_id}")
 
-    def catalog(self) -> Catalog:
+    def catalog(self) -> CatalogService:
         raise AssertionError("nothing here looks at a catalog")
 
     def output(self, piece: str | bytes) -> None:
         return
 
-    def jobs(self) -> Jobs:
+    def jobs(self) -> JobService:
         raise ToolError("there are no jobs here", kind="unavailable")
 
-    def agents(self) -> Agents:
+    def subagents(self) -> SubagentService:
         raise ToolError("there are no agents here", kind="unavailable")
 
-    def skills(self) -> Skills:
+    def skills(self) -> SkillService:
         raise ToolError("there are no skills here", kind="unavailable")
 
-    def channels(self) -> Channels:
+    def channels(self) -> ChannelService:
         raise ToolError("there are no channels here", kind="unavailable")
 
-    def triggers(self) -> Triggers:
+    def triggers(self) -> TriggerService:
         raise ToolError("there are no triggers here", kind="unavailable")
 
 
@@ -137,27 +137,27 @@ class Place:
     scratch: Path
     tools: Path
 
-    def profile(self) -> Profile:
-        return Profile(workspace=str(self.workspace), scratch=str(self.scratch))
+    def profile(self) -> SandboxProfile:
+        return SandboxProfile(workspace=str(self.workspace), scratch=str(self.scratch))
 
     def capabilities(self, spec: ToolSpec) -> CapabilitySet:
-        return CapabilitySet((expand(spec.requires, Variables(workspace=(str(self.workspace),)), spec.id),))
+        return CapabilitySet((expand_requires(spec.requires, PathVariables(workspace=(str(self.workspace),)), spec.id),))
 
-    def confinement(self) -> Confinement:
-        return Confinement(
-            tiers.choose(),
+    def confinement(self) -> ToolConfinement:
+        return ToolConfinement(
+            tiers.choose_sandbox(),
             profile_for=lambda runtime: self.profile(),
-            own=lambda spec: (self.capabilities(spec), self.profile()),
+            tool_profile=lambda spec: (self.capabilities(spec), self.profile()),
         )
 
     def runtime(self, spec: ToolSpec, call_id: str = "ses_1/1.0") -> CallRuntime:
-        around = Surroundings(
+        around = SessionEnvironment(
             session_id="ses_1",
             agent="default",
             workdir=str(self.workspace),
             scratch=str(self.scratch),
-            roots=Roots(str(self.workspace)),
-            sandbox=tiers.choose(),
+            roots=SessionRoots(str(self.workspace)),
+            sandbox=tiers.choose_sandbox(),
             values=_NoValues(),
         )
         return CallRuntime(spec, call_id, around, self.capabilities(spec), _Doors())

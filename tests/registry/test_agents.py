@@ -10,12 +10,12 @@ import pytest
 from handrail.contract.agent import AgentManifest, CheckedAgent
 from handrail.contract.errors import LoadError, UsageError
 from handrail.contract.generation import Generation
-from handrail.contract.sandbox import Tier
+from handrail.contract.sandbox import SandboxTier
 from handrail.contract.tool.requires import Requires, ShellRequires
-from handrail.registry.agents import faults_in_names, find_agent, find_agents, generation_of
-from handrail.registry.loading import load_generation
-from handrail.registry.sources.all import ToolSources
-from handrail.registry.sources.code import PythonSource
+from handrail.registry.agents import find_name_faults, find_agent, find_agents, build_agent_generation
+from handrail.registry.generation_loader import load_generation
+from handrail.registry.sources.tool_sources import ToolSources
+from handrail.registry.sources.code_sources import PythonSource
 
 from .conftest import CONFINING, Place, Simple
 
@@ -31,7 +31,7 @@ def put(config: Path, agent: str, text: str | None = None, mode: int = 0o644) ->
     return file
 
 
-def generation(*tool_ids: str, tier: Tier = CONFINING) -> Generation:
+def generation(*tool_ids: str, tier: SandboxTier = CONFINING) -> Generation:
     return load_generation([PythonSource(tuple(Simple(tool_id) for tool_id in tool_ids))], tier=tier)
 
 
@@ -74,7 +74,7 @@ def test_one_faulty_agent_leaves_the_others_as_they_are(tmp_path: Path) -> None:
     put(tmp_path, "broken", 'id = "broken"\ntols = []\nprompt = 1\n')
     put(tmp_path, "sound")
     found = find_agents(tmp_path)
-    assert [fault.where for fault in found["broken"].faults] == ["prompt", "tols"]
+    assert [fault.location for fault in found["broken"].faults] == ["prompt", "tols"]
     assert found["sound"].faults == ()
 
 
@@ -130,7 +130,7 @@ def test_a_link_that_leads_nowhere_is_a_faulty_agent_and_not_overlooked(tmp_path
 
 def test_an_agent_has_the_tools_it_names_under_its_aliases_and_no_others() -> None:
     everything = generation("notes.add", "notes.list", "mail.send", "clock")
-    mine = generation_of(agent(tools=("notes.*", "clock"), aliases={"now": "clock"}), everything, CONFINING)
+    mine = build_agent_generation(agent(tools=("notes.*", "clock"), aliases={"now": "clock"}), everything, CONFINING)
     assert list(mine.entries) == ["notes.add", "notes.list", "clock"]
     assert mine.resolve("mail.send") is None
     assert mine.resolve("mail__send") is None
@@ -147,7 +147,7 @@ def test_every_name_that_leads_to_no_tool_is_a_fault_by_its_key() -> None:
         aliases={"a": "nots.add", "b": "mail.send", "clock": "notes.add"},
         requires={"tools": {"bash": {"net": {"hosts": ("pypi.org",)}}}},
     )
-    found = dict(faults_in_names(faulty, generation("notes.add", "mail.send", "clock")))
+    found = dict(find_name_faults(faulty, generation("notes.add", "mail.send", "clock")))
     assert found == {
         "tools[1]": "tool 'mial.send' does not exist; did you mean mail.send?",
         "tools[2]": "'web*' matches no tool",
@@ -161,18 +161,18 @@ def test_every_name_that_leads_to_no_tool_is_a_fault_by_its_key() -> None:
 
 
 def test_a_pattern_that_is_none_is_not_taken_for_one_that_matches_nothing() -> None:
-    assert list(faults_in_names(agent(tools=("[z-a]",), core=("clock",)), generation("clock"))) == []
+    assert list(find_name_faults(agent(tools=("[z-a]",), core=("clock",)), generation("clock"))) == []
 
 
 def test_a_wire_name_is_answered_with_the_id() -> None:
-    [(place, problem)] = faults_in_names(agent(tools=("mail__send",)), generation("mail.send", "mail.seen"))
+    [(place, problem)] = find_name_faults(agent(tools=("mail__send",)), generation("mail.send", "mail.seen"))
     assert (place, problem) == ("tools[0]", "tool 'mail__send' does not exist; did you mean mail.send?")
 
 
 def test_hosts_given_to_a_tool_are_its_own_there_and_not_its_neighbours() -> None:
     everything = generation("fetch", "other")
     given = agent(requires={"tools": {"fetch": {"net": {"hosts": ("pypi.org",)}}}})
-    mine = generation_of(given, everything, CONFINING)
+    mine = build_agent_generation(given, everything, CONFINING)
     assert mine.entries["fetch"].spec.requires.net.hosts == ("pypi.org",)
     assert mine.entries["fetch"].definition_hash != everything.entries["fetch"].definition_hash
     assert mine.entries["other"] is everything.entries["other"]
@@ -183,8 +183,8 @@ def test_a_tool_that_is_given_hosts_nothing_can_confine_it_to_is_withheld_and_sa
     given = agent(requires={"tools": {"fetch": {"net": {"hosts": ("pypi.org",)}}}})
     program = Simple("fetch", requires=Requires(shell=(ShellRequires(cmd="curl"),)))
     everything = load_generation([PythonSource((program,))], tier=CONFINING)
-    assert everything.entries["fetch"].withheld is None
-    withheld = generation_of(given, everything, CONFINING).entries["fetch"].withheld
+    assert everything.entries["fetch"].unavailable_reason is None
+    withheld = build_agent_generation(given, everything, CONFINING).entries["fetch"].unavailable_reason
     assert withheld is not None
     assert "pypi.org" in withheld
 
@@ -202,16 +202,16 @@ def test_an_agents_generation_holds_what_it_names_and_knows_what_else_there_is(p
     found = sources(place, 'id = "reviewer"\ntools = ["read", "notes.*"]', "notes.add", "mail.send").load(7)
     assert list(found.entries) == ["read", "notes.add"]
     assert found.number == 7
-    assert {"bash", "write", "mail.send"} <= found.beyond
-    assert not {"read", "notes.add"} & found.beyond
+    assert {"bash", "write", "mail.send"} <= found.other_tool_ids
+    assert not {"read", "notes.add"} & found.other_tool_ids
 
 
 def test_faults_of_the_manifest_its_names_and_the_tool_folders_are_one_list(place: Place) -> None:
     (place.tools / "faulty.json").write_text("{")
     with pytest.raises(LoadError) as caught:
         sources(place, 'id = "reviewer"\npromt = "x"\ntools = ["raed"]').load(1)
-    assert [fault.where for fault in caught.value.faults] == ["promt", ""]
+    assert [fault.location for fault in caught.value.diagnostics] == ["promt", ""]
     (place.tools / "faulty.json").unlink()
     with pytest.raises(LoadError) as caught:
         sources(place, 'id = "reviewer"\npromt = "x"\ntools = ["raed"]').load(1)
-    assert [fault.where for fault in caught.value.faults] == ["promt", "tools[0]"]
+    assert [fault.location for fault in caught.value.diagnostics] == ["promt", "tools[0]"]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from handrail.contract.generation import Generation
-from handrail.registry.generations import MOST_CHANGES, Chronicle
-from handrail.registry.loading import Memory, load_generation
-from handrail.registry.sources.code import PythonSource
+from handrail.registry.generations import MAX_CONSECUTIVE_CHANGES, GenerationRecorder
+from handrail.registry.generation_loader import LoadCache, load_generation
+from handrail.registry.sources.code_sources import PythonSource
 
 from .conftest import CONFINING, Simple
 
@@ -21,7 +21,7 @@ class Line:
     """Generations of ten tools and more, one after the other, as they are told."""
 
     def __init__(self) -> None:
-        self.chronicle, self.memory = Chronicle(), Memory()
+        self.chronicle, self.memory = GenerationRecorder(), LoadCache()
         self.tools = [Simple(f"t{number}") for number in range(10)]
         self.current: Generation | None = None
         self.number = 0
@@ -30,10 +30,10 @@ class Line:
         self.tools = [instead.get(tool.spec.id, tool) for tool in self.tools]
         self.number += 1
         source = PythonSource(tuple(self.tools))
-        new = load_generation([source], tier=CONFINING, number=self.number, memory=self.memory)
-        difference = None if self.current is None else new.difference(self.current)
+        new = load_generation([source], tier=CONFINING, number=self.number, cache=self.memory)
+        difference = None if self.current is None else new.diff_from(self.current)
         self.current = new
-        return self.chronicle.told(new, difference)
+        return self.chronicle.record_body(new, difference)
 
 
 def reconstructed(told: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -53,14 +53,14 @@ def test_after_the_first_only_what_changed_is_told() -> None:
     assert len(first["tools"]) == 10 and "after" not in first
     assert (second["after"], list(second["tools"])) == (1, ["t3"])
     assert (third["after"], list(third["tools"]), third["difference"]["removed"]) == (2, ["new"], ("t4",))
-    whole = Chronicle().told(line.current) if line.current else {}
+    whole = GenerationRecorder().record_body(line.current) if line.current else {}
     assert reconstructed([first, second, third]) == whole["tools"]
 
 
 def test_the_way_back_to_a_whole_one_stays_short() -> None:
     line = Line()
-    told = [line.next() for _ in range(MOST_CHANGES + 3)]
-    assert [body["number"] for body in told if "after" not in body] == [1, MOST_CHANGES + 2]
+    told = [line.next() for _ in range(MAX_CONSECUTIVE_CHANGES + 3)]
+    assert [body["number"] for body in told if "after" not in body] == [1, MAX_CONSECUTIVE_CHANGES + 2]
     line = Line()
     told = [line.next(t1=Simple("t1", description=f"As of {number}.")) for number in range(30)]
     whole = [body["number"] for body in told if "after" not in body]

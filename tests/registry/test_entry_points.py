@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from handrail.store.installed import entry_points
+from handrail.store.entry_points import entry_points
 
 GROUP = "handrail.test_entry_points"
 

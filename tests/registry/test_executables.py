@@ -13,15 +13,15 @@ import pytest
 
 from handrail.contract.call import Result
 from handrail.contract.errors import ToolError
-from handrail.registry.sources import executables
-from handrail.registry.sources.executables import ExecutableTool, answer_of
+from handrail.registry.sources import executable_tools
+from handrail.registry.sources.executable_tools import ExecutableTool, parse_output
 from handrail.registry.sources.folders import FolderSource
 from handrail.sandbox import tiers
-from handrail.sandbox.start.process import settled
+from handrail.sandbox.start.process import wait_for_dismantling
 
 from .conftest import Place
 
-confined = pytest.mark.skipif(not tiers.choose().tier.confines, reason=f"no sandbox: {tiers.choose().tier.detail}")
+confined = pytest.mark.skipif(not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}")
 PYTHON = f"#!{sys.executable} -S\n"
 ECHO = '#!/bin/sh\nread -r line\nprintf \'{"given": %s}\' "$line"\n'
 
@@ -134,7 +134,7 @@ async def test_a_program_killed_by_a_signal_is_a_defect_below_the_tool(place: Pl
 @confined
 @pytest.mark.proves("R-02")
 async def test_endless_output_is_a_limit_and_fills_no_memory(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executables, "MAX_ANSWER_BYTES", 1_000)
+    monkeypatch.setattr(executable_tools, "MAX_ANSWER_BYTES", 1_000)
     error = await failure(place, "#!/bin/sh\nhead -c 100000 /dev/zero\n")
     assert error.kind == "limit" and "limit is 1,000 bytes" in error.text
 
@@ -159,7 +159,7 @@ async def test_nothing_of_a_call_outlives_it_and_a_lingering_child_does_not_hold
     tool = made(place, script)
     before = _children()
     assert await call(place, tool) == {}
-    await settled()
+    await wait_for_dismantling()
     assert _children() - before == set()
 
 
@@ -170,13 +170,13 @@ async def test_a_cancelled_call_ends_its_process(place: Place) -> None:
     runtime = place.runtime(tool.spec)
     before = _children()
     running = asyncio.ensure_future(tool.execute({}, runtime))
-    while runtime.kept is None:
+    while runtime.partial_result is None:
         await asyncio.sleep(0)
-    assert runtime.kept == {"stdout_tail": "started"}
+    assert runtime.partial_result == {"stdout_tail": "started"}
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    await settled()
+    await wait_for_dismantling()
     assert _children() - before == set()
 
 
@@ -252,13 +252,13 @@ async def test_each_call_is_a_process_group_of_its_own(place: Place) -> None:
 
 def test_a_signal_without_a_name_is_told_by_its_number() -> None:
     with pytest.raises(ToolError, match="signal 99") as caught:
-        answer_of(b"", b"", -99)
+        parse_output(b"", b"", -99)
     assert caught.value.kind == "backend"
 
 
 def test_stderr_that_is_no_text_is_shown_as_far_as_it_goes() -> None:
     with pytest.raises(ToolError) as caught:
-        answer_of(b"", b"\xff\xfe last", 1)
+        parse_output(b"", b"\xff\xfe last", 1)
     assert caught.value.data["stderr"].endswith(" last")
 
 

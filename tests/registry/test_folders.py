@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.generation import Loaded
+from handrail.contract.generation import SourceContents
 from handrail.contract.tool.manifest import MAX_MANIFEST_BYTES
 from handrail.contract.tool.spec import LockSpec
-from handrail.registry.sources.executables import ExecutableTool
+from handrail.registry.sources.executable_tools import ExecutableTool
 from handrail.registry.sources.folders import FolderSource
-from handrail.registry.sources.persistent import PersistentTool
+from handrail.registry.sources.persistent_tools import PersistentTool
 
 from .conftest import Place
 
 SCRIPT = "#!/bin/sh\necho '{}'\n"
 
 
-def load(place: Place, **options: Any) -> Loaded:
+def load(place: Place, **options: Any) -> SourceContents:
     return FolderSource(place.tools, "global", place.confinement(), **options).load()
 
 
@@ -40,7 +40,7 @@ def test_each_manifest_with_its_executable_is_a_tool(place: Place) -> None:
     (place.tools / ".hidden.json").write_text("{")
     loaded = load(place)
     assert loaded.faults == ()
-    assert [(found.tool.spec.id, found.place) for found in loaded.tools] == [
+    assert [(found.tool.spec.id, found.location) for found in loaded.tools] == [
         ("ant", str(place.tools / "ant.json")),
         ("zoo", str(place.tools / "zoo.json")),
     ]
@@ -78,7 +78,7 @@ def test_the_printed_manifest_stands_in_a_folder_with_its_executable(place: Plac
 
 def test_a_folder_that_is_not_there_has_no_tools(place: Place) -> None:
     place.tools.rmdir()
-    assert load(place) == Loaded()
+    assert load(place) == SourceContents()
 
 
 def test_a_tool_with_a_folder_of_its_own_is_given_that_folder_only(place: Place) -> None:
@@ -98,7 +98,7 @@ def test_all_faults_of_a_folder_are_listed_at_once(place: Place) -> None:
     (place.tools / "broken.json").write_text("{")
     loaded = load(place)
     assert [found.tool.spec.id for found in loaded.tools] == ["good"]
-    assert {(Path(fault.source).name, fault.where) for fault in loaded.faults} == {
+    assert {(Path(fault.source).name, fault.location) for fault in loaded.faults} == {
         ("missing.json", "runtime.exec_path"),
         ("plain.json", "runtime.exec_path"),
         ("both.json", "runtime.exec_path"),

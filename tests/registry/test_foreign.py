@@ -13,28 +13,28 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from handrail.contract.errors import Fault, LoadError
-from handrail.contract.generation import Entry, Generation, Source
-from handrail.contract.sandbox import Tier
-from handrail.contract.tool.names import FACE_IDS
+from handrail.contract.errors import Diagnostic, LoadError
+from handrail.contract.generation import ToolEntry, Generation, ToolSource
+from handrail.contract.sandbox import SandboxTier
+from handrail.contract.tool.names import FRONTEND_IDS
 from handrail.contract.tool.settings import SettingsLayer
 from handrail.contract.tool.spec import ToolSpec
-from handrail.registry.loading import load_generation
-from handrail.registry.pins import Definition, Review, StoredPins, reviews
-from handrail.registry.sources.code import BuiltinSource, OfferedSource, PythonSource, offered_sources
-from handrail.testing.upstreams import ForeignSource
+from handrail.registry.generation_loader import load_generation
+from handrail.registry.pins import ThirdPartyDefinition, DefinitionReview, StoredPins, find_pending_reviews
+from handrail.registry.sources.code_sources import BuiltinSource, EntryPointSource, PythonSource, find_entry_point_sources
+from handrail.testing.upstream_servers import ThirdPartySource
 
 from .conftest import CONFINING, Simple, turned_off
 
 
 def load(
-    *sources: Source, pins: StoredPins | None = None, settings: Sequence[SettingsLayer] = (), tier: Tier = CONFINING
+    *sources: ToolSource, pins: StoredPins | None = None, settings: Sequence[SettingsLayer] = (), tier: SandboxTier = CONFINING
 ) -> Generation:
     more: dict[str, Any] = {} if pins is None else {"pins": pins}
     return load_generation(sources, tier=tier, settings=settings, **more)
 
 
-def entry(generation: Generation, tool_id: str) -> Entry:
+def entry(generation: Generation, tool_id: str) -> ToolEntry:
     return generation.entries[tool_id]
 
 
@@ -43,28 +43,28 @@ def pins(tmp_path: Path) -> StoredPins:
     return StoredPins(tmp_path / "state")
 
 
-def approve(pins: StoredPins, source: ForeignSource) -> None:
-    pins.approve(source.name, [Definition.of(tool.spec) for tool in source.tools])
+def approve(pins: StoredPins, source: ThirdPartySource) -> None:
+    pins.approve(source.name, [ThirdPartyDefinition.from_spec(tool.spec) for tool in source.tools])
 
 
 @pytest.mark.proves("R-12")
 def test_a_foreign_tool_is_off_until_a_person_has_approved_what_it_says(pins: StoredPins) -> None:
-    source = ForeignSource("weather", [Simple("weather_now")])
+    source = ThirdPartySource("weather", [Simple("weather_now")])
     new = entry(load(source, pins=pins), "weather_now")
     assert new.status == "quarantined"
-    assert new.withheld is not None
-    assert "the user has not approved" in new.withheld and "handrail sources review weather" in new.withheld
+    assert new.unavailable_reason is not None
+    assert "the user has not approved" in new.unavailable_reason and "handrail sources review weather" in new.unavailable_reason
     approve(pins, source)
     ready = entry(load(source, pins=pins), "weather_now")
-    assert (ready.status, ready.withheld) == ("connected", None)
+    assert (ready.status, ready.unavailable_reason) == ("connected", None)
 
 
-@pytest.mark.parametrize("tool_id", FACE_IDS)
+@pytest.mark.parametrize("tool_id", FRONTEND_IDS)
 def test_a_foreign_tool_does_not_stand_in_the_place_of_a_faces_own_door(pins: StoredPins, tool_id: str) -> None:
-    source = ForeignSource("weather", [Simple(tool_id), Simple("weather_now")])
+    source = ThirdPartySource("weather", [Simple(tool_id), Simple("weather_now")])
     approve(pins, source)
     generation = load(source, pins=pins)
-    assert generation.resolve(tool_id) is None and entry(generation, "weather_now").withheld is None
+    assert generation.resolve(tool_id) is None and entry(generation, "weather_now").unavailable_reason is None
     [fault] = generation.quarantined
     assert tool_id in str(fault) and "set a prefix for its server" in str(fault)
     assert load(PythonSource((Simple(tool_id),))).resolve(tool_id) is not None, "the operator's own is their business"
@@ -86,46 +86,46 @@ def test_a_foreign_tool_does_not_stand_in_the_place_of_a_faces_own_door(pins: St
 def test_a_change_turns_it_off_until_the_difference_was_looked_at(
     pins: StoredPins, change: dict[str, Any], what: str
 ) -> None:
-    source = ForeignSource("weather", [Simple("weather_now"), Simple("weather_soon")])
+    source = ThirdPartySource("weather", [Simple("weather_now"), Simple("weather_soon")])
     approve(pins, source)
     source.offer(Simple("weather_now", **change))
     generation = load(source, pins=pins)
     changed = entry(generation, "weather_now")
     assert changed.status == "quarantined" and f"its {what} changed after the user approved it" in str(
-        changed.withheld
+        changed.unavailable_reason
     )
-    assert entry(generation, "weather_soon").withheld is None
-    review = reviews("weather", [changed.spec], pins)["weather_now"]
-    assert any(line.startswith("+") and ("keys" in line or "note" in line) for line in review.difference())
+    assert entry(generation, "weather_soon").unavailable_reason is None
+    review = find_pending_reviews("weather", [changed.spec], pins)["weather_now"]
+    assert any(line.startswith("+") and ("keys" in line or "note" in line) for line in review.diff_lines())
     approve(pins, source)
-    assert entry(load(source, pins=pins), "weather_now").withheld is None
+    assert entry(load(source, pins=pins), "weather_now").unavailable_reason is None
 
 
 @pytest.mark.proves("R-12")
 @pytest.mark.parametrize("text", ["It asks for your keys.", "Two\n\nparagraphs. "])
 @pytest.mark.parametrize("name", ["guidance", "documentation"])
 def test_all_that_a_new_tool_tells_a_model_is_shown_before_it_counts(name: str, text: str, pins: StoredPins) -> None:
-    source = ForeignSource("s", [Simple("t", **{name: text})])
-    (review,) = reviews("s", [source.tools[0].spec], pins).values()
-    shown = "\n".join(review.difference())
+    source = ThirdPartySource("s", [Simple("t", **{name: text})])
+    (review,) = find_pending_reviews("s", [source.tools[0].spec], pins).values()
+    shown = "\n".join(review.diff_lines())
     assert f"+{name}:" in shown and all(part.strip() in shown for part in text.split("\n"))
     approve(pins, source)
-    assert entry(load(source, pins=pins), "t").withheld is None, "what was approved is read back whole"
+    assert entry(load(source, pins=pins), "t").unavailable_reason is None, "what was approved is read back whole"
     source.offer(Simple("t"))
-    assert f"its {name} changed" in str(entry(load(source, pins=pins), "t").withheld), "and gone is changed"
+    assert f"its {name} changed" in str(entry(load(source, pins=pins), "t").unavailable_reason), "and gone is changed"
 
 
 @pytest.mark.proves("R-12")
 def test_a_stateful_tools_steps_are_part_of_what_is_approved() -> None:
     steps = {"type": "object", "properties": {"note": {"type": "string"}}}
-    one, other = (Definition.of(ToolSpec("t", "x", mode="stateful", step_parameters=s)) for s in (None, steps))
-    assert not one.is_as(other) and one.hash != other.hash
-    assert any("note" in line for line in Review(other, one).difference())
+    one, other = (ThirdPartyDefinition.from_spec(ToolSpec("t", "x", mode="stateful", step_parameters=s)) for s in (None, steps))
+    assert not one.matches(other) and one.hash != other.hash
+    assert any("note" in line for line in DefinitionReview(other, one).diff_lines())
 
 
 TEXTS = st.text(st.sampled_from('ab\n\r\t "\\ntr{}:\u00a0\u2028\x85\x0b'), max_size=12)
 DEFINITIONS = st.builds(
-    Definition,
+    ThirdPartyDefinition,
     st.just("t"),
     TEXTS,
     st.dictionaries(TEXTS, TEXTS, max_size=2),
@@ -135,14 +135,14 @@ DEFINITIONS = st.builds(
 
 @pytest.mark.proves("R-12")
 @given(DEFINITIONS, DEFINITIONS)
-@example(Definition("t", "x", {}), Definition("t", "x\n", {}))
-@example(Definition("t", "x", {}), Definition("t", "x\r", {}))
-@example(Definition("t", "x\ny", {}), Definition("t", "x\r\ny", {}))
-@example(Definition("t", "x", {}), Definition("t", "x ", {}))
-@example(Definition("t", '"x "', {}), Definition("t", "x ", {}))
-@example(Definition("t", "x\n\n{}\n\nguidance:\n  y", {}), Definition("t", "x", {}, {"guidance": "y\n\n{}"}))
-def test_a_change_of_anything_is_seen_in_the_difference(one: Definition, other: Definition) -> None:
-    found = Review(other, one).difference()
+@example(ThirdPartyDefinition("t", "x", {}), ThirdPartyDefinition("t", "x\n", {}))
+@example(ThirdPartyDefinition("t", "x", {}), ThirdPartyDefinition("t", "x\r", {}))
+@example(ThirdPartyDefinition("t", "x\ny", {}), ThirdPartyDefinition("t", "x\r\ny", {}))
+@example(ThirdPartyDefinition("t", "x", {}), ThirdPartyDefinition("t", "x ", {}))
+@example(ThirdPartyDefinition("t", '"x "', {}), ThirdPartyDefinition("t", "x ", {}))
+@example(ThirdPartyDefinition("t", "x\n\n{}\n\nguidance:\n  y", {}), ThirdPartyDefinition("t", "x", {}, {"guidance": "y\n\n{}"}))
+def test_a_change_of_anything_is_seen_in_the_difference(one: ThirdPartyDefinition, other: ThirdPartyDefinition) -> None:
+    found = DefinitionReview(other, one).diff_lines()
     assert bool(found) == (one.hash != other.hash)
     changed = [line[1:] for line in found[2:] if line[0] in "+-"]
     assert bool(changed) == bool(found)
@@ -152,23 +152,23 @@ def test_a_change_of_anything_is_seen_in_the_difference(one: Definition, other: 
 @pytest.mark.parametrize("name", ["guidance", "documentation", "output_schema"])
 def test_what_people_do_not_see_is_a_fault_wherever_a_model_is_told_it(name: str, pins: StoredPins) -> None:
     hidden: Any = "Nice\u200b words" if name != "output_schema" else {"type": "object", "title": "a\u202eb"}
-    source = ForeignSource("s", [Simple("t", **{name: hidden}), Simple("u")])
+    source = ThirdPartySource("s", [Simple("t", **{name: hidden}), Simple("u")])
     approve(pins, source)
     generation = load(source, pins=pins)
     assert list(generation.entries) == ["u"]
     [fault] = generation.quarantined
-    assert (fault.foreign, fault.tool, fault.where) == ("s", "t", f"runtime.{name}")
+    assert (fault.third_party, fault.tool, fault.location) == ("s", "t", f"runtime.{name}")
     assert "which a model reads and people do not see" in fault.problem
 
 
 @pytest.mark.proves("R-12")
 def test_what_only_the_kernel_sees_may_change_and_an_order_of_keys_too(pins: StoredPins) -> None:
     properties = {"a": {"type": "string"}, "b": {"type": "string"}}
-    source = ForeignSource("s", [Simple("t", parameters={"type": "object", "properties": properties})])
+    source = ThirdPartySource("s", [Simple("t", parameters={"type": "object", "properties": properties})])
     approve(pins, source)
     turned = {"properties": dict(reversed(properties.items())), "type": "object"}
     source.offer(Simple("t", parameters=turned, timeout_ms=5))
-    assert entry(load(source, pins=pins), "t").withheld is None
+    assert entry(load(source, pins=pins), "t").unavailable_reason is None
 
 
 @pytest.mark.proves("R-12")
@@ -187,23 +187,23 @@ def test_what_only_the_kernel_sees_may_change_and_an_order_of_keys_too(pins: Sto
 def test_two_definitions_are_the_same_where_their_hashes_are(
     one: dict[str, Any], other: dict[str, Any], same: bool
 ) -> None:
-    here, there = Definition("t", "x", one), Definition("t", "x", other)
-    assert here.is_as(there) == (here.hash == there.hash) == same
+    here, there = ThirdPartyDefinition("t", "x", one), ThirdPartyDefinition("t", "x", other)
+    assert here.matches(there) == (here.hash == there.hash) == same
 
 
 def test_an_approval_is_for_one_source_and_can_be_taken_back(pins: StoredPins) -> None:
-    one, other = ForeignSource("one", [Simple("t")]), ForeignSource("other", [Simple("t")])
+    one, other = ThirdPartySource("one", [Simple("t")]), ThirdPartySource("other", [Simple("t")])
     approve(pins, one)
     assert entry(load(other, pins=pins), "t").status == "quarantined"
-    assert entry(load(one, pins=pins), "t").withheld is None
-    assert pins.forget("one", ["t", "never"]) == 1
+    assert entry(load(one, pins=pins), "t").unavailable_reason is None
+    assert pins.revoke("one", ["t", "never"]) == 1
     assert entry(load(one, pins=pins), "t").status == "quarantined"
 
 
 @pytest.mark.proves("R-12")
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": 9}', b"\xff"])
 def test_a_damaged_record_approves_nothing(pins: StoredPins, content: bytes) -> None:
-    source = ForeignSource("s", [Simple("t")])
+    source = ThirdPartySource("s", [Simple("t")])
     approve(pins, source)
     (file,) = (pins.state / "sources").iterdir()
     assert file.stat().st_mode & 0o077 == 0
@@ -216,16 +216,16 @@ def test_a_damaged_record_approves_nothing(pins: StoredPins, content: bytes) -> 
 
 @pytest.mark.proves("R-07", "R-05")
 def test_faulty_foreign_tools_are_quarantined_and_the_rest_works(pins: StoredPins) -> None:
-    source = ForeignSource(
+    source = ThirdPartySource(
         "s",
         [Simple("good"), Simple("bad", parameters={"type": "array"}), Simple("bash"), Simple("mine")],
-        faults=[Fault("s", "handshake", "was odd")],
+        faults=[Diagnostic("s", "handshake", "was odd")],
     )
     approve(pins, source)
     generation = load(BuiltinSource(), PythonSource((Simple("mine"),)), source, pins=pins)
-    assert entry(generation, "good").withheld is None
-    assert entry(generation, "mine").foreign is None and entry(generation, "bash").foreign is None
-    told = {(fault.source, fault.where) for fault in generation.quarantined}
+    assert entry(generation, "good").unavailable_reason is None
+    assert entry(generation, "mine").third_party is None and entry(generation, "bash").third_party is None
+    told = {(fault.source, fault.location) for fault in generation.quarantined}
     assert told == {
         ("s", "handshake"),
         ("s: bad", "llm.parameters.type"),
@@ -236,7 +236,7 @@ def test_faulty_foreign_tools_are_quarantined_and_the_rest_works(pins: StoredPin
 
 @pytest.mark.proves("R-07")
 def test_a_source_that_breaks_keeps_nobody_from_starting() -> None:
-    source = ForeignSource("s", [Simple("t")], broken=ConnectionError("nobody answers"))
+    source = ThirdPartySource("s", [Simple("t")], broken=ConnectionError("nobody answers"))
     generation = load(PythonSource((Simple("mine"),)), source)
     assert list(generation.entries) == ["mine"]
     assert "cannot be loaded: ConnectionError: nobody answers" in str(generation.quarantined[0])
@@ -246,11 +246,11 @@ def test_a_source_that_breaks_keeps_nobody_from_starting() -> None:
 
 @pytest.mark.proves("R-11")
 def test_each_tool_has_a_status_with_its_reason(pins: StoredPins) -> None:
-    source = ForeignSource("s", [Simple("connected"), Simple("off")])
-    pins.approve("s", [Definition.of(source.tools[0].spec)])
+    source = ThirdPartySource("s", [Simple("connected"), Simple("off")])
+    pins.approve("s", [ThirdPartyDefinition.from_spec(source.tools[0].spec)])
     mine = (Simple("plain"), Simple("keyed", secrets=("TOKEN",)), Simple("out"), Simple("later", cancellable="process"))
     generation = load(PythonSource(mine), source, pins=pins, settings=[turned_off("out", "no such tool")])
-    found = {tool_id: (one.status, one.withheld) for tool_id, one in generation.entries.items()}
+    found = {tool_id: (one.status, one.unavailable_reason) for tool_id, one in generation.entries.items()}
     assert found["plain"] == ("system", None)
     assert found["connected"] == ("connected", None)
     assert found["keyed"][0] == "available" and "TOKEN" in str(found["keyed"][1])
@@ -262,20 +262,20 @@ def test_each_tool_has_a_status_with_its_reason(pins: StoredPins) -> None:
 @pytest.mark.proves("R-09")
 def test_packages_add_sources_by_entry_points(monkeypatch: pytest.MonkeyPatch, pins: StoredPins) -> None:
     module = ModuleType("handrail_test_sources")
-    source = ForeignSource("its own name for itself", [Simple("t")], about="not the operator's words")
+    source = ThirdPartySource("its own name for itself", [Simple("t")], about="not the operator's words")
     module.source = source  # type: ignore[attr-defined]
-    module.make = lambda: ForeignSource("x", [Simple("u")])  # type: ignore[attr-defined]
+    module.make = lambda: ThirdPartySource("x", [Simple("u")])  # type: ignore[attr-defined]
     module.wrong = 3  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "handrail_test_sources", module)
     values = {"near": "source", "made": "make", "odd": "wrong", "gone": "nothing"}
     points = [EntryPoint(name, f"handrail_test_sources:{value}", "handrail.sources") for name, value in values.items()]
-    found = offered_sources(lambda: points)
-    assert all(isinstance(one, OfferedSource) for one in found)
-    pins.approve("near", [Definition.of(source.tools[0].spec)])
+    found = find_entry_point_sources(lambda: points)
+    assert all(isinstance(one, EntryPointSource) for one in found)
+    pins.approve("near", [ThirdPartyDefinition.from_spec(source.tools[0].spec)])
     generation = load(*found, pins=pins)
-    assert entry(generation, "t").withheld is None
-    foreign = entry(generation, "t").foreign
-    assert foreign is not None and (foreign.name, foreign.about) == ("near", ""), "its own words on it are nobody's"
+    assert entry(generation, "t").unavailable_reason is None
+    foreign = entry(generation, "t").third_party
+    assert foreign is not None and (foreign.name, foreign.description) == ("near", ""), "its own words on it are nobody's"
     assert entry(generation, "u").status == "quarantined"
     told = " | ".join(map(str, generation.quarantined))
     assert "expected a Source" in told and "AttributeError" in told

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.doors.runtime import Runtime
-from handrail.contract.generation import Difference, Entry, Generation
-from handrail.contract.schema.schema import compile_schema
+from handrail.contract.services.runtime import Runtime
+from handrail.contract.generation import GenerationDiff, ToolEntry, Generation
+from handrail.contract.schema.validation import compile_schema
 from handrail.contract.tool.names import wire_name
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
@@ -24,9 +24,9 @@ class _Tool(Tool):
         return None
 
 
-def entry(tool_id: str, description: str = "x", withheld: str | None = None) -> Entry:
+def entry(tool_id: str, description: str = "x", withheld: str | None = None) -> ToolEntry:
     tool = _Tool(tool_id, description)
-    return Entry(tool.spec, tool, compile_schema(tool.spec.parameters), "here", tool.spec.definition_hash, withheld)
+    return ToolEntry(tool.spec, tool, compile_schema(tool.spec.parameters), "here", tool.spec.definition_hash, withheld)
 
 
 @pytest.mark.proves("R-06", "K-04")
@@ -70,20 +70,20 @@ def test_the_nearest_of_an_unknown_name_can_be_called() -> None:
         1, [entry("email.send"), entry("email.seen", withheld="no"), entry("read")], {"mail": "email.send"}
     )
     for name in ("email.sent", "email__sent", "email.seen_"):
-        assert generation.nearest(name)[0] == "email.send"
-        assert "email.seen" not in generation.nearest(name)
-    assert generation.nearest("raed") == ["read"]
-    assert generation.nearest("maill")[0] == "mail"
-    assert generation.nearest("qqqqqqq") == []
+        assert generation.nearest_names(name)[0] == "email.send"
+        assert "email.seen" not in generation.nearest_names(name)
+    assert generation.nearest_names("raed") == ["read"]
+    assert generation.nearest_names("maill")[0] == "mail"
+    assert generation.nearest_names("qqqqqqq") == []
 
 
 @pytest.mark.proves("R-06")
 def test_a_difference_names_what_came_went_and_changed() -> None:
     old = Generation(1, [entry("a"), entry("b"), entry("c"), entry("d")])
     new = Generation(2, [entry("b", "other words"), entry("c"), entry("d", withheld="off"), entry("e")])
-    assert new.difference(old) == Difference(added=("e",), removed=("a",), changed=("b", "d"))
-    assert old.difference(new) == Difference(added=("a",), removed=("e",), changed=("b", "d"))
-    assert not old.difference(old)
+    assert new.diff_from(old) == GenerationDiff(added=("e",), removed=("a",), changed=("b", "d"))
+    assert old.diff_from(new) == GenerationDiff(added=("a",), removed=("e",), changed=("b", "d"))
+    assert not old.diff_from(old)
 
 
 ids = st.from_regex(r"[a-c](\.[a-c_]{1,2})?", fullmatch=True)
@@ -101,8 +101,8 @@ def test_every_name_leads_to_its_own_tool_or_the_generation_does_not_exist(given
     else:
         assert unique
         assert all(generation.resolve(e.id) is e and generation.resolve(e.wire_name) is e for e in entries)
-        assert not generation.difference(generation)
-        assert generation.difference(Generation(0, [])).added == tuple(e.id for e in entries)
+        assert not generation.diff_from(generation)
+        assert generation.diff_from(Generation(0, [])).added == tuple(e.id for e in entries)
 
 
 def test_a_generation_of_many_is_looked_up_in_a_table() -> None:

@@ -10,42 +10,42 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.errors import Fault, LoadError
-from handrail.contract.generation import IN_PROCESS, Found, Generation, Loaded, Rank
-from handrail.contract.sandbox import Mechanism, Tier
+from handrail.contract.errors import Diagnostic, LoadError
+from handrail.contract.generation import IN_PROCESS, DiscoveredTool, Generation, SourceContents, SourceRank
+from handrail.contract.sandbox import SandboxMechanism, SandboxTier
 from handrail.contract.tool.decorator import tool
 from handrail.contract.tool.names import LOCKED_IDS
 from handrail.contract.tool.spec import ConfigKey
 from handrail.contract.tool.tool import Tool
-from handrail.registry.loading import load_generation
-from handrail.registry.sources.code import BuiltinSource, PluginSource, PythonSource
+from handrail.registry.generation_loader import load_generation
+from handrail.registry.sources.code_sources import BuiltinSource, PluginSource, PythonSource
 
 from .conftest import CONFINING, Place, Simple
 
-NOTHING = Tier("none", "bubblewrap is not installed", "apt install bubblewrap")
+NOTHING = SandboxTier("none", "bubblewrap is not installed", "apt install bubblewrap")
 
 
 @dataclass
 class Given:
     """A source of what it is given."""
 
-    rank: Rank
+    rank: SourceRank
     tools: tuple[Tool, ...]
     foreign: bool = False
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[Diagnostic, ...] = ()
 
-    def load(self) -> Loaded:
-        return Loaded(tuple(Found(t, f"{self.rank} folder/{t.spec.id}.json") for t in self.tools), self.faults)
+    def load(self) -> SourceContents:
+        return SourceContents(tuple(DiscoveredTool(t, f"{self.rank} folder/{t.spec.id}.json") for t in self.tools), self.faults)
 
 
-def load(*sources: Any, tier: Tier = CONFINING, **options: Any) -> Generation:
+def load(*sources: Any, tier: SandboxTier = CONFINING, **options: Any) -> Generation:
     return load_generation(sources, tier=tier, **options)
 
 
 def faults(*sources: Any, **options: Any) -> list[str]:
     with pytest.raises(LoadError) as caught:
         load(*sources, **options)
-    return [str(fault) for fault in caught.value.faults]
+    return [str(fault) for fault in caught.value.diagnostics]
 
 
 @pytest.mark.proves("R-01")
@@ -61,9 +61,9 @@ def test_tools_stand_in_the_order_of_their_sources() -> None:
     assert list(generation.entries) == ["b", "a", "g", "f", "c", "p"]
     assert generation.number == 7
     entry = generation.entries["g"]
-    assert (entry.source, entry.withheld, entry.confined_by) == ("global folder/g.json", None, IN_PROCESS)
+    assert (entry.source, entry.unavailable_reason, entry.sandbox) == ("global folder/g.json", None, IN_PROCESS)
     assert entry.definition_hash == entry.spec.definition_hash
-    assert entry.schema.problems({"x": 1})
+    assert entry.schema.list_problems({"x": 1})
 
 
 @pytest.mark.proves("R-01")
@@ -85,7 +85,7 @@ def test_an_agents_tool_overrides_the_global_one_in_its_place() -> None:
 @pytest.mark.proves("P-02")
 @pytest.mark.parametrize("rank", ["global", "agent", "code", "package"])
 @pytest.mark.parametrize("tool_id", ["scratchpad", "scratchpad.sync", "wait", "stop_task", "find_tools"])
-def test_nobody_elses_tool_takes_a_name_under_which_the_shipped_rules_allow_it(rank: Rank, tool_id: str) -> None:
+def test_nobody_elses_tool_takes_a_name_under_which_the_shipped_rules_allow_it(rank: SourceRank, tool_id: str) -> None:
     [fault] = faults(Given(rank, (Simple(tool_id),)))
     assert "requires no approval; rename this tool" in fault
 
@@ -93,7 +93,7 @@ def test_nobody_elses_tool_takes_a_name_under_which_the_shipped_rules_allow_it(r
 @pytest.mark.proves("R-04")
 @pytest.mark.parametrize("rank", ["global", "agent", "code", "package"])
 @pytest.mark.parametrize("tool_id", [*LOCKED_IDS, "file.patch"])
-def test_nothing_overrides_a_builtin_or_takes_a_locked_id(rank: Rank, tool_id: str) -> None:
+def test_nothing_overrides_a_builtin_or_takes_a_locked_id(rank: SourceRank, tool_id: str) -> None:
     [fault] = faults(Given("built-in", (Simple("file.patch"),)), Given(rank, (Simple(tool_id),)))
     assert fault.startswith(f"{rank} folder/{tool_id}.json: llm.name: ")
     assert "locked id" in fault or "built-in" in fault
@@ -104,7 +104,7 @@ def test_nothing_overrides_a_builtin_or_takes_a_locked_id(rank: Rank, tool_id: s
     ("first", "second"),
     [("global", "global"), ("agent", "agent"), ("global", "code"), ("agent", "global"), ("code", "package")],
 )
-def test_a_clash_of_ids_names_both_sources(first: Rank, second: Rank) -> None:
+def test_a_clash_of_ids_names_both_sources(first: SourceRank, second: SourceRank) -> None:
     [fault] = faults(Given(first, (Simple("x"),)), Given(second, (Simple("x"),)))
     assert fault.startswith(f"{second} folder/x.json")
     assert f"{first} folder/x.json" in fault
@@ -120,7 +120,7 @@ def test_a_clash_of_wire_names_names_both_sources() -> None:
 def test_all_faults_of_all_sources_are_listed_at_once() -> None:
     found = faults(
         Given("global", (Simple("a", parameters={"type": "objct"}), Simple("bad id"))),
-        Given("agent", (), faults=(Fault("agent/x.json", "", "is gone"),)),
+        Given("agent", (), faults=(Diagnostic("agent/x.json", "", "is gone"),)),
         Given("code", (Simple("c", timeout_ms=0, description=""), Simple("read"))),
         aliases={"d": "gone"},
     )
@@ -134,7 +134,7 @@ def test_what_a_foreign_source_has_wrong_is_quarantined_and_the_rest_works() -> 
         "package",
         (Simple("read"), Simple("ok"), Simple("x.y"), Simple("z", parameters={})),
         True,
-        (Fault("f", "", "odd"),),
+        (Diagnostic("f", "", "odd"),),
     )
     generation = load(Given("code", (Simple("x__y"),)), foreign)
     assert list(generation.entries) == ["x__y", "ok"]
@@ -176,16 +176,16 @@ def test_what_has_no_door_yet_is_loaded_and_withheld_with_the_reason(spec: dict[
 
     made = tool(**spec)(run)
     entry = load(PythonSource((made,))).entries["run"]
-    assert entry.withheld is not None and reason in entry.withheld
+    assert entry.unavailable_reason is not None and reason in entry.unavailable_reason
 
 
 @pytest.mark.proves("S-08")
 def test_a_tool_that_starts_programs_is_withheld_where_nothing_confines_them() -> None:
     shelly = tool(id="shelly", requires={"shell": [{"cmd": "git"}]})(_noop)
     generation = load(PythonSource((shelly, Simple("plain"))), tier=NOTHING)
-    assert generation.entries["plain"].withheld is None
-    assert "bubblewrap is not installed (apt install bubblewrap)" in (generation.entries["shelly"].withheld or "")
-    assert load(PythonSource((shelly,))).entries["shelly"].withheld is None
+    assert generation.entries["plain"].unavailable_reason is None
+    assert "bubblewrap is not installed (apt install bubblewrap)" in (generation.entries["shelly"].unavailable_reason or "")
+    assert load(PythonSource((shelly,))).entries["shelly"].unavailable_reason is None
 
 
 @pytest.mark.proves("S-08", "S-02")
@@ -193,15 +193,15 @@ def test_a_tool_that_starts_programs_and_requires_hosts_is_withheld_where_no_san
     needs: dict[str, Any] = {"net": {"hosts": ["a.example.org"]}}
     fetches = tool(id="fetches", requires=needs)(_noop)
     starts = tool(id="starts", requires={**needs, "shell": [{"cmd": "curl"}]})(_noop)
-    lacking = Mechanism("hosts", False, "no port could be opened", "install perl")
-    tier = Tier("bubblewrap", "without hosts", mechanisms=(lacking,))
+    lacking = SandboxMechanism("hosts", False, "no port could be opened", "install perl")
+    tier = SandboxTier("bubblewrap", "without hosts", mechanisms=(lacking,))
     entries = load(PythonSource((fetches, starts)), tier=tier).entries
-    assert entries["fetches"].withheld is None  # by the runtime's own check, whatever the sandbox can
-    withheld = entries["starts"].withheld or ""
+    assert entries["fetches"].unavailable_reason is None  # by the runtime's own check, whatever the sandbox can
+    withheld = entries["starts"].unavailable_reason or ""
     for word in ("a.example.org", "no port could be opened", "install perl"):
         assert word in withheld
-    able = Tier("bubblewrap", "with hosts", mechanisms=(Mechanism("hosts", True, "through a proxy"),))
-    assert load(PythonSource((starts,)), tier=able).entries["starts"].withheld is None
+    able = SandboxTier("bubblewrap", "with hosts", mechanisms=(SandboxMechanism("hosts", True, "through a proxy"),))
+    assert load(PythonSource((starts,)), tier=able).entries["starts"].unavailable_reason is None
 
 
 @pytest.mark.proves("S-08")
@@ -210,9 +210,9 @@ def test_an_executable_is_withheld_where_nothing_confines_it(place: Place) -> No
 
     place.put("ext", "#!/bin/sh\n")
     source = FolderSource(place.tools, "global", place.confinement())
-    assert "cannot be confined" in (load(source, tier=NOTHING).entries["ext"].withheld or "")
+    assert "cannot be confined" in (load(source, tier=NOTHING).entries["ext"].unavailable_reason or "")
     confined = load(source, tier=CONFINING).entries["ext"]
-    assert (confined.withheld, confined.confined_by) == (None, "bubblewrap")
+    assert (confined.unavailable_reason, confined.sandbox) == (None, "bubblewrap")
 
 
 async def _noop() -> None:
@@ -245,7 +245,7 @@ def test_a_blocking_function_is_marked_so() -> None:
         """Wait."""
 
     generation = load(PythonSource((tool(slow), tool(id="quick")(_noop))))
-    assert [entry.blocking for entry in generation.entries.values()] == [True, False]
+    assert [entry.is_blocking for entry in generation.entries.values()] == [True, False]
 
 
 def test_what_is_no_tool_is_a_fault_with_what_to_do() -> None:
@@ -311,6 +311,6 @@ def test_other_names_of_built_in_tools_are_nobody_elses() -> None:
     )
     foreign = load(BuiltinSource(), Given("package", (Simple("git_commit"), Simple("ok")), True))
     assert "ok" in foreign.entries
-    assert [fault.where for fault in foreign.quarantined] == ["llm.name"]
+    assert [fault.location for fault in foreign.quarantined] == ["llm.name"]
     assert foreign.resolve("git_commit") is foreign.entries["git.commit"]
     assert len(faults(BuiltinSource(), aliases={"git_commit": "read"})) == 1

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import LoadError
-from handrail.contract.generation import Entry, Found, Generation, Loaded, Rank, Source
-from handrail.contract.sandbox import Tier
+from handrail.contract.generation import ToolEntry, DiscoveredTool, Generation, SourceContents, SourceRank, ToolSource
+from handrail.contract.sandbox import SandboxTier
 from handrail.contract.tool.requires import Requires, ShellRequires
 from handrail.contract.tool.settings import SettingsLayer
 from handrail.contract.tool.tool import Tool
-from handrail.registry.loading import Memory, load_generation
-from handrail.registry.pins import Definition, StoredPins
-from handrail.runtime.secrets import SecretStore
-from handrail.testing.upstreams import ForeignSource
+from handrail.registry.generation_loader import LoadCache, load_generation
+from handrail.registry.pins import ThirdPartyDefinition, StoredPins
+from handrail.runtime.secret_store import SecretStore
+from handrail.testing.upstream_servers import ThirdPartySource
 
 from .conftest import CONFINING, Simple, turned_off
 
@@ -28,34 +28,34 @@ pytestmark = pytest.mark.proves("R-06")
 class Own:
     """The operator's own, which counts how often it is looked through."""
 
-    rank: Rank = "code"
-    foreign = False
+    rank: SourceRank = "code"
+    is_third_party = False
 
     def __init__(self, *tools: Tool) -> None:
         self.tools = tools
         self.looks = 0
 
-    def load(self) -> Loaded:
+    def load(self) -> SourceContents:
         self.looks += 1
-        return Loaded(tuple(Found(tool, "here") for tool in self.tools))
+        return SourceContents(tuple(DiscoveredTool(tool, "here") for tool in self.tools))
 
 
-def load(memory: Memory | None, *sources: Any, tier: Tier = CONFINING, **more: Any) -> Generation:
-    return load_generation(sources, tier=tier, memory=memory, **more)
+def load(memory: LoadCache | None, *sources: Any, tier: SandboxTier = CONFINING, **more: Any) -> Generation:
+    return load_generation(sources, tier=tier, cache=memory, **more)
 
 
 def test_what_stayed_is_the_same_entry_and_what_is_new_is_judged() -> None:
-    memory, a, b = Memory(), Simple("a"), Simple("b")
+    memory, a, b = LoadCache(), Simple("a"), Simple("b")
     first = load(memory, Own(a, b))
     second = load(memory, Own(a, Simple("b"), Simple("c")))
     assert second.entries["a"] is first.entries["a"]
     assert second.entries["b"] is not first.entries["b"] and second.entries["b"].tool is not b
     assert list(second.entries) == ["a", "b", "c"]
-    assert second.difference(first).added == ("c",)
+    assert second.diff_from(first).added == ("c",)
 
 
 def test_a_tool_that_was_given_another_spec_is_judged_again() -> None:
-    memory, one = Memory(), Simple("a")
+    memory, one = LoadCache(), Simple("a")
     load(memory, Own(one))
     one.spec = Simple("a", description="Does something else.").spec
     assert load(memory, Own(one)).entries["a"].spec.description == "Does something else."
@@ -66,44 +66,44 @@ def test_a_tool_that_was_given_another_spec_is_judged_again() -> None:
     [
         ({"settings": [turned_off("a")]}, "the operator has disabled it"),
         ({"secrets": SecretStore({"other": "x"})}, "secrets that are not known"),
-        ({"tier": Tier("none", "no sandbox")}, "cannot be confined"),
+        ({"tier": SandboxTier("none", "no sandbox")}, "cannot be confined"),
     ],
 )
 def test_all_are_judged_again_where_what_they_are_judged_by_has_changed(changed: dict[str, Any], withheld: str) -> None:
-    memory = Memory()
+    memory = LoadCache()
     one = Simple("a", secrets=("key",), requires=Requires(shell=(ShellRequires(cmd="git"),)))
     known: dict[str, Any] = {"secrets": SecretStore({"key": "x"}), "tier": CONFINING}
     source = Own(one)
-    assert load(memory, source, **known).entries["a"].withheld is None
-    assert withheld in (load(memory, source, **{**known, **changed}).entries["a"].withheld or "")
-    assert load(memory, source, **known).entries["a"].withheld is None
+    assert load(memory, source, **known).entries["a"].unavailable_reason is None
+    assert withheld in (load(memory, source, **{**known, **changed}).entries["a"].unavailable_reason or "")
+    assert load(memory, source, **known).entries["a"].unavailable_reason is None
 
 
 def test_what_a_person_approves_counts_at_the_next_look(tmp_path: Path) -> None:
-    memory, pins, one = Memory(), StoredPins(tmp_path / "state"), Simple("w_now")
-    source = ForeignSource("w", [one])
+    memory, pins, one = LoadCache(), StoredPins(tmp_path / "state"), Simple("w_now")
+    source = ThirdPartySource("w", [one])
     assert load(memory, source, pins=pins).entries["w_now"].status == "quarantined"
-    StoredPins(tmp_path / "state").approve("w", [Definition.of(one.spec)])  # another process
+    StoredPins(tmp_path / "state").approve("w", [ThirdPartyDefinition.from_spec(one.spec)])  # another process
     approved = load(memory, source, pins=pins)
-    assert approved.entries["w_now"].withheld is None
+    assert approved.entries["w_now"].unavailable_reason is None
     assert load(memory, source, pins=pins).entries["w_now"] is approved.entries["w_now"]
-    StoredPins(tmp_path / "state").forget("w")
+    StoredPins(tmp_path / "state").revoke("w")
     assert load(memory, source, pins=pins).entries["w_now"].status == "quarantined"
 
 
 def test_where_single_sources_changed_no_other_is_looked_through() -> None:
-    memory, own, other = Memory(), Own(Simple("a"), Simple("b_2")), ForeignSource("b", [Simple("b_1"), Simple("b_2")])
-    assert [fault.where for fault in load(memory, own, other).quarantined] == ["llm.name"]
+    memory, own, other = LoadCache(), Own(Simple("a"), Simple("b_2")), ThirdPartySource("b", [Simple("b_1"), Simple("b_2")])
+    assert [fault.location for fault in load(memory, own, other).quarantined] == ["llm.name"]
     other.offer(Simple("b_3"))
     own.tools = ()
     found = load(memory, own, other, only=[other])
     assert list(found.entries) == ["a", "b_2", "b_1", "b_3"] and own.looks == 1
-    assert [fault.where for fault in found.quarantined] == ["llm.name"], "what an earlier look found still stands"
+    assert [fault.location for fault in found.quarantined] == ["llm.name"], "what an earlier look found still stands"
     assert list(load(memory, own, other).entries) == ["b_1", "b_2", "b_3"]
 
 
 def test_a_look_that_failed_is_not_remembered() -> None:
-    memory, a = Memory(), Simple("a")
+    memory, a = LoadCache(), Simple("a")
     first = load(memory, Own(a))
     with pytest.raises(LoadError):
         load(memory, Own(a, Simple("a")))
@@ -119,21 +119,21 @@ _held = st.lists(st.sampled_from(_tools), max_size=5)
 def test_a_second_look_comes_to_what_a_first_would(
     looks: list[tuple[list[Tool], list[Tool], list[Tool], bool]],
 ) -> None:
-    memory = Memory()
-    own, x, y = Own(), ForeignSource("x"), ForeignSource("y", about="Of y.")
-    sources: list[Source] = [own, x, y]
+    memory = LoadCache()
+    own, x, y = Own(), ThirdPartySource("x"), ThirdPartySource("y", about="Of y.")
+    sources: list[ToolSource] = [own, x, y]
     for held, x.tools, y.tools, put_out in looks:
         own.tools = tuple(held)
         settings = [turned_off("a")] if put_out else []
         assert outcome(memory, sources, settings) == outcome(None, sources, settings)
 
 
-def outcome(memory: Memory | None, sources: list[Source], settings: list[SettingsLayer]) -> object:
-    def plain(entry: Entry) -> object:
-        return entry.id, entry.tool, entry.source, entry.withheld, entry.status, entry.untrusted, entry.foreign
+def outcome(memory: LoadCache | None, sources: list[ToolSource], settings: list[SettingsLayer]) -> object:
+    def plain(entry: ToolEntry) -> object:
+        return entry.id, entry.tool, entry.source, entry.unavailable_reason, entry.status, entry.untrusted_source, entry.third_party
 
     try:
         generation = load(memory, *sources, settings=settings)
     except LoadError as error:
-        return [str(fault) for fault in error.faults]
+        return [str(fault) for fault in error.diagnostics]
     return list(map(plain, generation.entries.values())), [str(fault) for fault in generation.quarantined]

@@ -19,7 +19,7 @@ from handrail.sandbox import tiers
 
 from .conftest import Place
 
-confined = pytest.mark.skipif(not tiers.choose().tier.confines, reason=f"no sandbox: {tiers.choose().tier.detail}")
+confined = pytest.mark.skipif(not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}")
 WEATHER = """
 METADATA = {
     "description": "The weather at a place.",

@@ -16,12 +16,12 @@ import sys
 from importlib.metadata import EntryPoint
 from handrail.contract.errors import LoadError
 from handrail.contract.sandbox import Profile, Tier
-from handrail.registry.loading import load_generation
-from handrail.registry.sources.code import BuiltinSource
-from handrail.registry.sources.executables import Confinement
+from handrail.registry.generation_loader import load_generation
+from handrail.registry.sources.code_sources import BuiltinSource
+from handrail.registry.sources.executable_tools import Confinement
 from handrail.registry.sources.folders import FolderSource
-from handrail.registry.sources.code import PluginSource
-from handrail.registry.sources.code import PythonSource
+from handrail.registry.sources.code_sources import PluginSource
+from handrail.registry.sources.code_sources import PythonSource
 
 def watch(event, arguments):
     if event.startswith(("socket.", "subprocess.", "os.exec", "os.posix_spawn", "os.fork", "os.system", "urllib.", "ensurepip")):

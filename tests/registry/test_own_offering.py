@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from handrail import Kernel, LoadError, Result
-from handrail.testing.kernels import ScriptedPeer, temporary_kernel
+from handrail.testing.kernels import ScriptedClient, temporary_kernel
 
 OFFERING: dict[str, Any] = {
     "resources": [
@@ -82,8 +82,8 @@ async def kernel(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Ker
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def got(kernel: Kernel, tool: str, peer: ScriptedPeer | None = None, **arguments: Any) -> Result:
-    return await (await kernel.session(peer=peer)).call(tool, arguments)
+async def got(kernel: Kernel, tool: str, peer: ScriptedClient | None = None, **arguments: Any) -> Result:
+    return await (await kernel.session(client=peer)).call(tool, arguments)
 
 
 async def test_resources_are_listed_and_read_without_any_rule(kernel: Kernel) -> None:
@@ -123,10 +123,10 @@ async def test_prompts_are_filled_with_their_arguments(kernel: Kernel) -> None:
 
 
 async def test_a_prompt_asks_the_client_for_what_it_needs(kernel: Kernel) -> None:
-    peer = ScriptedPeer([{"who": {"action": "accept", "content": {"name": "Ada"}}}])
+    peer = ScriptedClient([{"who": {"action": "accept", "content": {"name": "Ada"}}}])
     told = await got(kernel, "prompt.get", peer, name="asks")
     assert told.data["messages"][0]["content"]["text"] == "It is Ada."
-    assert (await got(kernel, "prompt.get", ScriptedPeer(), name="asks")).error_kind == "denied"
+    assert (await got(kernel, "prompt.get", ScriptedClient(), name="asks")).error_kind == "denied"
     assert (await got(kernel, "prompt.get", name="asks")).error_kind == "unavailable"
 
 

@@ -12,15 +12,15 @@ import pytest
 
 from handrail.contract.call import Result
 from handrail.contract.errors import ToolError
-from handrail.registry.sources.executables import Confinement
+from handrail.registry.sources.executable_tools import ToolConfinement
 from handrail.registry.sources.folders import FolderSource
-from handrail.registry.sources.persistent import PersistentTool
-from handrail.runtime.guard.guard import Guarded
+from handrail.registry.sources.persistent_tools import PersistentTool
+from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
 from handrail.sandbox import tiers
 
 from .conftest import Place
 
-pytestmark = pytest.mark.skipif(not tiers.choose().tier.confines, reason=f"no sandbox: {tiers.choose().tier.detail}")
+pytestmark = pytest.mark.skipif(not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}")
 
 SERVER = f"""#!{sys.executable} -S
 import json, os, sys, time
@@ -218,7 +218,7 @@ async def test_starts_after_crashes_wait_longer_up_to_a_bound(place: Place, monk
         waits.append(seconds)
         await sleep(0)
 
-    monkeypatch.setattr("handrail.registry.sources.persistent.asyncio.sleep", noted)
+    monkeypatch.setattr("handrail.registry.sources.persistent_tools.asyncio.sleep", noted)
     for _ in range(4):
         assert (await failure(place, tool, do="die")).kind == "interrupted"
     assert waits == [0.01, 0.02, 0.02]
@@ -254,10 +254,10 @@ for number, line in enumerate(sys.stdin):
 async def test_what_it_makes_between_its_calls_under_a_protected_name_stops_the_next_call(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sandbox = Guarded(tiers.choose())
+    sandbox = GuardedSandbox(tiers.choose_sandbox())
     confinement = replace(place.confinement(), sandbox=sandbox)
 
-    def guarded(self: Place) -> Confinement:
+    def guarded(self: Place) -> ToolConfinement:
         return confinement
 
     monkeypatch.setattr(Place, "confinement", guarded)

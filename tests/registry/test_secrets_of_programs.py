@@ -10,13 +10,13 @@ import pytest
 from tests.registry.conftest import Place, Simple
 
 from handrail.contract.errors import LoadError, ToolError
-from handrail.contract.generation import Entry
-from handrail.contract.sandbox import Tier
-from handrail.registry.loading import load_generation
-from handrail.registry.sources.code import PythonSource
-from handrail.registry.sources.executables import Confinement
+from handrail.contract.generation import ToolEntry
+from handrail.contract.sandbox import SandboxTier
+from handrail.registry.generation_loader import load_generation
+from handrail.registry.sources.code_sources import PythonSource
+from handrail.registry.sources.executable_tools import ToolConfinement
 from handrail.registry.sources.folders import FolderSource
-from handrail.runtime.secrets import SecretStore
+from handrail.runtime.secret_store import SecretStore
 from handrail.sandbox import tiers
 
 pytestmark = pytest.mark.proves("S-06")
@@ -41,22 +41,22 @@ STAYS = (
 )
 
 
-def load(place: Place, store: SecretStore) -> dict[str, Entry]:
-    sandbox = tiers.choose()
-    if not sandbox.tier.confines:
+def load(place: Place, store: SecretStore) -> dict[str, ToolEntry]:
+    sandbox = tiers.choose_sandbox()
+    if not sandbox.tier.is_confining:
         pytest.skip("this machine cannot confine programs")
-    confinement = Confinement(
+    confinement = ToolConfinement(
         sandbox,
         lambda runtime: runtime.profile,  # type: ignore[attr-defined]
-        lambda spec: (place.capabilities(spec), replace(place.profile(), secrets=store.given(spec))),
+        lambda spec: (place.capabilities(spec), replace(place.profile(), secrets=store.values_for_tool(spec))),
     )
     source = FolderSource(place.tools, "global", confinement)
     return dict(load_generation([source], tier=sandbox.tier, secrets=store).entries)
 
 
-async def called(place: Place, entry: Entry, store: SecretStore) -> Any:
+async def called(place: Place, entry: ToolEntry, store: SecretStore) -> Any:
     runtime = place.runtime(entry.spec)
-    runtime._around.secrets = store  # pyright: ignore[reportPrivateUsage]
+    runtime._environment.secrets = store  # pyright: ignore[reportPrivateUsage]
     try:
         return await entry.tool.execute({}, runtime)
     finally:
@@ -81,11 +81,11 @@ async def test_a_program_reads_the_declared_ones_from_a_descriptor_and_finds_the
 def test_a_tool_whose_secrets_nobody_gave_is_withheld_with_the_reason_and_the_remedy(place: Place) -> None:
     place.put("fetch", ONCE, secrets=["TOKEN", "GONE", "BROKEN"])
     store = SecretStore(VALUES, {"BROKEN": "the variable X is not set; set it"})
-    withheld = load(place, store)["fetch"].withheld
+    withheld = load(place, store)["fetch"].unavailable_reason
     assert withheld is not None and withheld.startswith("available, but needs configuration")
     assert "GONE (nobody gave it; add GONE = {" in withheld and "BROKEN (the variable X is not set" in withheld
     assert "TOKEN" not in withheld and "hunter2" not in withheld
-    assert load(place, store.with_values({"GONE": "hunter2-gone", "BROKEN": "hunter2-b"}))["fetch"].withheld is None
+    assert load(place, store.with_values({"GONE": "hunter2-gone", "BROKEN": "hunter2-b"}))["fetch"].unavailable_reason is None
 
 
 @pytest.mark.proves("K-03")
@@ -95,10 +95,10 @@ async def test_a_secret_setting_is_delivered_under_its_key_as_the_secret_that_it
 ) -> None:
     config = {"password": {"description": "Of the account.", "secret": True}}
     place.put("mail", STAYS if persistent else ONCE, secrets=["TOKEN"], config=config, persistent=persistent)
-    withheld = load(place, SecretStore(VALUES))["mail"].withheld
+    withheld = load(place, SecretStore(VALUES))["mail"].unavailable_reason
     assert withheld is not None and 'add password = { secret = "…" } under [tools."mail".config]' in withheld
     gone = SecretStore(VALUES, settings={"mail": {"password": "GONE"}})
-    assert "GONE (nobody gave it" in (load(place, gone)["mail"].withheld or "")
+    assert "GONE (nobody gave it" in (load(place, gone)["mail"].unavailable_reason or "")
     store = SecretStore(VALUES).with_settings({"mail": {"password": "OTHER", "no such": "TOKEN"}, "else": {}})
     found = await called(place, load(place, store)["mail"], store)
     assert found["given"] == {"TOKEN": VALUES["TOKEN"], "password": VALUES["OTHER"]}
@@ -108,7 +108,7 @@ async def test_a_secret_setting_is_delivered_under_its_key_as_the_secret_that_it
 def test_a_secret_setting_that_a_tool_can_do_without_keeps_nobody_from_it(place: Place) -> None:
     config = {"password": {"description": "Of the account.", "secret": True, "required": False}}
     place.put("mail", ONCE, config=config)
-    assert load(place, SecretStore(VALUES))["mail"].withheld is None
+    assert load(place, SecretStore(VALUES))["mail"].unavailable_reason is None
 
 
 def test_what_another_process_brought_has_only_the_secrets_of_that_process() -> None:
@@ -116,16 +116,16 @@ def test_what_another_process_brought_has_only_the_secrets_of_that_process() -> 
     theirs.own_secrets = frozenset({"OTHER"})
     mine = Simple("mine", secrets=("TOKEN",))
     entries = load_generation(
-        [PythonSource((theirs, mine))], tier=Tier("none", ""), secrets=SecretStore(VALUES)
+        [PythonSource((theirs, mine))], tier=SandboxTier("none", ""), secrets=SecretStore(VALUES)
     ).entries
-    assert entries["mine"].withheld is None
-    assert "TOKEN (the client process that registered the tool has no secret" in (entries["theirs"].withheld or "")
+    assert entries["mine"].unavailable_reason is None
+    assert "TOKEN (the client process that registered the tool has no secret" in (entries["theirs"].unavailable_reason or "")
 
 
 def test_a_tool_in_this_process_is_given_what_it_declared_by_name(place: Place) -> None:
     spec = Simple("fetch", secrets=("TOKEN", "GONE")).spec
     runtime = place.runtime(spec)
-    runtime._around.secrets = SecretStore(VALUES)  # pyright: ignore[reportPrivateUsage]
+    runtime._environment.secrets = SecretStore(VALUES)  # pyright: ignore[reportPrivateUsage]
     assert runtime.secrets.get("TOKEN") == VALUES["TOKEN"]
     for name, kind, why in (("OTHER", "denied", "did not declare"), ("GONE", "unavailable", "not set")):
         with pytest.raises(ToolError, match=why) as refused:
@@ -145,10 +145,10 @@ async def test_what_the_shell_starts_gets_no_secrets(place: Place) -> None:
         secrets=("TOKEN",),
         requires=Simple("x").spec.requires.model_validate({"shell": [{"cmd": "sh"}], "fs": {"read": ["{workspace}"]}}),
     ).spec
-    if not tiers.choose().tier.confines:
+    if not tiers.choose_sandbox().tier.is_confining:
         pytest.skip("this machine cannot confine programs")
     runtime = place.runtime(spec)
-    runtime._around.secrets = SecretStore(VALUES)  # pyright: ignore[reportPrivateUsage]
+    runtime._environment.secrets = SecretStore(VALUES)  # pyright: ignore[reportPrivateUsage]
     done = await runtime.shell.run(["sh", "-c", "env; cat /proc/[0-9]*/environ | tr '\\0' '\\n'; ls -l /proc/self/fd/"])
     assert b"PATH=" in done.output and b"hunter2" not in done.output
     assert b"SECRETS_FD" not in done.output and b"handrail-secrets" not in done.output

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.doors.runtime import Runtime
-from handrail.contract.generation import Difference, Entry, Generation
-from handrail.contract.schema.schema import compile_schema
+from handrail.contract.services.runtime import Runtime
+from handrail.contract.generation import GenerationDiff, ToolEntry, Generation
+from handrail.contract.schema.validation import compile_schema
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
-from handrail.registry.generations import OpenTools, Succession
+from handrail.registry.generations import OpenTools, GenerationLifecycle
 
 pytestmark = pytest.mark.proves("R-06")
 
@@ -37,14 +37,14 @@ class _Tool(Tool):
 
 def generation(number: int, *tools: _Tool) -> Generation:
     schema = compile_schema({"type": "object", "properties": {}})
-    return Generation(number, [Entry(tool.spec, tool, schema, "here", tool.spec.definition_hash) for tool in tools])
+    return Generation(number, [ToolEntry(tool.spec, tool, schema, "here", tool.spec.definition_hash) for tool in tools])
 
 
 async def test_what_is_published_is_current_at_once_and_its_difference_is_told() -> None:
     a, b, c = _Tool("a"), _Tool("b"), _Tool("c")
-    succession = Succession(generation(1, a, b))
+    succession = GenerationLifecycle(generation(1, a, b))
     second = generation(2, b, c)
-    assert succession.publish(second) == Difference(added=("c",), removed=("a",))
+    assert succession.publish(second) == GenerationDiff(added=("c",), removed=("a",))
     assert succession.current is second
     await succession.aclose()
     assert [tool.ended for tool in (a, b, c)] == [1, 1, 1]
@@ -52,7 +52,7 @@ async def test_what_is_published_is_current_at_once_and_its_difference_is_told()
 
 @pytest.mark.parametrize("number", [0, 1])
 async def test_only_a_higher_number_follows(number: int) -> None:
-    succession = Succession(first := generation(1))
+    succession = GenerationLifecycle(first := generation(1))
     with pytest.raises(ValueError, match=f"Generation {number} cannot be published. Its number must be above 1"):
         succession.publish(generation(number))
     assert succession.current is first
@@ -61,17 +61,17 @@ async def test_only_a_higher_number_follows(number: int) -> None:
 async def test_a_tool_ends_when_the_last_holder_of_its_last_generation_lets_go() -> None:
     dropped, carried, returning = _Tool("dropped"), _Tool("carried"), _Tool("returning")
     held = generation(1, dropped, carried, returning)
-    succession = Succession(held)
+    succession = GenerationLifecycle(held)
     succession.publish(generation(2, carried))
     succession.publish(generation(3, carried, returning))
     gc.collect()
     await asyncio.sleep(0)
-    assert {one.number for one in succession.living} == {1, 3}
+    assert {one.number for one in succession.live_generations} == {1, 3}
     assert [tool.ended for tool in (dropped, carried, returning)] == [0, 0, 0]
     del held
     gc.collect()
     await dropped.over.wait()
-    assert {one.number for one in succession.living} == {3}
+    assert {one.number for one in succession.live_generations} == {3}
     assert [tool.ended for tool in (dropped, carried, returning)] == [1, 0, 0]
     await succession.aclose()
     assert [tool.ended for tool in (dropped, carried, returning)] == [1, 1, 1]
@@ -80,7 +80,7 @@ async def test_a_tool_ends_when_the_last_holder_of_its_last_generation_lets_go()
 async def test_a_generation_that_a_thread_lets_go_of_ends_its_tools_on_the_loop() -> None:
     tool = _Tool("a")
     holder = [generation(1, tool)]
-    succession = Succession(holder[0])
+    succession = GenerationLifecycle(holder[0])
     succession.publish(generation(2))
     await asyncio.to_thread(holder.clear)
     gc.collect()
@@ -90,7 +90,7 @@ async def test_a_generation_that_a_thread_lets_go_of_ends_its_tools_on_the_loop(
 
 async def test_a_tool_that_does_not_end_keeps_no_other_from_ending() -> None:
     stubborn, other = _Tool("a", fails=True), _Tool("b")
-    succession = Succession(generation(1, stubborn, other))
+    succession = GenerationLifecycle(generation(1, stubborn, other))
     with pytest.raises(ExceptionGroup):
         await succession.aclose()
     assert (stubborn.ended, other.ended) == (1, 1)
@@ -99,8 +99,8 @@ async def test_a_tool_that_does_not_end_keeps_no_other_from_ending() -> None:
 async def test_a_tool_that_two_agents_have_ends_once_and_with_the_last_of_them() -> None:
     shared, own = _Tool("shared"), _Tool("own")
     open_tools = OpenTools()
-    one = Succession(generation(1, shared, own), open_tools)
-    other = Succession(generation(2, shared), open_tools)
+    one = GenerationLifecycle(generation(1, shared, own), open_tools)
+    other = GenerationLifecycle(generation(2, shared), open_tools)
     await one.aclose()
     assert (shared.ended, own.ended) == (0, 1)
     await other.aclose()

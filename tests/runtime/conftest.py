@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from handrail.contract.tool.requires import Capability
-from handrail.runtime.files.files import RootedFiles, SeenFiles
-from handrail.runtime.files.roots import Roots
+from handrail.runtime.files.rooted_files import RootedFiles, SeenFiles
+from handrail.runtime.files.roots import SessionRoots
 
 
 @dataclass
@@ -49,4 +49,4 @@ def seen() -> SeenFiles:
 
 @pytest.fixture
 def files(workspace: Path, judge: Judge, seen: SeenFiles) -> RootedFiles:
-    return RootedFiles(Roots(workspace), seen, judge)
+    return RootedFiles(SessionRoots(workspace), seen, judge)

@@ -11,8 +11,8 @@ import pytest
 from tests.runtime.conftest import Judge
 
 from handrail.contract.errors import ToolError
-from handrail.runtime.files.files import RootedFiles, SeenFiles
-from handrail.runtime.files.roots import Roots, openat2_works
+from handrail.runtime.files.rooted_files import RootedFiles, SeenFiles
+from handrail.runtime.files.roots import SessionRoots, find_openat2_problem
 from handrail.store.folders import remove_tree
 
 pytestmark = pytest.mark.proves("S-03")
@@ -62,7 +62,7 @@ async def test_a_link_within_the_workspace_is_judged_and_noted_under_its_target(
     (workspace / "alias").symlink_to("real")
     await files.read_bytes("alias")
     assert judge.asked == [("fs.read", str(workspace / "real"))]
-    assert seen.digest(str(workspace / "real")) is not None
+    assert seen.find_digest(str(workspace / "real")) is not None
     judge.refuse[str(workspace / "real")] = "a rule denies this file"
     with pytest.raises(ToolError, match="a rule denies") as caught:
         await files.read_bytes("alias")
@@ -94,7 +94,7 @@ async def test_a_file_with_another_name_elsewhere_is_not_written(files: RootedFi
     await files.read_bytes("harmless")
     for over in ("seen", b"TOP-SECRET"):
         with pytest.raises(ToolError, match="hard links") as caught:
-            await files.write("harmless", b"overwritten", over=over)  # pyright: ignore[reportArgumentType]
+            await files.write("harmless", b"overwritten", expected=over)  # pyright: ignore[reportArgumentType]
         assert caught.value.kind == "denied"
     assert secret.read_text() == "TOP-SECRET"
 
@@ -119,11 +119,11 @@ async def test_a_link_swapped_in_after_the_judgement_is_not_followed(
         target.unlink(missing_ok=True)
         target.symlink_to(secret)
 
-    files = RootedFiles(Roots(workspace), seen, swap)
+    files = RootedFiles(SessionRoots(workspace), seen, swap)
     for door in ("read", "write"):
         target.unlink(missing_ok=True)
         target.write_text("plain")
-        seen.note(str(target), "0")
+        seen.record(str(target), "0")
         with pytest.raises(ToolError) as caught:
             await (files.read_bytes("f") if door == "read" else files.write("f", b"x"))
         assert caught.value.kind == "conflict"
@@ -142,7 +142,7 @@ async def test_a_folder_swapped_for_a_link_after_the_judgement_is_not_followed(
 
     folder.mkdir()
     (folder / "key").write_text("plain")
-    files = RootedFiles(Roots(workspace), seen, swap)
+    files = RootedFiles(SessionRoots(workspace), seen, swap)
     with pytest.raises(ToolError) as caught:
         await files.read_bytes("d/key")
     assert caught.value.kind == "conflict"
@@ -178,7 +178,7 @@ async def test_racing_swaps_never_give_what_lies_outside(files: RootedFiles, wor
         for number in range(rounds):
             try:
                 answers.add((await files.read_bytes("d/key")).data)
-                await files.write(f"d/{number}", b"mine", over="new")
+                await files.write(f"d/{number}", b"mine", expected="new")
             except ToolError as error:
                 answers.add(error.kind)
     finally:
@@ -214,7 +214,7 @@ async def test_the_extra_root_is_read_and_never_written(workspace: Path, judge: 
     output = workspace.parent / "output"
     output.mkdir()
     (output / "1.txt").write_text("rest")
-    files = RootedFiles(Roots(workspace, [output]), seen, judge)
+    files = RootedFiles(SessionRoots(workspace, [output]), seen, judge)
     assert (await files.read_bytes(str(output / "1.txt"))).data == b"rest"
     with pytest.raises(ToolError, match="read-only") as caught:
         await files.write(str(output / "1.txt"), b"x")
@@ -241,4 +241,4 @@ async def test_a_rule_about_a_name_is_about_that_name_only(files: RootedFiles, j
 
 
 def test_this_machine_resolves_beneath() -> None:
-    assert openat2_works() is None
+    assert find_openat2_problem() is None

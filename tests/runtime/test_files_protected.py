@@ -9,8 +9,8 @@ import pytest
 from tests.runtime.conftest import Judge
 
 from handrail.contract.errors import ToolError
-from handrail.runtime.files.files import RootedFiles, SeenFiles
-from handrail.runtime.files.roots import Roots
+from handrail.runtime.files.rooted_files import RootedFiles, SeenFiles
+from handrail.runtime.files.roots import SessionRoots
 
 pytestmark = pytest.mark.proves("P-15", "F-11")
 
@@ -54,7 +54,7 @@ async def test_it_is_read_and_files_of_its_name_in_other_folders_are_written(
     (workspace / "handrail.toml").write_text("theirs")
     assert (await files.read_bytes("handrail.toml")).data == b"theirs"
     assert (await files.write("examples/handrail.toml", b"x")).created
-    assert (await RootedFiles(Roots(workspace / "examples"), seen, judge).read_bytes("handrail.toml")).data == b"x"
+    assert (await RootedFiles(SessionRoots(workspace / "examples"), seen, judge).read_bytes("handrail.toml")).data == b"x"
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
-from handrail.runtime.files import files as files_module
-from handrail.runtime.files.files import STEP, LineIndex, RootedFiles, window
+from handrail.runtime.files import rooted_files as files_module
+from handrail.runtime.files.rooted_files import INDEX_STEP_BYTES, LineIndex, RootedFiles, read_window
 
 
 async def test_a_range_is_read_from_either_end(files: RootedFiles, workspace: Path) -> None:
@@ -46,7 +46,7 @@ async def test_a_long_line_is_cut_and_named(files: RootedFiles, workspace: Path)
     (workspace / "f").write_text("short\n" + "é" * 5000 + "\nend")
     got = await files.read_lines("f", max_line=100)
     assert got.lines == ("short", "é" * 100, "end")
-    assert got.cut == (2,)
+    assert got.truncated_lines == (2,)
 
 
 async def test_lines_stop_at_the_byte_budget(files: RootedFiles, workspace: Path) -> None:
@@ -54,7 +54,7 @@ async def test_lines_stop_at_the_byte_budget(files: RootedFiles, workspace: Path
     got = await files.read_lines("f", max_bytes=10)
     assert (got.lines, got.next) == (("x" * 9,), 2)
     tiny = await files.read_lines("f", max_bytes=5)
-    assert (tiny.lines, tiny.cut, tiny.next) == (("x" * 4,), (1,), 2)
+    assert (tiny.lines, tiny.truncated_lines, tiny.next) == (("x" * 4,), (1,), 2)
 
 
 async def test_invalid_utf8_is_shown_and_carriage_returns_are_line_ends(files: RootedFiles, workspace: Path) -> None:
@@ -75,7 +75,7 @@ def test_any_window_is_the_slice_of_all_lines(parts: list[str], ended: bool, fir
         every.pop()
     if not data.endswith(b"\n") and every and data.endswith(b"\r"):
         every[-1] += "\r"
-    got = window(lambda o, n: data[o : o + n], LineIndex(len(data)), first, count, 10_000, 1_000)
+    got = read_window(lambda o, n: data[o : o + n], LineIndex(len(data)), first, count, 10_000, 1_000)
     begin = first - 1 if first > 0 else max(0, len(every) + first)
     assert list(got.lines) == every[begin : begin + count]
     assert got.next == (begin + count + 1 if begin + count < len(every) else None)
@@ -87,7 +87,7 @@ async def test_a_huge_file_is_read_in_place_and_counted_once(
     line = b"0123456789abcde\n"
     with (workspace / "big").open("wb") as out:
         for _ in range(20):
-            out.write(line * (STEP // len(line)))
+            out.write(line * (INDEX_STEP_BYTES // len(line)))
         out.write(b"the end")
     read: list[int] = []
     real = os.pread
@@ -98,14 +98,14 @@ async def test_a_huge_file_is_read_in_place_and_counted_once(
 
     monkeypatch.setattr(os, "pread", counted)
     tail = await files.read_lines("big", first=-1)
-    total = 20 * STEP // len(line) + 1
+    total = 20 * INDEX_STEP_BYTES // len(line) + 1
     assert (tail.lines, tail.first, tail.total) == (("the end",), total, total)
-    assert sum(read) >= 20 * STEP
-    assert max(read) <= STEP
+    assert sum(read) >= 20 * INDEX_STEP_BYTES
+    assert max(read) <= INDEX_STEP_BYTES
     read.clear()
     again = await files.read_lines("big", first=total // 2, count=1)
     assert again.lines == (line.decode().strip(),)
-    assert sum(read) < 2 * STEP
+    assert sum(read) < 2 * INDEX_STEP_BYTES
     read.clear()
     part = await files.read_bytes("big", start=-7)
     assert (part.data, sum(read)) == (b"the end", 7)
@@ -117,7 +117,7 @@ async def test_a_sparse_terabyte_is_answered_from_its_ends_by_bytes_and_refused_
     with (workspace / "sparse").open("wb") as out:
         out.truncate(1 << 40)
     assert (await files.read_bytes("sparse", start=-4)).data == b"\0" * 4
-    monkeypatch.setattr("handrail.runtime.files.files.MAX_SCAN", 8 * STEP)
+    monkeypatch.setattr("handrail.runtime.files.rooted_files.MAX_SCAN_BYTES", 8 * INDEX_STEP_BYTES)
     for first in (1, -1):
         with pytest.raises(ToolError) as caught:
             await files.read_lines("sparse", first=first)

@@ -15,16 +15,16 @@ import pytest
 from tests.runtime.conftest import Judge
 
 from handrail.contract.errors import ToolError
-from handrail.runtime.files import replace
-from handrail.runtime.files.files import RootedFiles, SeenFiles
-from handrail.runtime.files.roots import Roots
+from handrail.runtime.files import atomic_write
+from handrail.runtime.files.rooted_files import RootedFiles, SeenFiles
+from handrail.runtime.files.roots import SessionRoots
 
 pytestmark = pytest.mark.proves("T-07")
 
 
 async def test_a_new_file_is_made_with_its_folders(files: RootedFiles, workspace: Path) -> None:
     written = await files.write("a/b/c.txt", b"hello")
-    assert (written.path, written.created, written.size, written.before) == ("a/b/c.txt", True, 5, None)
+    assert (written.path, written.created, written.size, written.previous_content) == ("a/b/c.txt", True, 5, None)
     assert written.sha256 == hashlib.sha256(b"hello").hexdigest()
     assert (workspace / "a/b/c.txt").read_bytes() == b"hello"
     umask = os.umask(0)
@@ -45,7 +45,7 @@ async def test_a_file_never_read_is_not_written_over(files: RootedFiles, workspa
 async def test_what_was_read_may_be_written_over_and_again(files: RootedFiles, workspace: Path) -> None:
     (workspace / "f").write_text("one")
     await files.read_lines("f", count=1)
-    assert (await files.write("f", b"two")).before == b"one"
+    assert (await files.write("f", b"two")).previous_content == b"one"
     assert await files.read_for_edit("f") == b"two"
     assert (await files.write("f", b"three")).created is False
     assert (workspace / "f").read_text() == "three"
@@ -65,7 +65,7 @@ async def test_a_change_of_the_same_size_and_time_is_noticed(files: RootedFiles,
     target.write_text("bbbb")
     os.utime(target, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert target.stat().st_mtime_ns == before.st_mtime_ns
-    for door in (files.write("f", b"mine"), files.read_for_edit("f"), files.write("f", b"mine", over=b"aaaa")):
+    for door in (files.write("f", b"mine"), files.read_for_edit("f"), files.write("f", b"mine", expected=b"aaaa")):
         with pytest.raises(ToolError, match="changed") as caught:
             await door
         assert caught.value.kind == "conflict"
@@ -75,10 +75,10 @@ async def test_a_change_of_the_same_size_and_time_is_noticed(files: RootedFiles,
 async def test_each_expectation_is_held_to(files: RootedFiles, workspace: Path) -> None:
     (workspace / "f").write_text("here")
     with pytest.raises(ToolError, match="already exists"):
-        await files.write("f", b"x", over="new")
+        await files.write("f", b"x", expected="new")
     with pytest.raises(ToolError, match="no longer exists"):
-        await files.write("absent", b"x", over=b"was here")
-    await files.write("f", b"exact", over=b"here")
+        await files.write("absent", b"x", expected=b"was here")
+    await files.write("f", b"exact", expected=b"here")
     assert (workspace / "f").read_text() == "exact"
     with pytest.raises(ToolError) as caught:
         await files.write(".", b"x")
@@ -87,7 +87,7 @@ async def test_each_expectation_is_held_to(files: RootedFiles, workspace: Path) 
 
 async def test_what_one_session_read_another_has_not(workspace: Path, judge: Judge) -> None:
     (workspace / "f").write_text("x")
-    first, second = (RootedFiles(Roots(workspace), SeenFiles(), judge) for _ in range(2))
+    first, second = (RootedFiles(SessionRoots(workspace), SeenFiles(), judge) for _ in range(2))
     await first.read_bytes("f")
     await first.read_for_edit("f")
     with pytest.raises(ToolError):
@@ -99,9 +99,9 @@ async def test_fifty_parallel_writes_land_once_and_fail_loudly_else(
 ) -> None:
     (workspace / "f").write_text("start")
     await files.read_bytes("f")
-    many = [RootedFiles(Roots(workspace), SeenFiles(), judge) for _ in range(50)]
+    many = [RootedFiles(SessionRoots(workspace), SeenFiles(), judge) for _ in range(50)]
     results = await asyncio.gather(
-        *(one.write("f", f"writer {n}".encode(), over=b"start") for n, one in enumerate(many)), return_exceptions=True
+        *(one.write("f", f"writer {n}".encode(), expected=b"start") for n, one in enumerate(many)), return_exceptions=True
     )
     landed = [n for n, result in enumerate(results) if not isinstance(result, BaseException)]
     assert len(landed) == 1
@@ -114,14 +114,14 @@ async def test_fifty_parallel_edits_that_repeat_on_conflict_all_land(workspace: 
     (workspace / "f").write_bytes(b"")
 
     async def append(number: int) -> int:
-        files = RootedFiles(Roots(workspace), SeenFiles(), judge)
+        files = RootedFiles(SessionRoots(workspace), SeenFiles(), judge)
         tries = 0
         while True:
             tries += 1
             await files.read_bytes("f")
             try:
                 old = await files.read_for_edit("f")
-                await files.write("f", old + b"%d\n" % number, over=old)
+                await files.write("f", old + b"%d\n" % number, expected=old)
             except ToolError as error:
                 assert error.kind == "conflict"
             else:
@@ -138,7 +138,7 @@ async def test_somebody_elses_write_in_the_last_moment_is_kept(
     target = workspace / "f"
     target.write_text("old")
     await files.read_bytes("f")
-    exchange = replace._rename  # pyright: ignore[reportPrivateUsage]
+    exchange = atomic_write._rename  # pyright: ignore[reportPrivateUsage]
     struck: list[bool] = []
 
     def strike(parent: int, old: str, new: str, flags: int) -> bool:
@@ -148,7 +148,7 @@ async def test_somebody_elses_write_in_the_last_moment_is_kept(
             (workspace / "other").replace(target)
         return exchange(parent, old, new, flags)
 
-    monkeypatch.setattr(replace, "_rename", strike)
+    monkeypatch.setattr(atomic_write, "_rename", strike)
     with pytest.raises(ToolError) as caught:
         await files.write("f", b"mine")
     assert caught.value.kind == "conflict"
@@ -162,10 +162,10 @@ async def test_a_file_system_without_exchange_still_replaces(
     def unknown(parent: int, old: str, new: str, flags: int) -> bool:
         return False
 
-    monkeypatch.setattr(replace, "_rename", unknown)
-    await files.write("f", b"one", over="new")
+    monkeypatch.setattr(atomic_write, "_rename", unknown)
+    await files.write("f", b"one", expected="new")
     with pytest.raises(ToolError):
-        await files.write("f", b"two", over="new")
+        await files.write("f", b"two", expected="new")
     await files.write("f", b"two")
     assert (workspace / "f").read_text() == "two"
     assert os.listdir(workspace) == ["f"]
@@ -193,7 +193,7 @@ async def test_a_crash_in_the_middle_leaves_the_old_content(workspace: Path) -> 
     script = textwrap.dedent(
         """
         import asyncio, os, signal, sys
-        from handrail.runtime.files.files import RootedFiles, SeenFiles
+        from handrail.runtime.files.rooted_files import RootedFiles, SeenFiles
         from handrail.runtime.files.roots import Roots
 
         async def main():
@@ -252,7 +252,7 @@ async def test_a_write_that_is_cancelled_has_ended_when_the_caller_is_told(
 
 async def test_files_above_the_limit_are_read_and_not_edited(files: RootedFiles, workspace: Path) -> None:
     with (workspace / "big").open("wb") as out:
-        out.truncate(replace.MAX_EDIT_BYTES + 1)
+        out.truncate(atomic_write.MAX_EDIT_BYTES + 1)
     assert (await files.read_bytes("big", max_bytes=4)).data == b"\0" * 4
     for door in (files.read_for_edit("big"), files.write("big", b"x")):
         with pytest.raises(ToolError) as caught:
@@ -263,7 +263,7 @@ async def test_files_above_the_limit_are_read_and_not_edited(files: RootedFiles,
 def test_a_session_forgets_the_files_longest_unused() -> None:
     seen = SeenFiles(max_files=2)
     for name in ("a", "b", "a", "c"):
-        seen.note(name, name * 2)
-    assert [seen.digest(name) for name in ("a", "b", "c")] == ["aa", None, "cc"]
+        seen.record(name, name * 2)
+    assert [seen.find_digest(name) for name in ("a", "b", "c")] == ["aa", None, "cc"]
     seen.forget("a")
-    assert seen.digest("a") is None
+    assert seen.find_digest("a") is None

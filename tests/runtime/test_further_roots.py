@@ -9,9 +9,9 @@ import pytest
 
 from handrail.contract.agent import AgentRoot
 from handrail.contract.errors import ToolError
-from handrail.runtime.files.beneath import further_roots
-from handrail.runtime.files.files import RootedFiles, SeenFiles
-from handrail.runtime.files.roots import FurtherRoots, Roots
+from handrail.runtime.files.secure_open import resolve_further_roots
+from handrail.runtime.files.rooted_files import RootedFiles, SeenFiles
+from handrail.runtime.files.roots import FurtherRoots, SessionRoots
 
 from .conftest import Judge
 
@@ -28,7 +28,7 @@ def ground(tmp_path: Path) -> Path:
 
 def resolved(ground: Path, *roots: tuple[str, Access]) -> tuple[FurtherRoots, list[tuple[str, str]]]:
     named = [AgentRoot(path=path.replace("@", str(ground)), access=access) for path, access in roots]
-    return further_roots(named, str(ground / "ws"), [ground / "state", ground / "config"])
+    return resolve_further_roots(named, str(ground / "ws"), [ground / "state", ground / "config"])
 
 
 def test_a_root_is_its_real_folder(ground: Path) -> None:
@@ -71,12 +71,12 @@ def test_a_writable_folder_above_the_workspace_is_refused_and_a_readable_one_is_
     workspace = tmp_path.resolve() / "project" / "ws"
     workspace.mkdir(parents=True)
     above = str(workspace.parent)
-    _, [(_, problem)] = further_roots([AgentRoot(path=above, access="write")], str(workspace), [])
+    _, [(_, problem)] = resolve_further_roots([AgentRoot(path=above, access="write")], str(workspace), [])
     assert "Open this folder as the workspace" in problem
-    further, faults = further_roots([AgentRoot(path=above)], str(workspace), [])
+    further, faults = resolve_further_roots([AgentRoot(path=above)], str(workspace), [])
     assert (further.readable, faults) == ((above,), [])
-    roots = Roots(workspace, (), further)
-    assert [roots.locate(path).writable for path in ("a", "../a")] == [True, False]
+    roots = SessionRoots(workspace, (), further)
+    assert [roots.resolve_path(path).is_writable for path in ("a", "../a")] == [True, False]
 
 
 def test_a_writable_root_in_the_workspace_adds_nothing(ground: Path) -> None:
@@ -96,13 +96,13 @@ async def test_files_are_read_in_every_root_and_written_only_where_that_was_said
         (ground / name).mkdir(exist_ok=True)
         (ground / name / "a.txt").write_text(name)
     further, _ = resolved(ground, ("@/specs", "read"), ("@/notes", "write"))
-    files = RootedFiles(Roots(ground / "ws", (), further), SeenFiles(), Judge())
+    files = RootedFiles(SessionRoots(ground / "ws", (), further), SeenFiles(), Judge())
     for name in ("specs", "notes"):
         assert (await files.read_bytes(str(ground / name / "a.txt"))).data == name.encode()
     with pytest.raises(ToolError, match="outside"):
         await files.read_bytes(str(ground / "elsewhere" / "a.txt"))
-    await files.write(str(ground / "notes" / "b.txt"), b"new", over="new")
+    await files.write(str(ground / "notes" / "b.txt"), b"new", expected="new")
     assert (ground / "notes" / "b.txt").read_bytes() == b"new"
     with pytest.raises(ToolError, match="read-only"):
-        await files.write(str(ground / "specs" / "b.txt"), b"new", over="new")
+        await files.write(str(ground / "specs" / "b.txt"), b"new", expected="new")
     assert not (ground / "specs" / "b.txt").exists()

@@ -9,11 +9,11 @@ import pytest
 from tests.runtime.test_guard import Ground, ground  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 from handrail.contract.errors import ToolError
-from handrail.runtime.files.files import RootedFiles, SeenFiles
-from handrail.runtime.files.roots import Roots
-from handrail.runtime.guard import git as vcs
-from handrail.runtime.guard import gitconfig
-from handrail.sandbox.view.tree import Tree
+from handrail.runtime.files.rooted_files import RootedFiles, SeenFiles
+from handrail.runtime.files.roots import SessionRoots
+from handrail.runtime.guard import git_checks as vcs
+from handrail.runtime.guard import git_config
+from handrail.sandbox.view.folder_tree import FolderTree
 
 pytestmark = pytest.mark.proves("S-07")
 
@@ -84,13 +84,13 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def pointed(workspace: Path) -> set[str]:
-    tree = Tree(str(workspace))
-    tree.look()
-    return {os.path.relpath(path, workspace) for path in vcs.pointed_at(tree).targets}
+    tree = FolderTree(str(workspace))
+    tree.refresh()
+    return {os.path.relpath(path, workspace) for path in vcs.find_git_targets(tree).targets}
 
 
 def files(workspace: Path) -> RootedFiles:
-    return RootedFiles(Roots(workspace), SeenFiles(), lambda capability, target: None)
+    return RootedFiles(SessionRoots(workspace), SeenFiles(), lambda capability, target: None)
 
 
 @pytest.mark.parametrize("where", ["repository", "home", "xdg", "system", "included", "environment"])
@@ -202,9 +202,9 @@ def test_reading_the_settings_of_a_person_costs_a_look_at_each_file_once_they_ar
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (workspace.parent / "home" / ".gitconfig").write_text("[core]\n\thooksPath = one\n")
-    first = gitconfig.of_person()
+    first = git_config.read_paths_of_user()
     monkeypatch.setattr(os, "open", None)
-    assert gitconfig.of_person() == first
+    assert git_config.read_paths_of_user() == first
 
 
 async def test_programs_are_held_to_what_the_person_s_settings_name(

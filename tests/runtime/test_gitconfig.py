@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handrail.runtime.guard.gitconfig import Entry, Unreadable, beyond_the_list, harmless, harmless_url, read
+from handrail.runtime.guard.git_config import GitSetting, UnreadableConfig, find_changed_keys, is_harmless, is_harmless_url, parse_config
 
 pytestmark = pytest.mark.proves("S-07")
 EMPTY = {"GIT_CONFIG_NOSYSTEM": "1", "HOME": "/nonexistent", "PATH": "/usr/bin:/bin"}
@@ -19,7 +19,7 @@ def inside(path: str) -> bool:
     return not path.startswith("/") and path.count("..") < 4
 
 
-def as_git_reads(data: bytes, folder: Path) -> list[Entry] | None:
+def as_git_reads(data: bytes, folder: Path) -> list[GitSetting] | None:
     """What git makes of a file: it runs nothing to list it. None where it refuses."""
     file = folder / "config"
     file.write_bytes(data)
@@ -32,10 +32,10 @@ def as_git_reads(data: bytes, folder: Path) -> list[Entry] | None:
     )
     if done.returncode != 0:
         return None
-    entries: list[Entry] = []
+    entries: list[GitSetting] = []
     for item in done.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1]:
         key, newline, value = item.partition("\n")
-        entries.append(Entry(key, value if newline else None))
+        entries.append(GitSetting(key, value if newline else None))
     return entries
 
 
@@ -60,8 +60,8 @@ READ = {
 
 @pytest.mark.parametrize("text", READ)
 def test_what_is_read_is_what_git_reads(text: str, tmp_path: Path) -> None:
-    assert read(text.encode()) == [Entry(*pair) for pair in READ[text]]
-    assert read(text.encode()) == as_git_reads(text.encode(), tmp_path)
+    assert parse_config(text.encode()) == [GitSetting(*pair) for pair in READ[text]]
+    assert parse_config(text.encode()) == as_git_reads(text.encode(), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -78,15 +78,15 @@ def test_what_is_read_is_what_git_reads(text: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_git_refuses_is_refused(text: str, tmp_path: Path) -> None:
-    with pytest.raises(Unreadable):
-        read(text.encode())
+    with pytest.raises(UnreadableConfig):
+        parse_config(text.encode())
     assert as_git_reads(text.encode(), tmp_path) is None
 
 
 @pytest.mark.parametrize("data", [b"[a]\nb = c\0d\n", b"b = c\n", b"[a]\n" + b"b = c\n" * 200_000])
 def test_what_reads_alike_only_for_some_is_refused(data: bytes) -> None:
-    with pytest.raises(Unreadable):
-        read(data)
+    with pytest.raises(UnreadableConfig):
+        parse_config(data)
 
 
 _TOKENS = [
@@ -121,14 +121,14 @@ def test_any_text_is_read_as_git_reads_it_or_refused(
     data = "[s]\n" + "".join(tokens)
     theirs = as_git_reads(data.encode(), _folder(tmp_path_factory))
     try:
-        ours = read(data.encode())
-    except Unreadable:
+        ours = parse_config(data.encode())
+    except UnreadableConfig:
         assert theirs is None
         return
     assert theirs is not None and _blanks(ours) == _blanks(theirs)
 
 
-def _blanks(entries: list[Entry]) -> list[Entry]:
+def _blanks(entries: list[GitSetting]) -> list[GitSetting]:
     """Versions of git differ in whether a tab within a value stays one."""
     return [entry._replace(value=entry.value and entry.value.replace("\t", " ")) for entry in entries]
 
@@ -214,7 +214,7 @@ HARMFUL = [
 @pytest.mark.parametrize("text", HARMLESS)
 def test_what_ordinary_git_writes_is_on_the_list(text: str) -> None:
     key, _, value = text.partition("=")
-    assert harmless(Entry(key, value), inside)
+    assert is_harmless(GitSetting(key, value), inside)
 
 
 @pytest.mark.parametrize("text", HARMFUL)
@@ -222,26 +222,26 @@ def test_what_runs_something_is_not(text: str) -> None:
     key, _, value = text.partition("=")
     if key.startswith("url."):
         key, value = "url.ext::evil.insteadof", "https://"
-    assert not harmless(Entry(key, value), inside)
+    assert not is_harmless(GitSetting(key, value), inside)
 
 
 @given(st.text(max_size=30))
 def test_no_url_that_git_hands_to_a_helper_is_harmless(url: str) -> None:
-    assert not harmless_url(f"ext::{url}")
-    assert not harmless_url(f"{url}::{url}")
-    assert not harmless_url(f"-{url}")
+    assert not is_harmless_url(f"ext::{url}")
+    assert not is_harmless_url(f"{url}::{url}")
+    assert not is_harmless_url(f"-{url}")
 
 
 def test_what_was_there_before_may_stay_and_may_not_change() -> None:
-    theirs = [Entry("core.hookspath", "tools/hooks"), Entry("alias.a", "b"), Entry("core.bare", "false")]
+    theirs = [GitSetting("core.hookspath", "tools/hooks"), GitSetting("alias.a", "b"), GitSetting("core.bare", "false")]
 
-    def plain(after: list[Entry]) -> list[str]:
-        return beyond_the_list(theirs, after, inside)
+    def plain(after: list[GitSetting]) -> list[str]:
+        return find_changed_keys(theirs, after, inside)
 
-    assert plain([*theirs, Entry("remote.o.url", "/x")]) == []
-    assert plain([*theirs[:2], Entry("core.bare", "true")]) == []
+    assert plain([*theirs, GitSetting("remote.o.url", "/x")]) == []
+    assert plain([*theirs[:2], GitSetting("core.bare", "true")]) == []
     assert plain(theirs[1:]) == ["core.hookspath"]
-    assert plain([*theirs, Entry("core.fsmonitor", "x")]) == ["core.fsmonitor"]
+    assert plain([*theirs, GitSetting("core.fsmonitor", "x")]) == ["core.fsmonitor"]
     assert plain([*theirs, theirs[1]]) == ["core.hookspath", "alias.a"]
     assert plain([theirs[1], theirs[0]]) == ["alias.a", "core.hookspath"]
     assert plain([theirs[0]._replace(value="evil"), theirs[1]]) == ["core.hookspath"]

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Profile, Program
-from handrail.contract.tool.requires import CapabilitySet, Layer, ShellRequires
-from handrail.policy.authority import hidden
-from handrail.policy.rules.rules import default_book
-from handrail.runtime.files.roots import Roots
-from handrail.runtime.guard.guard import Guarded, GuardedProcess, Vetoed
+from handrail.contract.sandbox import SandboxProfile, ProgramSpec
+from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, ShellRequires
+from handrail.policy.authorizer import find_hidden_paths
+from handrail.policy.rules.definitions import default_book
+from handrail.runtime.files.roots import SessionRoots
+from handrail.runtime.guard.guarded_sandbox import GuardedSandbox, GuardedProcess, ProtectedPathViolation
 from handrail.runtime.shell import SandboxedShell
 from handrail.sandbox import tiers
 from handrail.store.folders import remove_tree
@@ -31,7 +31,7 @@ class Ground:
 
     workspace: Path
     place: Path
-    sandbox: Guarded
+    sandbox: GuardedSandbox
     vcs: bool = False
 
     @property
@@ -39,23 +39,23 @@ class Ground:
         whole = str(self.workspace)
         named = frozenset({"vcs.config"} if self.vcs else ())
         program = ShellRequires.model_validate({"cmd": "*"})
-        return CapabilitySet((Layer("test", (whole, str(self.place / "other")), (whole,), (), (program,), named),))
+        return CapabilitySet((CapabilityLayer("test", (whole, str(self.place / "other")), (whole,), (), (program,), named),))
 
     @property
     def quarantine(self) -> Path:
         return self.place / "output" / "quarantine"
 
     @property
-    def profile(self) -> Profile:
-        return Profile(
+    def profile(self) -> SandboxProfile:
+        return SandboxProfile(
             *(str(self.workspace), str(self.place / "scratch")),
-            denials=hidden(default_book(), str(self.workspace)),
+            denials=find_hidden_paths(default_book(), str(self.workspace)),
             quarantine=str(self.quarantine),
         )
 
     def shell(self) -> SandboxedShell:
         return SandboxedShell(
-            self.sandbox, self.profile, self.capabilities, Roots(self.workspace), lambda capability, target: None
+            self.sandbox, self.profile, self.capabilities, SessionRoots(self.workspace), lambda capability, target: None
         )
 
     async def run(self, script: str) -> tuple[int, str]:
@@ -79,13 +79,13 @@ class Ground:
 
 @pytest.fixture
 def ground(tmp_path: Path) -> Ground:
-    chosen = tiers.choose()
-    if not chosen.tier.confines:
+    chosen = tiers.choose_sandbox()
+    if not chosen.tier.is_confining:
         pytest.skip(chosen.tier.detail)
     place = tmp_path.resolve()
     for name in ("ws", "scratch", "output", "other"):
         (place / name).mkdir()
-    return Ground(place / "ws", place, Guarded(chosen))
+    return Ground(place / "ws", place, GuardedSandbox(chosen))
 
 
 @pytest.mark.parametrize(
@@ -223,8 +223,8 @@ async def test_a_quarantine_on_another_file_system_holds_copies(ground: Ground) 
         pytest.skip("there is no second file system here")
     folder = elsewhere / f"handrail-test-{os.getpid()}"
     try:
-        profile = Profile(str(ground.workspace), str(ground.place / "scratch"), quarantine=str(folder))
-        shell = SandboxedShell(ground.sandbox, profile, ground.capabilities, Roots(ground.workspace), lambda c, t: None)
+        profile = SandboxProfile(str(ground.workspace), str(ground.place / "scratch"), quarantine=str(folder))
+        shell = SandboxedShell(ground.sandbox, profile, ground.capabilities, SessionRoots(ground.workspace), lambda c, t: None)
         script = "mkdir -p .vscode/a && echo one > .vscode/a/b && ln -s /etc .vscode/c && mkfifo .vscode/d"
         with pytest.raises(ToolError, match="was moved to"):
             await shell.run(script)
@@ -271,7 +271,7 @@ async def test_a_workspace_with_folders_too_deep_to_look_into_goes_on_without_th
         process = await ground.sandbox.start(
             ground.capabilities,
             without_rules,
-            Program(["/bin/bash", "-c", "cd $(printf 'd/%.0s' $(seq 128)); touch d/x"]),
+            ProgramSpec(["/bin/bash", "-c", "cd $(printf 'd/%.0s' $(seq 128)); touch d/x"]),
         )
         assert await process.wait() != 0
         await process.kill()
@@ -316,21 +316,21 @@ async def test_closed_folders_within_closed_folders_hide_nothing(ground: Ground)
 
 async def test_a_process_that_stays_up_is_looked_at_after_each_call(ground: Ground) -> None:
     script = "read a; echo x > .envrc; echo one; read b; echo two; read c; echo x > .envrc; echo three; read d"
-    process = await ground.sandbox.start(ground.capabilities, ground.profile, Program(["/bin/bash", "-c", script]))
+    process = await ground.sandbox.start(ground.capabilities, ground.profile, ProgramSpec(["/bin/bash", "-c", script]))
     assert isinstance(process, GuardedProcess)
     try:
         for line, bad in ((b"one", True), (b"two", False), (b"three", True)):
-            await process.begin()
+            await process.begin_call()
             if line == b"two":  # what others do between its calls is not its doing
                 (ground.workspace / ".mcp.json").write_text("theirs")
-                await process.begin()
+                await process.begin_call()
             await process.write(b"go\n")
             assert await process.read_line(100) == line + b"\n"
             if bad:
-                with pytest.raises(Vetoed, match=r"\.envrc"):
-                    await process.settle()
+                with pytest.raises(ProtectedPathViolation, match=r"\.envrc"):
+                    await process.end_call()
             else:
-                await process.settle()
+                await process.end_call()
             assert not (ground.workspace / ".envrc").exists()
     finally:
         await process.kill()
@@ -341,7 +341,7 @@ async def test_a_program_that_only_reads_finds_nothing_to_write_and_nothing_hidd
     (ground.workspace / ".env").write_text("TOP-SECRET")
     profile = dataclasses.replace(ground.profile, workspace_writable=False)
     process = await ground.sandbox.start(
-        ground.capabilities, profile, Program(["/bin/bash", "-c", "echo x > .envrc; cat .env; true"])
+        ground.capabilities, profile, ProgramSpec(["/bin/bash", "-c", "echo x > .envrc; cat .env; true"])
     )
     out, _, _ = await process.communicate(b"", 100)
     assert await process.wait() == 0 and ground.names() == [".env"] and out == b""

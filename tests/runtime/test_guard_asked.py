@@ -9,24 +9,24 @@ from pathlib import Path
 import pytest
 from tests.runtime.test_guard import Ground, ground  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
-from handrail.contract.sandbox import Profile
-from handrail.policy.authority import hidden
-from handrail.policy.rules.rules import default_book, parse_rule
-from handrail.runtime.files.roots import Roots
-from handrail.runtime.shell import Completed, SandboxedShell
+from handrail.contract.sandbox import SandboxProfile
+from handrail.policy.authorizer import find_hidden_paths
+from handrail.policy.rules.definitions import default_book, parse_rule
+from handrail.runtime.files.roots import SessionRoots
+from handrail.runtime.shell import CompletedProcess, SandboxedShell
 
 pytestmark = pytest.mark.proves("S-07")
 
 
 def shell(ground: Ground, *rules: str) -> SandboxedShell:  # noqa: F811
     book = default_book().with_rules(*(parse_rule(text, scope="session") for text in rules))
-    profile: Profile = dataclasses.replace(ground.profile, denials=hidden(book, str(ground.workspace)))
+    profile: SandboxProfile = dataclasses.replace(ground.profile, denials=find_hidden_paths(book, str(ground.workspace)))
     return SandboxedShell(
-        ground.sandbox, profile, ground.capabilities, Roots(ground.workspace), lambda capability, target: None
+        ground.sandbox, profile, ground.capabilities, SessionRoots(ground.workspace), lambda capability, target: None
     )
 
 
-async def run(ground: Ground, script: str, *rules: str) -> Completed:  # noqa: F811
+async def run(ground: Ground, script: str, *rules: str) -> CompletedProcess:  # noqa: F811
     return await shell(ground, *rules).run(script)
 
 

@@ -8,9 +8,9 @@ import dataclasses
 import pytest
 from tests.runtime.test_guard import Ground, ground
 
-from handrail.contract.sandbox import Program
-from handrail.runtime.guard import guard
-from handrail.runtime.guard.guard import Guarded, GuardedProcess, Vetoed
+from handrail.contract.sandbox import ProgramSpec
+from handrail.runtime.guard import guarded_sandbox
+from handrail.runtime.guard.guarded_sandbox import GuardedSandbox, GuardedProcess, ProtectedPathViolation
 from handrail.sandbox import tiers
 
 pytestmark = pytest.mark.proves("S-07")
@@ -20,11 +20,11 @@ __all__ = ["ground"]
 @pytest.fixture(autouse=True)
 def seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests look when they mean to."""
-    monkeypatch.setattr(guard, "PACE_S", 3600.0)
+    monkeypatch.setattr(guarded_sandbox, "PACE_S", 3600.0)
 
 
 async def started(ground: Ground, script: str) -> GuardedProcess:
-    process = await ground.sandbox.start(ground.capabilities, ground.profile, Program(["/bin/bash", "-c", script]))
+    process = await ground.sandbox.start(ground.capabilities, ground.profile, ProgramSpec(["/bin/bash", "-c", script]))
     assert isinstance(process, GuardedProcess)
     return process
 
@@ -36,10 +36,10 @@ async def test_a_running_program_does_not_keep_what_it_makes_under_a_protected_n
     )
     process = await started(ground, script)
     assert await process.read_line(100) == b"made\n"
-    await ground.sandbox.look_meanwhile()
+    await ground.sandbox.check_while_running()
     assert sorted(ground.names()) == ["a"] and not (ground.workspace / "a" / ".git").exists()
     await process.write(b"go\n")
-    with pytest.raises(Vetoed, match=r"\.vscode was moved to") as caught:
+    with pytest.raises(ProtectedPathViolation, match=r"\.vscode was moved to") as caught:
         await process.wait()
     assert caught.value.exit_code == 3 and "a/.git" in caught.value.text
     assert (ground.workspace / "fine").read_text() == "fine\n"
@@ -49,17 +49,17 @@ async def test_a_running_program_does_not_keep_what_it_makes_under_a_protected_n
 async def test_what_a_tool_that_stays_up_makes_between_its_calls_is_moved_away_and_told(ground: Ground) -> None:
     process = await started(ground, "read a; echo one; read b; echo evil > .envrc; echo two; read c")
     try:
-        await process.begin()
+        await process.begin_call()
         await process.write(b"go\n")
         assert await process.read_line(100) == b"one\n"
-        await process.settle()
+        await process.end_call()
         await process.write(b"go\n")  # no call
         assert await process.read_line(100) == b"two\n"
-        await ground.sandbox.look_meanwhile()
+        await ground.sandbox.check_while_running()
         assert not (ground.workspace / ".envrc").exists()
-        assert any(".envrc" in name for name in await process.begin())
-        await process.settle()
-        assert await process.begin() == ()
+        assert any(".envrc" in name for name in await process.begin_call())
+        await process.end_call()
+        assert await process.begin_call() == ()
     finally:
         await process.kill()
 
@@ -72,33 +72,33 @@ async def test_what_a_git_tool_makes_meanwhile_stays(ground: Ground) -> None:
     ground.vcs = True
     making = await started(ground, "git init -q new; echo made; read go; git -C new config user.name One")
     assert await making.read_line(100) == b"made\n"
-    await ground.sandbox.look_meanwhile()
+    await ground.sandbox.check_while_running()
     await making.write(b"go\n")
     assert await making.wait() == 0
-    await ground.sandbox.look_meanwhile()
+    await ground.sandbox.check_while_running()
     config = ground.workspace / "new" / ".git" / "config"
     assert "One" in config.read_text()
     await job.kill()
-    assert job.veto is None and "One" in config.read_text()
+    assert job.violation is None and "One" in config.read_text()
 
 
 async def test_what_a_git_tool_makes_stays_for_programs_under_another_guard_too(ground: Ground) -> None:
     """Servers behind the gateway have one of their own."""
-    other = dataclasses.replace(ground, sandbox=Guarded(tiers.choose()), vcs=True)
+    other = dataclasses.replace(ground, sandbox=GuardedSandbox(tiers.choose_sandbox()), vcs=True)
     server = await started(ground, "read go")
     try:
         making = await started(other, "git init -q new; echo made; read go; git -C new config user.name One")
         assert await making.read_line(100) == b"made\n"
-        await ground.sandbox.look_meanwhile()
+        await ground.sandbox.check_while_running()
         await making.write(b"go\n")
         assert await making.wait() == 0
-        await ground.sandbox.look_meanwhile()
+        await ground.sandbox.check_while_running()
         assert "One" in (ground.workspace / "new" / ".git" / "config").read_text()
-        assert await server.begin() == ()
-        assert await server.begin() == ()
+        assert await server.begin_call() == ()
+        assert await server.begin_call() == ()
     finally:
         await server.kill()
-    assert server.veto is None and "One" in (ground.workspace / "new" / ".git" / "config").read_text()
+    assert server.violation is None and "One" in (ground.workspace / "new" / ".git" / "config").read_text()
 
 
 async def test_a_program_cannot_arm_what_a_git_tool_made_meanwhile(ground: Ground) -> None:
@@ -109,7 +109,7 @@ async def test_a_program_cannot_arm_what_a_git_tool_made_meanwhile(ground: Groun
     ground.vcs = True
     assert (await ground.run("git init -q new"))[0] == 0
     await job.write(b"go\n")
-    with pytest.raises(Vetoed):
+    with pytest.raises(ProtectedPathViolation):
         await job.wait()
     await job.kill()
     config = ground.workspace / "new" / ".git" / "config"
@@ -120,9 +120,9 @@ async def test_a_program_cannot_arm_what_a_git_tool_made_meanwhile(ground: Groun
 async def test_looks_are_taken_by_themselves_as_long_as_a_program_runs(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard, "PACE_S", 0.001)
+    monkeypatch.setattr(guarded_sandbox, "PACE_S", 0.001)
     looks: asyncio.Queue[None] = asyncio.Queue()
-    look = ground.sandbox.look_meanwhile
+    look = ground.sandbox.check_while_running
 
     async def noted() -> float:
         looks.put_nowait(None)
@@ -135,10 +135,10 @@ async def test_looks_are_taken_by_themselves_as_long_as_a_program_runs(
         await looks.get()
     assert not (ground.workspace / ".envrc").exists()
     await process.kill()
-    assert process.veto is not None
+    assert process.violation is not None
 
 
 def test_looks_take_a_hundredth_of_a_core_at_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert guard.pause_after(0.0) == guard.pause_after(0.01) == 1.0
-    assert guard.pause_after(0.25) == 25.0
+    assert guarded_sandbox.compute_pause(0.0) == guarded_sandbox.compute_pause(0.01) == 1.0
+    assert guarded_sandbox.compute_pause(0.25) == 25.0

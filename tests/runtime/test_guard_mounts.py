@@ -14,12 +14,12 @@ import pytest
 from tests.runtime.test_guard import Ground, ground
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Program
-from handrail.runtime.files.files import RootedFiles, SeenFiles
-from handrail.runtime.files.roots import Roots
-from handrail.runtime.guard import running
-from handrail.runtime.guard.guard import GuardedProcess, Vetoed
-from handrail.runtime.guard.quarantine import Originals
+from handrail.contract.sandbox import ProgramSpec
+from handrail.runtime.files.rooted_files import RootedFiles, SeenFiles
+from handrail.runtime.files.roots import SessionRoots
+from handrail.runtime.guard import running_programs
+from handrail.runtime.guard.guarded_sandbox import GuardedProcess, ProtectedPathViolation
+from handrail.runtime.guard.quarantine import OriginalFiles
 
 pytestmark = pytest.mark.proves("S-07")
 __all__ = ["ground"]
@@ -59,7 +59,7 @@ def by_rename(workspace: Path, name: str, text: str) -> None:
 async def while_it_runs(ground: Ground, script: str, outside: Callable[[], None]) -> ToolError | None:
     """Start a program, do something outside, and let the program go on with ``script``; how it failed."""
     profile = dataclasses.replace(ground.profile, denials=Rules())
-    program = Program(["/bin/bash", "-c", f"echo up; read go; {script}; exit 0"])
+    program = ProgramSpec(["/bin/bash", "-c", f"echo up; read go; {script}; exit 0"])
     process = await ground.sandbox.start(ground.capabilities, profile, program)
     try:
         assert await process.read_line(100) == b"up\n"
@@ -72,7 +72,7 @@ async def while_it_runs(ground: Ground, script: str, outside: Callable[[], None]
     finally:
         await process.kill()
     assert isinstance(process, GuardedProcess)
-    return process.veto
+    return process.violation
 
 
 def quarantined(ground: Ground) -> list[str]:
@@ -99,7 +99,7 @@ async def test_a_file_that_was_replaced_outside_is_put_back_as_it_was(ground: Gr
     assert error is not None
     there = ground.workspace / name
     assert there.is_file() and not there.is_symlink() and there.read_text() == "theirs"
-    if isinstance(error, Vetoed):
+    if isinstance(error, ProtectedPathViolation):
         assert name in error.text and "restored" in error.text
 
 
@@ -189,7 +189,7 @@ async def test_a_folder_that_a_person_renames_takes_what_is_protected_in_it_alon
 async def test_a_stopped_program_has_what_it_wrote_put_back_too(ground: Ground) -> None:
     furnish(ground.workspace)
     script = "echo up; read go; echo evil > .envrc; echo done; sleep 300"
-    process = await ground.sandbox.start(ground.capabilities, ground.profile, Program(["/bin/bash", "-c", script]))
+    process = await ground.sandbox.start(ground.capabilities, ground.profile, ProgramSpec(["/bin/bash", "-c", script]))
     assert isinstance(process, GuardedProcess)
     assert await process.read_line(100) == b"up\n"
     by_rename(ground.workspace, ".envrc", "a person's")
@@ -197,21 +197,21 @@ async def test_a_stopped_program_has_what_it_wrote_put_back_too(ground: Ground) 
     await process.read_line(100)
     await process.kill()
     assert (ground.workspace / ".envrc").read_text() == "theirs"
-    assert process.veto is not None and ".envrc" in process.veto.text
+    assert process.violation is not None and ".envrc" in process.violation.text
 
 
 async def test_a_process_that_stays_up_has_it_put_back_after_its_call(ground: Ground) -> None:
     furnish(ground.workspace)
     script = "while read go; do echo evil > .envrc; echo done; done"
-    process = await ground.sandbox.start(ground.capabilities, ground.profile, Program(["/bin/bash", "-c", script]))
+    process = await ground.sandbox.start(ground.capabilities, ground.profile, ProgramSpec(["/bin/bash", "-c", script]))
     assert isinstance(process, GuardedProcess)
     try:
-        await process.begin()
+        await process.begin_call()
         by_rename(ground.workspace, ".envrc", "a person's")
         await process.write(b"go\n")
         await process.read_line(100)
-        with pytest.raises(Vetoed, match=r"\.envrc was restored"):
-            await process.settle()
+        with pytest.raises(ProtectedPathViolation, match=r"\.envrc was restored"):
+            await process.end_call()
         assert (ground.workspace / ".envrc").read_text() == "theirs"
     finally:
         await process.kill()
@@ -233,46 +233,46 @@ async def test_a_pinned_file_is_not_written_by_its_second_name(ground: Ground) -
 def test_a_file_number_that_is_given_again_is_not_taken_for_the_same_file(tmp_path: Path) -> None:
     path = tmp_path / "config"
     path.write_text("one")
-    originals = Originals(str(tmp_path))
-    original = originals.take(str(path))
-    assert original is not None and original.kept is not None and original.kept.data == b"one"
+    originals = OriginalFiles(str(tmp_path))
+    original = originals.remember(str(path))
+    assert original is not None and original.snapshot is not None and original.snapshot.data == b"one"
     seen = os.stat(path).st_ino
     for number in range(50):
         path.unlink()
         path.write_text(f"evil {number}")
-        assert originals.fate(str(path), original) == "replaced"
+        assert originals.find_fate(str(path), original) == "replaced"
         if os.stat(path).st_ino == seen:
             break
 
 
 def test_a_change_in_the_same_tick_of_the_clock_is_seen(tmp_path: Path) -> None:
     path = tmp_path / "config"
-    originals = Originals(str(tmp_path))
+    originals = OriginalFiles(str(tmp_path))
     for number in range(50):
         path.write_text(f"{number:02}")
-        original = originals.take(str(path))
-        assert original is not None and original.kept is not None and original.kept.data == f"{number:02}".encode()
+        original = originals.remember(str(path))
+        assert original is not None and original.snapshot is not None and original.snapshot.data == f"{number:02}".encode()
         path.write_text("ev")
-        assert originals.fate(str(path), original) != "same"
+        assert originals.find_fate(str(path), original) != "same"
 
 
 # ── our own tools ────────────────────────────────────────────────────────────────────────────────
 
 
 def files_of(ground: Ground) -> RootedFiles:
-    return RootedFiles(Roots(ground.workspace), SeenFiles(), lambda capability, target: None)
+    return RootedFiles(SessionRoots(ground.workspace), SeenFiles(), lambda capability, target: None)
 
 
 async def test_a_write_waits_for_the_program_that_has_its_file_mounted_over(ground: Ground) -> None:
     furnish(ground.workspace)
     profile = dataclasses.replace(ground.profile, denials=Rules(), tool="bash", call="job_1")
     process = await ground.sandbox.start(
-        ground.capabilities, profile, Program(["/bin/bash", "-c", "echo up; read go; cat .env data.lock"])
+        ground.capabilities, profile, ProgramSpec(["/bin/bash", "-c", "echo up; read go; cat .env data.lock"])
     )
     assert await process.read_line(100) == b"up\n"
     files = files_of(ground)
-    writing = [asyncio.ensure_future(files.write(name, b"new", over=b"theirs")) for name in (".env", "data.lock")]
-    other = await files.write("other", b"new", over="new")
+    writing = [asyncio.ensure_future(files.write(name, b"new", expected=b"theirs")) for name in (".env", "data.lock")]
+    other = await files.write("other", b"new", expected="new")
     assert other.created and not any(one.done() for one in writing)
     assert (await files.read_bytes("data.lock")).data == b"theirs"
     await process.write(b"go\n")
@@ -285,22 +285,22 @@ async def test_a_write_waits_for_the_program_that_has_its_file_mounted_over(grou
 async def test_a_write_that_would_wait_too_long_is_a_conflict_that_names_the_job(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "WAIT_S", 0.01)
+    monkeypatch.setattr(running_programs, "WAIT_S", 0.01)
     furnish(ground.workspace)
     profile = dataclasses.replace(ground.profile, denials=Rules(), tool="bash", call="job_1")
-    process = await ground.sandbox.start(ground.capabilities, profile, Program(["/bin/bash", "-c", "read go"]))
+    process = await ground.sandbox.start(ground.capabilities, profile, ProgramSpec(["/bin/bash", "-c", "read go"]))
     with pytest.raises(ToolError, match=r"bash.*job_1") as caught:
-        await files_of(ground).write("data.lock", b"new", over=b"theirs")
+        await files_of(ground).write("data.lock", b"new", expected=b"theirs")
     assert caught.value.kind == "conflict" and (ground.workspace / "data.lock").read_text() == "theirs"
     await process.kill()
-    await files_of(ground).write("data.lock", b"new", over=b"theirs")
+    await files_of(ground).write("data.lock", b"new", expected=b"theirs")
 
 
 async def test_git_cannot_change_a_configuration_that_a_running_program_has_mounted_over(ground: Ground) -> None:
     furnish(ground.workspace)
     profile = dataclasses.replace(ground.profile, tool="bash", call="job_1")
     process = await ground.sandbox.start(
-        ground.capabilities, profile, Program(["/bin/bash", "-c", "echo up; read go; echo evil >> .git/config; true"])
+        ground.capabilities, profile, ProgramSpec(["/bin/bash", "-c", "echo up; read go; echo evil >> .git/config; true"])
     )
     assert await process.read_line(100) == b"up\n"
     ground.vcs = True
@@ -318,7 +318,7 @@ async def up(ground: Ground, script: str, *, vcs: bool = False, **names: Any) ->
     """A program that has started and says so."""
     ground.vcs = vcs
     profile = dataclasses.replace(ground.profile, **names)
-    process = await ground.sandbox.start(ground.capabilities, profile, Program(["/bin/bash", "-c", script]))
+    process = await ground.sandbox.start(ground.capabilities, profile, ProgramSpec(["/bin/bash", "-c", script]))
     assert await process.read_line(100) == b"up\n"
     assert isinstance(process, GuardedProcess)
     return process
@@ -339,7 +339,7 @@ async def test_a_program_waits_for_the_git_tool_that_may_end_its_mounts(
     git = await up(ground, f"{before}; echo up; read go; {after}", vcs=True, tool="git.clone", call="job_1")
     starting = asyncio.ensure_future(up(ground, "echo up; read go; cat .git/config", tool="bash", call="call-2"))
     reading = dataclasses.replace(ground.profile, workspace_writable=False)
-    other = await ground.sandbox.start(ground.capabilities, reading, Program(["/bin/true"]))
+    other = await ground.sandbox.start(ground.capabilities, reading, ProgramSpec(["/bin/true"]))
     assert await other.wait() == 0 and not starting.done()
     await git.write(b"go\n")
     assert await git.wait() == 0
@@ -352,7 +352,7 @@ async def test_a_program_waits_for_the_git_tool_that_may_end_its_mounts(
 async def test_a_program_that_would_wait_too_long_is_a_conflict_that_names_the_git_tool(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "WAIT_S", 0.01)
+    monkeypatch.setattr(running_programs, "WAIT_S", 0.01)
     furnish(ground.workspace)
     git = await up(ground, "echo up; read go", vcs=True, tool="git.push", call="job_1")
     with pytest.raises(ToolError, match=r"git\.push \(job_1\).*\.git/config.*call again") as caught:
@@ -365,7 +365,7 @@ async def test_a_program_that_would_wait_too_long_is_a_conflict_that_names_the_g
 async def test_a_program_does_not_wait_for_a_git_tool_that_cannot_change_the_configuration_now(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "WAIT_S", 0.01)
+    monkeypatch.setattr(running_programs, "WAIT_S", 0.01)
     furnish(ground.workspace)
     earlier = await up(ground, "echo up; read go; cat .git/config", tool="bash", call="call-1")
     git = await up(ground, "echo up; read go", vcs=True, tool="git.push", call="call-2")
@@ -377,10 +377,10 @@ async def test_a_program_does_not_wait_for_a_git_tool_that_cannot_change_the_con
 async def test_a_program_that_would_wait_too_long_for_a_write_is_a_conflict(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "WAIT_S", 0.01)
+    monkeypatch.setattr(running_programs, "WAIT_S", 0.01)
     furnish(ground.workspace)
     config = str(ground.workspace / ".git" / "config")
-    async with running.running_programs.replacing(config, ".git/config"):
+    async with running_programs.running_programs.reserve_file(config, ".git/config"):
         with pytest.raises(ToolError, match=r"a file tool.*\.git/config") as caught:
             await up(ground, "echo up", tool="bash", call="call-2")
     assert caught.value.kind == "conflict"
@@ -391,7 +391,7 @@ async def test_a_program_that_would_wait_too_long_for_a_write_is_a_conflict(
 async def test_a_program_does_not_wait_for_one_that_waits_for_it(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, names: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(running, "WAIT_S", 0.01)
+    monkeypatch.setattr(running_programs, "WAIT_S", 0.01)
     furnish(ground.workspace)
     git = await up(ground, "echo up; read go", vcs=True, tool="repository.clone", call="job_1")
     assert await (await up(ground, "echo up", tool="bash", **names)).wait() == 0
@@ -402,16 +402,16 @@ async def test_a_program_does_not_wait_for_one_that_waits_for_it(
 async def test_a_process_that_stays_up_is_waited_for_during_its_calls_only(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "WAIT_S", 0.01)
+    monkeypatch.setattr(running_programs, "WAIT_S", 0.01)
     furnish(ground.workspace)
     stays = await up(ground, "echo up; read go", vcs=True, tool="repositories")
     await (await up(ground, "echo up", tool="bash", call="call-2")).wait()
     for number in range(2):
-        await stays.begin(f"call-{number}")
+        await stays.begin_call(f"call-{number}")
         with pytest.raises(ToolError, match=rf"repositories \(call-{number}\)"):
             await up(ground, "echo up", tool="bash", call="call-9")
         await (await up(ground, "echo up", tool="bash", call="call-9", callers=(f"call-{number}",))).wait()
-        await stays.settle()
+        await stays.end_call()
         await (await up(ground, "echo up", tool="bash", call="call-9")).wait()
     await stays.kill()
 
@@ -422,14 +422,14 @@ async def test_a_git_tool_looks_again_at_what_a_program_that_started_meanwhile_h
     """The program starts after the git tool has looked, and before it is known to run."""
     furnish(ground.workspace)
     programs: list[GuardedProcess] = []
-    hold = running.running_programs.hold
+    hold = running_programs.running_programs.register
 
     async def slow(*args: Any, **how: Any) -> bool:
         if how["changeable"] is not None and not programs:
             programs.append(await up(dataclasses.replace(ground), "echo up; read go", tool="bash", call="job_1"))
         return await hold(*args, **how)
 
-    monkeypatch.setattr(running.running_programs, "hold", slow)
+    monkeypatch.setattr(running_programs.running_programs, "hold", slow)
     ground.vcs = True
     done = await ground.shell().run("git config user.name One")
     assert done.exit_code != 0 and any("job_1" in note for note in done.notes), done

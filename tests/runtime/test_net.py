@@ -11,10 +11,10 @@ from tests.runtime.conftest import Judge
 from tests.web import Answer, Site, authority, ok, redirect
 
 from handrail.contract.errors import ErrorKind, ToolError
-from handrail.contract.sandbox import Attempt
-from handrail.contract.tool.requires import CapabilitySet, Layer
+from handrail.contract.sandbox import ConnectionAttempt
+from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer
 from handrail.runtime.net import CheckedNet
-from handrail.testing.kernels import Names
+from handrail.testing.kernels import ScriptedResolver
 
 pytestmark = pytest.mark.proves("K-11b", "S-02")
 
@@ -25,12 +25,12 @@ def packed(plain: bytes) -> bytes:
 
 
 def net(
-    *hosts: str, judge: Judge | None = None, names: Names | None = None, attempts: list[Attempt] | None = None
+    *hosts: str, judge: Judge | None = None, names: ScriptedResolver | None = None, attempts: list[ConnectionAttempt] | None = None
 ) -> CheckedNet:
-    capabilities = CapabilitySet((Layer("tool t", hosts=hosts),))
+    capabilities = CapabilitySet((CapabilityLayer("tool t", hosts=hosts),))
     trust = authority("api.example.org", "other.example.org", "127.0.0.1").client
     on_attempt = None if attempts is None else attempts.append
-    return CheckedNet(capabilities, judge or Judge(), on_attempt, resolver=names or Names({}), trust=trust)
+    return CheckedNet(capabilities, judge or Judge(), on_attempt, resolver=names or ScriptedResolver({}), trust=trust)
 
 
 async def refused(door: CheckedNet, url: str, kind: ErrorKind, method: str = "GET", **given: object) -> str:
@@ -41,18 +41,18 @@ async def refused(door: CheckedNet, url: str, kind: ErrorKind, method: str = "GE
 
 
 async def test_what_is_sent_and_answered_is_what_was_meant() -> None:
-    attempts: list[Attempt] = []
+    attempts: list[ConnectionAttempt] = []
     async with Site({"/a?b=c": ok(b"hello", "X-One: 1", "Set-Cookie: a", "Set-Cookie: b")}) as site:
         door = net(site.authority, attempts=attempts)
         answer = await door.request("post", site.url("/a?b=c#d"), headers={"X-Token": "é"}, body=b"body")
-    assert (answer.status, answer.body, answer.more, answer.passed) == (200, b"hello", False, ())
+    assert (answer.status, answer.body, answer.is_truncated, answer.redirects) == (200, b"hello", False, ())
     assert answer.url == site.url("/a?b=c")
     assert answer.header("X-ONE") == "1"
     assert [value for name, value in answer.headers if name == "set-cookie"] == ["a", "b"]
     asked = site.asked[0]
     assert asked.line == "POST /a?b=c HTTP/1.1"
     assert (asked.body, asked.fields["host"], asked.fields["x-token"]) == (b"body", site.authority, "é")
-    assert attempts == [Attempt("127.0.0.1", site.port, "POST")]
+    assert attempts == [ConnectionAttempt("127.0.0.1", site.port, "POST")]
 
 
 async def test_an_error_status_is_an_answer() -> None:
@@ -62,27 +62,27 @@ async def test_an_error_status_is_an_answer() -> None:
 
 async def test_a_name_is_dialled_where_it_was_checked_to_lead_and_proves_itself_by_its_certificate() -> None:
     trust = authority("api.example.org", "other.example.org", "127.0.0.1")
-    names = Names({"api.example.org": ["127.0.0.1"], "unknown.example.org": ["127.0.0.1"]})
+    names = ScriptedResolver({"api.example.org": ["127.0.0.1"], "unknown.example.org": ["127.0.0.1"]})
     async with Site({"*": ok(b"over tls")}, trust.server) as site:
         door = net(f"*.example.org:{site.port}", site.authority, names=names)
         answer = await door.request("GET", site.url(host="api.example.org"))
         assert answer.body == b"over tls"
         assert site.asked[0].fields["host"] == f"api.example.org:{site.port}"
         assert "certificate" in await refused(door, site.url(host="unknown.example.org"), "backend")
-    assert names.asked == ["api.example.org", "unknown.example.org"]
+    assert names.queries == ["api.example.org", "unknown.example.org"]
     assert len(site.asked) == 1
 
 
 async def test_a_host_is_judged_by_the_set_the_rules_and_where_it_leads() -> None:
-    names = Names({"inside.example.org": ["127.0.0.1"]})
+    names = ScriptedResolver({"inside.example.org": ["127.0.0.1"]})
     async with Site({"*": ok()}) as site:
-        attempts: list[Attempt] = []
+        attempts: list[ConnectionAttempt] = []
         judge = Judge({site.authority: "denied by a rule"})
         assert (
             await refused(net(site.authority, judge=judge, attempts=attempts), site.url(), "denied")
             == "denied by a rule"
         )
-        assert attempts == [Attempt("127.0.0.1", site.port, "GET", "denied by a rule")]
+        assert attempts == [ConnectionAttempt("127.0.0.1", site.port, "GET", "denied by a rule")]
         assert judge.asked == [("net.fetch", site.authority)]
         assert "tool t" in await refused(net("other.example.org"), site.url(), "denied")
         door = net("*", names=names)
@@ -147,7 +147,7 @@ async def test_each_hop_is_judged_again() -> None:
         both = (first.authority, last.authority)
         answer = await net(*both).request("GET", first.url("/self"))
         assert (answer.body, answer.url) == (b"end", last.url("/x"))
-        assert answer.passed == (first.url("/self"), first.url("/"))
+        assert answer.redirects == (first.url("/self"), first.url("/"))
         judge = Judge({last.authority: "denied by a rule"})
         assert await refused(net(*both, judge=judge), first.url(), "denied") == "denied by a rule"
         assert last.authority in await refused(net(first.authority), first.url(), "denied")
@@ -172,14 +172,14 @@ async def test_each_hop_is_judged_again() -> None:
     ],
 )
 async def test_a_redirect_inside_or_to_what_is_no_host_is_refused(location: str) -> None:
-    names = Names({"metadata.example.org": ["169.254.169.254"], "example.org": ["127.0.0.1"]})
+    names = ScriptedResolver({"metadata.example.org": ["169.254.169.254"], "example.org": ["127.0.0.1"]})
     async with Site({"*": redirect(location)}) as site:
         await refused(net("*", site.authority, names=names), site.url(), "denied")
 
 
 async def test_a_host_that_rebinds_between_two_hops_is_checked_again() -> None:
     async with Site({"/": redirect("/again"), "/again": ok(b"NEVER")}) as site:
-        names = Names({"rebinds.example.org": [["127.0.0.1"], ["127.0.0.2"]]})
+        names = ScriptedResolver({"rebinds.example.org": [["127.0.0.1"], ["127.0.0.2"]]})
         door = net("*:*", site.authority, names=names)
         assert "127.0.0.2" in await refused(door, site.url(host="rebinds.example.org"), "denied")
 
@@ -269,14 +269,14 @@ async def test_a_body_is_kept_up_to_its_bound_however_it_is_packed(coding: str) 
     pieces: list[bytes] = []
     async with Site({"*": encoded(body, coding)}) as site:
         answer = await net(site.authority).request("GET", site.url(), max_bytes=70_000, on_body=pieces.append)
-    assert (len(answer.body), answer.more) == (70_000, True)
+    assert (len(answer.body), answer.is_truncated) == (70_000, True)
     assert b"".join(pieces) == answer.body
 
 
 async def test_a_body_of_exactly_its_bound_is_whole() -> None:
     async with Site({"*": encoded(packed(b"x" * 1000), "gzip")}) as site:
         answer = await net(site.authority).request("GET", site.url(), max_bytes=1000)
-    assert (len(answer.body), answer.more) == (1000, False)
+    assert (len(answer.body), answer.is_truncated) == (1000, False)
 
 
 async def test_compressed_data_that_grows_to_nothing_is_not_read_for_ever() -> None:
@@ -311,7 +311,7 @@ async def _silent(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) 
 async def test_an_endless_body_is_cut() -> None:
     async with Site({"*": _endless_body}) as site:
         answer = await net(site.authority).request("GET", site.url(), max_bytes=100_000)
-    assert (len(answer.body), answer.more) == (100_000, True)
+    assert (len(answer.body), answer.is_truncated) == (100_000, True)
 
 
 async def test_a_server_that_does_not_answer_in_time_is_left() -> None:

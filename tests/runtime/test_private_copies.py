@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from tests.runtime.test_guard import Ground, ground
 
-from handrail.contract.sandbox import Program
-from handrail.runtime.files import replace
-from handrail.runtime.guard import guard
-from handrail.sandbox.view import tree as module
-from handrail.sandbox.view.tree import Tree
+from handrail.contract.sandbox import ProgramSpec
+from handrail.runtime.files import atomic_write
+from handrail.runtime.guard import guarded_sandbox
+from handrail.sandbox.view import folder_tree as module
+from handrail.sandbox.view.folder_tree import FolderTree
 
 pytestmark = pytest.mark.proves("S-07")
 __all__ = ["ground"]
@@ -56,7 +56,7 @@ async def test_a_program_writes_a_copy_and_not_the_store(ground: Ground) -> None
 async def test_what_is_beyond_the_bound_is_read_only_and_gets_its_copy_later(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replace, "MOST_FILES", 2)
+    monkeypatch.setattr(atomic_write, "MOST_FILES", 2)
     store = linked(ground, *(f"node_modules/.pnpm/p{number}/f" for number in range(5)))
     done = await ground.shell().run(WRITE)
     assert untouched(store) and any("hard links" in note for note in done.notes), done
@@ -69,13 +69,13 @@ async def test_what_is_beyond_the_bound_is_read_only_and_gets_its_copy_later(
 
 async def test_the_event_loop_goes_on_while_copies_are_made(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
-    make = replace.make_private
+    make = atomic_write.make_private
 
     def noted(root: str, files: Iterable[tuple[str, tuple[int, int]]]) -> set[str]:
         threads.append(threading.get_ident())
         return make(root, files)
 
-    monkeypatch.setattr(guard, "make_private", noted)
+    monkeypatch.setattr(guarded_sandbox, "make_private", noted)
     assert (await ground.run("echo looked"))[1] == "looked\n"
     linked(ground, "a.txt")
     assert (await ground.run("cat a.txt"))[1] == "the store's"
@@ -84,7 +84,7 @@ async def test_the_event_loop_goes_on_while_copies_are_made(ground: Ground, monk
 
 
 async def test_a_large_file_is_read_only(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replace, "MOST_BYTES", 5)
+    monkeypatch.setattr(atomic_write, "MOST_BYTES", 5)
     store = linked(ground, "large")
     await ground.run(WRITE)
     assert untouched(store) and (ground.workspace / "large").read_text() == "the store's"
@@ -93,7 +93,7 @@ async def test_a_large_file_is_read_only(ground: Ground, monkeypatch: pytest.Mon
 async def test_thousands_beyond_the_bound_are_read_only_by_their_folders(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replace, "MOST_FILES", 0)
+    monkeypatch.setattr(atomic_write, "MOST_FILES", 0)
     store = linked(ground, *(f"node_modules/.pnpm/p{number // 10}/f{number}" for number in range(3_000)))
     (ground.workspace / "src").mkdir()
     (ground.workspace / "src" / "mine").write_text("mine")
@@ -114,11 +114,11 @@ async def test_a_second_folder_to_write_in_counts_as_inside(ground: Ground) -> N
     other = ground.place / "other"
     (ground.workspace / "a").write_text("one")
     os.link(ground.workspace / "a", other / "a")
-    trees = [Tree(str(ground.workspace)), Tree(str(other)), Tree(str(ground.workspace))]
+    trees = [FolderTree(str(ground.workspace)), FolderTree(str(other)), FolderTree(str(ground.workspace))]
     for tree in trees:
-        tree.look()
-    assert replace.shared(trees) == {}
-    assert list(replace.shared([*trees[:1], *trees[2:]])) == [str(ground.workspace / "a")]
+        tree.refresh()
+    assert atomic_write.find_shared_files(trees) == {}
+    assert list(atomic_write.find_shared_files([*trees[:1], *trees[2:]])) == [str(ground.workspace / "a")]
 
 
 async def test_a_link_that_is_made_elsewhere_is_known_when_files_are_counted_again(
@@ -137,7 +137,7 @@ async def test_a_link_that_is_made_elsewhere_is_known_when_files_are_counted_aga
 async def test_a_program_that_only_reads_leaves_links_alone(ground: Ground) -> None:
     linked(ground, "a.txt")
     profile = dataclasses.replace(ground.profile, workspace_writable=False)
-    process = await ground.sandbox.start(ground.capabilities, profile, Program(["/bin/bash", "-c", "echo x >> a.txt"]))
+    process = await ground.sandbox.start(ground.capabilities, profile, ProgramSpec(["/bin/bash", "-c", "echo x >> a.txt"]))
     assert await process.wait() != 0
     await process.kill()
     assert (ground.workspace / "a.txt").stat().st_nlink == 2
@@ -156,5 +156,5 @@ def test_a_name_that_was_given_away_meanwhile_is_left_to_its_new_file(tmp_path: 
         (root / "edit").write_text("a person's")
         (root / "edit").rename(root / "ws" / "a")
 
-    assert replace.make_private(str(root / "ws"), files()) == set()
+    assert atomic_write.make_private(str(root / "ws"), files()) == set()
     assert (root / "ws" / "a").read_text() == "a person's" and os.listdir(root / "ws") == ["a"]

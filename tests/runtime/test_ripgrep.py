@@ -10,7 +10,7 @@ import pytest
 
 from handrail.contract.errors import ToolError
 from handrail.runtime import ripgrep
-from handrail.runtime.ripgrep import installed
+from handrail.runtime.ripgrep import find_ripgrep
 
 pytestmark = pytest.mark.proves("T-08")
 
@@ -18,23 +18,23 @@ pytestmark = pytest.mark.proves("T-08")
 def test_a_program_of_the_workspace_is_the_last_choice_and_none_without_a_sandbox(
     tmp_path: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    any_other = installed(str(workspace), confined=True)
+    any_other = find_ripgrep(str(workspace), confined=True)
     planted, placed = workspace / "bin" / "rg", tmp_path / "elsewhere" / "rg"
     for copy in (planted, placed):
         copy.parent.mkdir()
         shutil.copy(any_other, copy)
     real = str(placed)
     monkeypatch.setenv("PATH", f"{planted.parent}:{placed.parent}")
-    assert installed(str(workspace), confined=False) == real
-    assert installed(str(workspace), confined=True) == real
+    assert find_ripgrep(str(workspace), confined=False) == real
+    assert find_ripgrep(str(workspace), confined=True) == real
 
 
 def test_without_a_ripgrep_on_path_the_installed_package_serves(
     tmp_path: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    found = installed(str(workspace), confined=True)
+    found = find_ripgrep(str(workspace), confined=True)
     assert subprocess.run([found, "--version"], capture_output=True, check=True).stdout.startswith(b"ripgrep ")
     monkeypatch.setattr(ripgrep, "_NAME", "no-such-program")
     with pytest.raises(ToolError, match="install ripgrep"):
-        installed(str(workspace), confined=True)
+        find_ripgrep(str(workspace), confined=True)

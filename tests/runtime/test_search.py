@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.doors.files import Found
+from handrail.contract.services.files import FileSearchResult
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Profile, Sandbox, Tier
-from handrail.contract.tool.requires import Capability, CapabilitySet, Layer, May
-from handrail.runtime.files.files import RootedFiles, SeenFiles
-from handrail.runtime.files.roots import Roots
-from handrail.runtime.guard.guard import Guarded
-from handrail.runtime.ripgrep import HiddenFiles, PathFilter, Records, alternatives, failure
+from handrail.contract.sandbox import SandboxProfile, Sandbox, SandboxTier
+from handrail.contract.tool.requires import Capability, CapabilitySet, CapabilityLayer, AccessCheck
+from handrail.runtime.files.rooted_files import RootedFiles, SeenFiles
+from handrail.runtime.files.roots import SessionRoots
+from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
+from handrail.runtime.ripgrep import HiddenFiles, PathFilter, MatchRecords, expand_braces, map_exit
 from handrail.runtime.search import RipgrepSearch
-from handrail.sandbox.tiers import Refusing, choose
+from handrail.sandbox.tiers import RefusingSandbox, choose_sandbox
 
 pytestmark = pytest.mark.proves("T-08")
 
@@ -33,7 +33,7 @@ def everything(_: Capability, __: str | Sequence[str]) -> str | None:
     return None
 
 
-def nothing_like(*names: str) -> May:
+def nothing_like(*names: str) -> AccessCheck:
     def may(_: Capability, target: str | Sequence[str]) -> str | None:
         assert isinstance(target, str)
         return f"{target} is denied" if Path(target).name in names else None
@@ -44,9 +44,9 @@ def nothing_like(*names: str) -> May:
 @pytest.fixture(params=["confined", "direct"])
 def sandbox(request: pytest.FixtureRequest) -> Sandbox:
     if request.param == "direct":
-        return Refusing(Tier("none", "not used in this test"))
-    found = choose()
-    if not found.tier.confines:
+        return RefusingSandbox(SandboxTier("none", "not used in this test"))
+    found = choose_sandbox()
+    if not found.tier.is_confining:
         pytest.skip(found.tier.detail)
     return found
 
@@ -57,10 +57,10 @@ def searching(workspace: Path, tmp_path: Path, sandbox: Sandbox) -> Searching:
     scratch = tmp_path.resolve() / "scratch"
     scratch.mkdir()
 
-    def make(may: May = everything, readable: Sequence[Path] = ()) -> RipgrepSearch:
-        roots = Roots(workspace, readable)
-        whole = Layer("test", fs_read=(str(workspace), *map(str, readable)))
-        profile = Profile(roots.workspace, str(scratch), readable=roots.readable)
+    def make(may: AccessCheck = everything, readable: Sequence[Path] = ()) -> RipgrepSearch:
+        roots = SessionRoots(workspace, readable)
+        whole = CapabilityLayer("test", fs_read=(str(workspace), *map(str, readable)))
+        profile = SandboxProfile(roots.workspace, str(scratch), readable=roots.readable)
         return RipgrepSearch(roots, sandbox, profile, CapabilitySet((whole,)), may, HiddenFiles())
 
     return make
@@ -73,7 +73,7 @@ def put(workspace: Path, files: dict[str, str | bytes]) -> None:
         path.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def lines(found: Found) -> list[tuple[str, int, str]]:
+def lines(found: FileSearchResult) -> list[tuple[str, int, str]]:
     return [(match.path, match.line, match.text) for match in found.matches]
 
 
@@ -81,7 +81,7 @@ async def test_matches_come_sorted_with_path_line_and_text(workspace: Path, sear
     put(workspace, {"b.py": "x\ndef run():\n", "a/c.py": "def run():\r\n    run()\n", "d.txt": "nothing"})
     found = await searching().grep("run")
     assert lines(found) == [("a/c.py", 1, "def run():"), ("a/c.py", 2, "    run()"), ("b.py", 2, "def run():")]
-    assert not found.more
+    assert not found.is_truncated
 
 
 async def test_a_folder_or_one_file_can_be_searched(workspace: Path, searching: Searching) -> None:
@@ -157,14 +157,14 @@ async def test_a_search_stops_at_its_bound_and_says_so(workspace: Path, searchin
     put(workspace, {"big.txt": "match\n" * 300_000, "small.txt": "match\n"})
     found = await searching().grep("match", max_matches=7)
     assert len(found.matches) == 7
-    assert found.more
+    assert found.is_truncated
     put(workspace, {f"many/{n}": "" for n in range(50)})
     listed = await searching().glob("many/*", max_paths=10)
     assert len(listed.paths) == 10
-    assert listed.more
+    assert listed.is_truncated
     exact = await searching().grep("match", "small.txt", max_matches=1)
     assert len(exact.matches) == 1
-    assert not exact.more
+    assert not exact.is_truncated
 
 
 async def test_a_long_line_is_cut(workspace: Path, searching: Searching) -> None:
@@ -243,11 +243,11 @@ async def test_a_file_named_like_a_note_hides_nobody_behind_another_name(workspa
 
 def test_a_note_is_taken_off_only_after_the_file_it_is_about() -> None:
     note = b'./a: WARNING: stopped searching binary file after match (found "\\0" byte around offset 7)\n'
-    assert [path for path, *_ in Records().feed(b"./a\x001\x000\x00x\n" + note + b"./b\x002\x003\x00y\n")] == [
+    assert [path for path, *_ in MatchRecords().feed(b"./a\x001\x000\x00x\n" + note + b"./b\x002\x003\x00y\n")] == [
         b"./a",
         b"./b",
     ]
-    assert [path for path, *_ in Records().feed(note + b"./b\x002\x003\x00y\n")] == [note + b"./b"]
+    assert [path for path, *_ in MatchRecords().feed(note + b"./b\x002\x003\x00y\n")] == [note + b"./b"]
 
 
 async def test_what_may_not_be_read_is_left_out_and_does_not_tell_what_is_in_it(
@@ -258,9 +258,9 @@ async def test_what_may_not_be_read_is_left_out_and_does_not_tell_what_is_in_it(
     hit = await search.grep("secret")
     assert lines(hit) == [("a.txt", 1, "secret three")]
     miss = await search.grep("secret th")
-    assert (hit.skipped, hit.more) == (miss.skipped, miss.more)
+    assert (hit.denied_count, hit.is_truncated) == (miss.denied_count, miss.is_truncated)
     listed = await search.glob("*")
-    assert (listed.paths, listed.skipped) == (("a.txt",), 1)
+    assert (listed.paths, listed.denied_count) == (("a.txt",), 1)
     with pytest.raises(ToolError, match=r"key\.pem is denied") as refused:
         await search.grep("secret", "key.pem")
     assert refused.value.kind == "denied"
@@ -270,7 +270,7 @@ async def test_denied_matches_do_not_fill_the_bound(workspace: Path, searching: 
     put(workspace, {"a.pem": "x\n" * 1000, "z.txt": "x\n"})
     found = await searching(nothing_like("a.pem")).grep("x", max_matches=1)
     assert lines(found) == [("z.txt", 1, "x")]
-    assert not found.more
+    assert not found.is_truncated
 
 
 async def test_each_file_is_judged_once(workspace: Path, searching: Searching) -> None:
@@ -384,7 +384,7 @@ pieces = st.lists(
 @given(pieces, st.integers(1, 7))
 def test_records_are_read_alike_however_they_arrive(records: list[tuple[bytes, int, bytes]], size: int) -> None:
     stream = b"".join(b"%s\0%d\0%d\0%s\n" % (path, line, line, text) for path, line, text in records)
-    reader = Records()
+    reader = MatchRecords()
     found: list[tuple[bytes, int, bytes]] = []
     for at in range(0, len(stream), size):
         found += [(one.path, one.line, one.text) for one in reader.feed(stream[at : at + size])]
@@ -406,13 +406,13 @@ def test_records_are_read_alike_however_they_arrive(records: list[tuple[bytes, i
     ],
 )
 def test_braces_stand_for_alternatives(pattern: str, plain: list[str]) -> None:
-    assert alternatives(pattern) == plain
+    assert expand_braces(pattern) == plain
 
 
 @given(st.text(alphabet="{},a", max_size=30))
 def test_any_braces_end(pattern: str) -> None:
     try:
-        found = alternatives(pattern)
+        found = expand_braces(pattern)
     except ToolError as error:
         assert error.kind == "invalid_input"
     else:
@@ -422,12 +422,12 @@ def test_any_braces_end(pattern: str) -> None:
 @given(st.lists(st.sampled_from(["src", "a.py", "b.PY", "*.py", "**", ".x", "x.tar.gz"]), min_size=1, max_size=3))
 def test_narrowing_by_type_never_loses_a_wanted_file(parts: list[str]) -> None:
     """What ripgrep is told by the last part has to let through all that the whole pattern wants."""
-    wanted = PathFilter.of("/".join(parts))
-    types = [one.partition(":")[2] for one in wanted.arguments() if one.startswith("--type-add")]
+    wanted = PathFilter.parse("/".join(parts))
+    types = [one.partition(":")[2] for one in wanted.build_arguments() if one.startswith("--type-add")]
     for path in ("a.py", "src/a.py", "src/src/b.py", "x.tar.gz", "src/x.tar.gz"):
-        if wanted.wants(path) and types:
+        if wanted.matches(path) and types:
             name = path.rpartition("/")[2]
-            assert any(PathFilter.of(one).wants(name) for one in types)
+            assert any(PathFilter.parse(one).matches(name) for one in types)
 
 
 # ── races: what ripgrep opened is not what was judged ────────────────────────────────────────────
@@ -436,19 +436,19 @@ def test_narrowing_by_type_never_loses_a_wanted_file(parts: list[str]) -> None:
 class Hides:
     """Denials that hide some names from programs."""
 
-    fixes_any = False
+    has_read_only = False
 
     def __init__(self, *names: str) -> None:
         self.names = names
         self.key = names
 
-    def hides(self, path: str) -> bool:
+    def is_hidden(self, path: str) -> bool:
         return not {*path.split("/")}.isdisjoint(self.names)
 
-    def fixes(self, path: str) -> bool:
+    def is_read_only(self, path: str) -> bool:
         return False
 
-    def opens(self, path: str) -> bool:
+    def is_exempt(self, path: str) -> bool:
         return False
 
 
@@ -473,17 +473,17 @@ def faking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Faking:
 @pytest.fixture
 def guarded(workspace: Path, tmp_path: Path) -> Searching:
     """Makes a search door as a kernel has it, with what is hidden and what may be read."""
-    confining = choose()
-    if not confining.tier.confines:
+    confining = choose_sandbox()
+    if not confining.tier.is_confining:
         pytest.skip(confining.tier.detail)
     scratch = tmp_path.resolve() / "scratch"
     scratch.mkdir()
-    sandbox = Guarded(confining)
+    sandbox = GuardedSandbox(confining)
 
-    def make(may: May, hides: Hides, hidden: HiddenFiles | None = None) -> RipgrepSearch:
-        whole = Layer("test", fs_read=(str(workspace),))
-        profile = Profile(str(workspace), str(scratch), denials=hides)
-        roots, capabilities = Roots(workspace), CapabilitySet((whole,))
+    def make(may: AccessCheck, hides: Hides, hidden: HiddenFiles | None = None) -> RipgrepSearch:
+        whole = CapabilityLayer("test", fs_read=(str(workspace),))
+        profile = SandboxProfile(str(workspace), str(scratch), denials=hides)
+        roots, capabilities = SessionRoots(workspace), CapabilitySet((whole,))
         return RipgrepSearch(roots, sandbox, profile, capabilities, may, HiddenFiles() if hidden is None else hidden)
 
     return make
@@ -545,8 +545,8 @@ async def test_a_hidden_file_that_was_met_is_not_read_under_another_name(workspa
     put(workspace, {".env": "KEY=secret\n"})
     os.link(workspace / ".env", workspace / "notes.txt")
     hidden = HiddenFiles()
-    hidden.note([str(workspace / ".env")])
-    files = RootedFiles(Roots(workspace), SeenFiles(), nothing_like(".env"), hidden)
+    hidden.remember([str(workspace / ".env")])
+    files = RootedFiles(SessionRoots(workspace), SeenFiles(), nothing_like(".env"), hidden)
     with pytest.raises(ToolError, match=r"`notes\.txt` is the same file as one that is hidden") as refused:
         await files.read_bytes("notes.txt")
     assert refused.value.kind == "denied"
@@ -554,13 +554,13 @@ async def test_a_hidden_file_that_was_met_is_not_read_under_another_name(workspa
         await files.read_lines("notes.txt")
     with pytest.raises(ToolError, match="same file"):
         await files.read_for_edit("notes.txt")
-    allowing = RootedFiles(Roots(workspace), SeenFiles(), everything, hidden)
+    allowing = RootedFiles(SessionRoots(workspace), SeenFiles(), everything, hidden)
     assert (await allowing.read_bytes("notes.txt")).data == b"KEY=secret\n"
 
 
 async def test_a_file_that_was_refused_is_not_read_under_another_name(workspace: Path) -> None:
     put(workspace, {".env": "KEY=secret\n"})
-    files = RootedFiles(Roots(workspace), SeenFiles(), nothing_like(".env"))
+    files = RootedFiles(SessionRoots(workspace), SeenFiles(), nothing_like(".env"))
     with pytest.raises(ToolError, match="is denied"):
         await files.read_bytes(".env")
     (workspace / ".env").rename(workspace / "notes.txt")
@@ -676,9 +676,9 @@ def exchange(one: Path, other: Path) -> None:
 
 
 def test_what_ripgrep_says_of_a_long_pattern_is_read_once() -> None:
-    error = failure(2, b"rg: regex parse error:\n" + b"[" * 2_000_000 + b"\nerror: unclosed character class\n")
+    error = map_exit(2, b"rg: regex parse error:\n" + b"[" * 2_000_000 + b"\nerror: unclosed character class\n")
     assert error is not None and error.kind == "invalid_input" and "unclosed character class" in error.text
     note = b'a.txt: binary file matches (found "\\0" byte around offset 7)\n'
-    assert failure(2, note * 3) is None
-    said = failure(2, note * 2 + b"rg: b.txt: no such file")
+    assert map_exit(2, note * 3) is None
+    said = map_exit(2, note * 2 + b"rg: b.txt: no such file")
     assert said is not None and said.text.startswith("ripgrep failed with exit code 2: rg: b.txt: no such file.")

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Profile, Sandbox, Tier
-from handrail.contract.tool.requires import Capability, CapabilitySet, Layer, ShellRequires
+from handrail.contract.sandbox import SandboxProfile, Sandbox, SandboxTier
+from handrail.contract.tool.requires import Capability, CapabilitySet, CapabilityLayer, ShellRequires
 from handrail.runtime import shell
-from handrail.runtime.files.roots import Roots
+from handrail.runtime.files.roots import SessionRoots
 from handrail.runtime.shell import SandboxedShell
 from handrail.sandbox import tiers
 
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.proves("K-11a")
 
 @pytest.fixture
 def sandbox() -> Sandbox:
-    chosen = tiers.choose()
-    if not chosen.tier.confines:
+    chosen = tiers.choose_sandbox()
+    if not chosen.tier.is_confining:
         pytest.skip(f"this machine cannot confine programs: {chosen.tier.detail}; {chosen.tier.remedy}")
     return chosen
 
@@ -44,8 +44,8 @@ def shell_on(sandbox: Sandbox, workspace: Path, *programs: ShellRequires, may: A
     scratch = workspace.parent / "scratch"
     scratch.mkdir(exist_ok=True)
     folder = str(workspace)
-    capabilities = CapabilitySet((Layer("tool", (folder,), (folder,), (), programs),))
-    return SandboxedShell(sandbox, Profile(folder, str(scratch)), capabilities, Roots(workspace), may or Asked())
+    capabilities = CapabilitySet((CapabilityLayer("tool", (folder,), (folder,), (), programs),))
+    return SandboxedShell(sandbox, SandboxProfile(folder, str(scratch)), capabilities, SessionRoots(workspace), may or Asked())
 
 
 ANY = ShellRequires(cmd="*")
@@ -73,14 +73,14 @@ async def test_an_argv_gets_further_variables_and_a_text_does_not(sandbox: Sandb
 async def test_what_a_program_says_beside_its_output_is_kept_apart_where_asked(
     sandbox: Sandbox, workspace: Path
 ) -> None:
-    done = await shell_on(sandbox, workspace, ANY).run("echo one; echo two >&2; exit 3", apart=True)
-    assert (done.exit_code, done.output, done.errors) == (3, b"one\n", b"two\n")
+    done = await shell_on(sandbox, workspace, ANY).run("echo one; echo two >&2; exit 3", separate_stderr=True)
+    assert (done.exit_code, done.output, done.stderr) == (3, b"one\n", b"two\n")
 
 
 async def test_what_rules_keep_from_being_read_is_named(sandbox: Sandbox, workspace: Path) -> None:
     shell = shell_on(sandbox, workspace, ANY)
-    assert list(await shell.hidden(["a", "b"])) == []
-    assert list(await shell_on(sandbox, workspace, ANY, may=Asked("no")).hidden(["a", "gone/b"])) == ["a", "gone/b"]
+    assert list(await shell.list_hidden_paths(["a", "b"])) == []
+    assert list(await shell_on(sandbox, workspace, ANY, may=Asked("no")).list_hidden_paths(["a", "gone/b"])) == ["a", "gone/b"]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ async def test_whoever_hears_output_is_told_once_that_more_of_it_is_not_kept(
     done = await shell_on(sandbox, workspace, ANY).run(
         "for n in 1 2 3 4 5; do printf %050d $n; done", on_output=pieces.append
     )
-    assert (len(done.output), done.dropped) == (100, 150)
+    assert (len(done.output), done.dropped_bytes) == (100, 150)
     assert b"".join(pieces) == done.output + b"\n[the output goes on; its first 100 bytes are kept]\n"
     pieces.clear()
     await shell_on(sandbox, workspace, ANY).run("printf %0100d 1", on_output=pieces.append)
@@ -179,7 +179,7 @@ async def test_whoever_hears_output_is_told_once_that_more_of_it_is_not_kept(
 
 
 async def test_a_machine_that_cannot_confine_runs_nothing(workspace: Path) -> None:
-    refusing = tiers.Refusing(Tier("none", "bubblewrap is not installed", "install it"))
+    refusing = tiers.RefusingSandbox(SandboxTier("none", "bubblewrap is not installed", "install it"))
     with pytest.raises(ToolError, match=r"bubblewrap is not installed\. Ask the user to fix this: install it\.") as caught:
         await shell_on(refusing, workspace, ANY).run("touch made")
     assert caught.value.kind == "unavailable"

@@ -13,12 +13,12 @@ import pytest
 from tests.runtime.test_guard import Ground, ground
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Program
-from handrail.runtime.guard import aftermath, guard
-from handrail.runtime.guard.aftermath import Aftermath
+from handrail.contract.sandbox import ProgramSpec
+from handrail.runtime.guard import post_run_check, guarded_sandbox
+from handrail.runtime.guard.post_run_check import PostRunCheck
 from handrail.sandbox import tiers
-from handrail.sandbox.view import tree as module
-from handrail.sandbox.view.tree import Tree
+from handrail.sandbox.view import folder_tree as module
+from handrail.sandbox.view.folder_tree import FolderTree
 
 pytestmark = pytest.mark.proves("S-07")
 __all__ = ["ground"]
@@ -29,9 +29,9 @@ from pathlib import Path
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.requires import CapabilitySet, Layer, ShellRequires
 from handrail.contract.sandbox import Profile
-from handrail.policy.rules.rules import default_book
-from handrail.policy.authority import hidden
-from handrail.runtime.guard.guard import Guarded
+from handrail.policy.rules.definitions import default_book
+from handrail.policy.authorizer import hidden
+from handrail.runtime.guard.guarded_sandbox import Guarded
 from handrail.runtime.files.roots import Roots
 from handrail.runtime.shell import SandboxedShell
 from handrail.sandbox import tiers; from handrail.sandbox.start import pool; from handrail.sandbox.start import process
@@ -92,8 +92,8 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("hosts", [(), ("example.org",)])
 def test_after_every_shortage_of_descriptors_programs_start_again(tmp_path: Path, hosts: tuple[str, ...]) -> None:
-    chosen = tiers.choose()
-    if not chosen.tier.confines:
+    chosen = tiers.choose_sandbox()
+    if not chosen.tier.is_confining:
         pytest.skip(chosen.tier.detail)
     place = tmp_path.resolve()
     for name in ("ws/.git/objects", "ws/.git/refs", "ws/.vscode", "ws/src", "scratch"):
@@ -119,7 +119,7 @@ def test_a_folder_that_could_not_be_read_for_a_moment_is_read_at_the_next_look(
     real = os.scandir
     for number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EIO):
         for failing in ("", "a", "a/b"):
-            tree = Tree(str(tmp_path))
+            tree = FolderTree(str(tmp_path))
 
             def scandir(path: str, number: int = number, failing: str = failing):
                 if path == str(tmp_path / failing):
@@ -129,26 +129,26 @@ def test_a_folder_that_could_not_be_read_for_a_moment_is_read_at_the_next_look(
             with monkeypatch.context() as patched:
                 patched.setattr(module.os, "scandir", scandir)
                 if number == errno.EIO:
-                    tree.look()
-                    assert tree.closed() == [str(tmp_path / failing)], "it is hidden as long as it cannot be read"
+                    tree.refresh()
+                    assert tree.list_closed() == [str(tmp_path / failing)], "it is hidden as long as it cannot be read"
                 else:
                     with pytest.raises(ToolError, match="Call again") as caught:
-                        tree.look()
+                        tree.refresh()
                     assert caught.value.kind == "unavailable"
-            tree.look()
-            assert tree.closed() == [] and list(tree.protected()) == [str(tmp_path / "a" / "b" / ".envrc")]
+            tree.refresh()
+            assert tree.list_closed() == [] and list(tree.list_protected()) == [str(tmp_path / "a" / "b" / ".envrc")]
 
 
 async def test_a_program_after_which_nobody_could_look_is_looked_after_before_the_next(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard, "_LAST_LOOKS", ())
+    monkeypatch.setattr(guarded_sandbox, "_LAST_LOOKS", ())
 
-    def short(self: Aftermath) -> None:
+    def short(self: PostRunCheck) -> None:
         raise ToolError("no descriptors", kind="unavailable")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Aftermath, "look", short)
+        patched.setattr(PostRunCheck, "look", short)
         with pytest.raises(ToolError, match="could not be checked") as caught:
             await ground.run("echo evil > .envrc")
         assert caught.value.kind == "unavailable"
@@ -165,23 +165,23 @@ async def test_a_call_after_which_nobody_could_look_is_looked_after_before_the_n
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = "while read go; do echo evil > .envrc; echo done; done"
-    process = await ground.sandbox.start(ground.capabilities, ground.profile, Program(["/bin/bash", "-c", script]))
-    assert isinstance(process, guard.GuardedProcess)
+    process = await ground.sandbox.start(ground.capabilities, ground.profile, ProgramSpec(["/bin/bash", "-c", script]))
+    assert isinstance(process, guarded_sandbox.GuardedProcess)
 
-    def short(self: Aftermath) -> None:
+    def short(self: PostRunCheck) -> None:
         raise ToolError("no descriptors", kind="unavailable")
 
     try:
-        await process.begin()
+        await process.begin_call()
         await process.write(b"go\n")
         assert await process.read_line(100) == b"done\n"
         with monkeypatch.context() as patched:
-            patched.setattr(Aftermath, "look", short)
+            patched.setattr(PostRunCheck, "look", short)
             with pytest.raises(ToolError, match="no descriptors"):
-                await process.settle()
+                await process.end_call()
             with pytest.raises(ToolError, match="no descriptors"):
-                await process.begin()
-        assert any(".envrc was moved to" in found for found in await process.begin())
+                await process.begin_call()
+        assert any(".envrc was moved to" in found for found in await process.begin_call())
         assert not (ground.workspace / ".envrc").exists()
     finally:
         await process.kill()
@@ -206,12 +206,12 @@ async def test_what_could_not_be_put_back_for_a_moment_is_put_back(
         return short
 
     process = await ground.sandbox.start(
-        ground.capabilities, ground.profile, Program(["/bin/bash", "-c", "echo up; read go; exit 0"])
+        ground.capabilities, ground.profile, ProgramSpec(["/bin/bash", "-c", "echo up; read go; exit 0"])
     )
     try:
         assert await process.read_line(100) == b"up\n"
         name = "restore" if wanting == "a file" else "open_parent"
-        monkeypatch.setattr(aftermath, name, once(getattr(aftermath, name)))
+        monkeypatch.setattr(post_run_check, name, once(getattr(post_run_check, name)))
         if wanting == "a file":
             (ground.workspace / "new").write_text("new")
             (ground.workspace / "new").rename(ground.workspace / ".envrc")

@@ -11,10 +11,10 @@ import pytest
 
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.requires import Capability
-from handrail.runtime.files import unsaved
-from handrail.runtime.files.files import SeenFiles
-from handrail.runtime.files.roots import Roots
-from handrail.runtime.files.unsaved import EditorFiles
+from handrail.runtime.files import editor_files
+from handrail.runtime.files.rooted_files import SeenFiles
+from handrail.runtime.files.roots import SessionRoots
+from handrail.runtime.files.editor_files import EditorFiles
 
 pytestmark = [
     pytest.mark.proves("F-05"),
@@ -31,7 +31,7 @@ class Buffers:
         self.meanwhile: Callable[[], object] = lambda: None
         self.hangs = False
 
-    async def unsaved(self, path: str) -> str | None:
+    async def read_unsaved(self, path: str) -> str | None:
         self.asked.append(path)
         self.meanwhile()
         if self.hangs:
@@ -49,10 +49,10 @@ def editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Buffe
     workspace = tmp_path / "ws"
     (workspace / "src").mkdir(parents=True)
     (workspace / "src" / "a.txt").write_text("saved\n")
-    monkeypatch.setattr(unsaved, "FRESH_NS", -(10**12))
-    monkeypatch.setattr(unsaved, "SETTLED_NS", -(10**12))
+    monkeypatch.setattr(editor_files, "FRESH_NS", -(10**12))
+    monkeypatch.setattr(editor_files, "SETTLED_NS", -(10**12))
     buffers = Buffers()
-    return workspace, buffers, EditorFiles(Roots(str(workspace)), SeenFiles(), allowed, buffers)
+    return workspace, buffers, EditorFiles(SessionRoots(str(workspace)), SeenFiles(), allowed, buffers)
 
 
 Place = tuple[Path, Buffers, EditorFiles]
@@ -75,7 +75,7 @@ async def test_what_is_not_saved_is_read_and_refuses_every_change(editor: Place)
         assert refused.value.kind == "conflict"
     assert (workspace / "src" / "a.txt").read_text() == "saved\n"
     del buffers.texts[path]
-    assert (await files.write("src/a.txt", b"mine")).before == b"saved\n"
+    assert (await files.write("src/a.txt", b"mine")).previous_content == b"saved\n"
 
 
 async def test_a_text_that_the_editor_has_not_reloaded_is_not_taken_for_an_unsaved_one(editor: Place) -> None:
@@ -133,16 +133,16 @@ async def test_where_a_folder_has_just_changed_the_editor_is_not_asked(
 ) -> None:
     workspace, buffers, files = editor
     buffers.texts[str(workspace / "src" / "a.txt")] = "typed"
-    monkeypatch.setattr(unsaved, "SETTLED_NS", 10**12)
+    monkeypatch.setattr(editor_files, "SETTLED_NS", 10**12)
     assert await read(files) == "saved" and buffers.asked == []
-    monkeypatch.setattr(unsaved, "SETTLED_NS", -(10**12))
-    monkeypatch.setattr(unsaved, "FRESH_NS", 10**12)
+    monkeypatch.setattr(editor_files, "SETTLED_NS", -(10**12))
+    monkeypatch.setattr(editor_files, "FRESH_NS", 10**12)
     assert await read(files) == "saved" and buffers.asked == []
 
 
 async def test_an_editor_that_does_not_answer_is_not_waited_for(editor: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     _, buffers, files = editor
-    monkeypatch.setattr(unsaved, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(editor_files, "PATIENCE_S", 0.0)
     buffers.hangs = True
     assert await read(files) == "saved" and len(buffers.asked) == 1
 
@@ -153,7 +153,7 @@ async def test_what_an_editor_says_is_bounded_and_of_whole_characters(
     workspace, buffers, files = editor
     buffers.texts[str(workspace / "src" / "a.txt")] = "half \ud800 of one"
     assert "half" in await read(files)
-    monkeypatch.setattr(unsaved, "MAX_EDIT_BYTES", 3)
+    monkeypatch.setattr(editor_files, "MAX_EDIT_BYTES", 3)
     assert await read(files) == "saved"
 
 
@@ -164,7 +164,7 @@ async def test_a_file_that_rules_refuse_is_not_asked_for(tmp_path: Path) -> None
     def never(capability: Capability, target: str | Sequence[str]) -> str:
         return "a rule says no"
 
-    files = EditorFiles(Roots(str(tmp_path)), SeenFiles(), never, buffers)
+    files = EditorFiles(SessionRoots(str(tmp_path)), SeenFiles(), never, buffers)
     with pytest.raises(ToolError, match="a rule says no"):
         await files.read_lines("a.txt")
     assert buffers.asked == []

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from handrail.contract.sandbox import Process, Profile, Program, Sandbox
-from handrail.contract.tool.requires import CapabilitySet, Layer, ShellRequires
+from handrail.contract.sandbox import Process, SandboxProfile, ProgramSpec, Sandbox
+from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, ShellRequires
 from handrail.sandbox import tiers
 
 
@@ -27,15 +27,15 @@ class Ground:
     def capabilities(self) -> CapabilitySet:
         return CapabilitySet((self.layer(str(self.workspace)),))
 
-    def layer(self, *folders: str, read: Sequence[str] = ()) -> Layer:
-        return Layer("test", (*folders, *read), folders, (), (ShellRequires.model_validate({"cmd": "*"}),))
+    def layer(self, *folders: str, read: Sequence[str] = ()) -> CapabilityLayer:
+        return CapabilityLayer("test", (*folders, *read), folders, (), (ShellRequires.model_validate({"cmd": "*"}),))
 
-    def profile(self, **changes: object) -> Profile:
+    def profile(self, **changes: object) -> SandboxProfile:
         values: dict[str, object] = {"workspace": str(self.workspace), "scratch": str(self.scratch), **changes}
-        return Profile(**values)  # pyright: ignore[reportArgumentType]
+        return SandboxProfile(**values)  # pyright: ignore[reportArgumentType]
 
     async def start(self, *argv: str, **changes: object) -> Process:
-        return await self.sandbox.start(self.capabilities, self.profile(**changes), Program(argv))
+        return await self.sandbox.start(self.capabilities, self.profile(**changes), ProgramSpec(argv))
 
     async def bash(self, script: str, *, stdin: bytes = b"", max_bytes: int = 1 << 20, **changes: object) -> Ran:
         process = await self.start("/bin/bash", "--noprofile", "--norc", "-c", script, **changes)
@@ -59,8 +59,8 @@ Run = Callable[..., Awaitable[Ran]]
 
 @pytest.fixture(scope="session")
 def sandbox() -> Sandbox:
-    chosen = tiers.choose()
-    if not chosen.tier.confines:
+    chosen = tiers.choose_sandbox()
+    if not chosen.tier.is_confining:
         pytest.skip(f"this machine cannot confine programs: {chosen.tier.detail}; {chosen.tier.remedy}")
     return chosen
 

@@ -16,10 +16,10 @@ import sys
 import time
 from pathlib import Path
 
-from handrail.contract.sandbox import Profile, Program
-from handrail.contract.tool.requires import CapabilitySet, Layer, ShellRequires
+from handrail.contract.sandbox import SandboxProfile, ProgramSpec
+from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, ShellRequires
 from handrail.sandbox import tiers
-from handrail.sandbox.bubblewrap import Bubblewrap
+from handrail.sandbox.bubblewrap import BubblewrapSandbox
 
 _ADOPT_ORPHANS = 36
 _LEAVING_S = 20
@@ -27,16 +27,16 @@ _LEAVING_S = 20
 
 async def held(workspace: str, scratch: str, telling: int, at_once: bool) -> None:
     """Start a sandbox and stay. ``at_once``: die before bubblewrap has said whom it started."""
-    sandbox = tiers.choose()
-    assert isinstance(sandbox, Bubblewrap)
-    layer = Layer("test", (workspace,), (workspace,), (), (ShellRequires(cmd="*"),))
+    sandbox = tiers.choose_sandbox()
+    assert isinstance(sandbox, BubblewrapSandbox)
+    layer = CapabilityLayer("test", (workspace,), (workspace,), (), (ShellRequires(cmd="*"),))
     capabilities = CapabilitySet((layer,))
-    plan = await sandbox.plan(capabilities, Profile(workspace, scratch), Program(["/bin/sleep", "1000"]))
+    plan = await sandbox.make_plan(capabilities, SandboxProfile(workspace, scratch), ProgramSpec(["/bin/sleep", "1000"]))
     os.write(telling, b"!")
-    process = sandbox.prepare(plan)
+    process = sandbox.start_waiting(plan)
     if at_once:
         os.kill(os.getpid(), signal.SIGKILL)
-    process.begin(plan.call)
+    process.begin_program(plan.call)
     await process.wait()
 
 
@@ -86,7 +86,7 @@ def _line(pid: str) -> str:
 
 
 def main(workspace: str, scratch: str, rounds: int) -> None:
-    tiers.choose()  # once, before the holders are copies of this process
+    tiers.choose_sandbox()  # once, before the holders are copies of this process
     ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, 1, 0, 0, 0)
     chance = random.Random(5)
     clean = 0

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from tests.sandbox.conftest import Ground
 
-from handrail.contract.sandbox import Limits
+from handrail.contract.sandbox import SandboxLimits
 from handrail.sandbox import bubblewrap
 from handrail.sandbox.filters import limits as cgroups
-from handrail.sandbox.filters import memory
-from handrail.sandbox.start.process import Confined
+from handrail.sandbox.filters import memory_monitor
+from handrail.sandbox.start.process import SandboxedProcess
 
 FORKS = """python3 -c '
 import os, time
@@ -29,7 +29,7 @@ for _ in range(60):
 V1 = "34 24 0:31 / /sys/fs/cgroup/pids rw,relatime shared:9 - cgroup cgroup rw,pids"
 V2 = "29 23 0:26 / {place} rw,nosuid shared:4 - cgroup2 cgroup2 rw"
 possible = pytest.mark.skipif(
-    os.geteuid() != 0 or not cgroups.groups_for(1000, None), reason="no control group can be made here"
+    os.geteuid() != 0 or not cgroups.make_groups(1000, None), reason="no control group can be made here"
 )
 
 
@@ -43,26 +43,26 @@ def test_of_the_second_version_a_group_is_made_at_the_top_where_processes_are_co
     place = tmp_path / "top"
     place.mkdir()
     files = written(tmp_path, V2.format(place=place), "0::/user.slice/session.scope\n")
-    assert cgroups.top("pids", *files) is None
+    assert cgroups.find_parent_cgroup("pids", *files) is None
     (place / "cgroup.subtree_control").write_text("cpu io memory\n")
-    assert cgroups.top("pids", *files) is None
-    assert cgroups.top("memory", *files) == (place, 2)
+    assert cgroups.find_parent_cgroup("pids", *files) is None
+    assert cgroups.find_parent_cgroup("memory", *files) == (place, 2)
     (place / "cgroup.subtree_control").write_text("cpu io memory pids\n")
-    assert cgroups.top("pids", *files) == (place, 2)
+    assert cgroups.find_parent_cgroup("pids", *files) == (place, 2)
 
 
 def test_of_the_first_version_it_is_made_beneath_ones_own(tmp_path: Path) -> None:
     place = tmp_path / "pids"
     (place / "mine").mkdir(parents=True)
     mounts = V1.replace("/sys/fs/cgroup/pids", str(place))
-    assert cgroups.top("pids", *written(tmp_path, mounts, "8:pids:/mine\n0::/\n")) == (place / "mine", 1)
-    assert cgroups.top("pids", *written(tmp_path, mounts, "8:pids:/elsewhere\n")) == (place, 1)
-    assert cgroups.top("memory", *written(tmp_path, mounts, "8:pids:/mine\n0::/\n")) is None
+    assert cgroups.find_parent_cgroup("pids", *written(tmp_path, mounts, "8:pids:/mine\n0::/\n")) == (place / "mine", 1)
+    assert cgroups.find_parent_cgroup("pids", *written(tmp_path, mounts, "8:pids:/elsewhere\n")) == (place, 1)
+    assert cgroups.find_parent_cgroup("memory", *written(tmp_path, mounts, "8:pids:/mine\n0::/\n")) is None
 
 
 def test_without_any_there_is_none(tmp_path: Path) -> None:
-    assert cgroups.top("pids", str(tmp_path / "mounts"), str(tmp_path / "own")) is None
-    assert cgroups.top("pids", *written(tmp_path, "", "")) is None
+    assert cgroups.find_parent_cgroup("pids", str(tmp_path / "mounts"), str(tmp_path / "own")) is None
+    assert cgroups.find_parent_cgroup("pids", *written(tmp_path, "", "")) is None
 
 
 def test_the_bound_that_handrail_was_started_with_is_the_least_on_the_way_up(tmp_path: Path) -> None:
@@ -70,35 +70,35 @@ def test_the_bound_that_handrail_was_started_with_is_the_least_on_the_way_up(tmp
     own = place / "user.slice" / "session.scope"
     own.mkdir(parents=True)
     files = written(tmp_path, V2.format(place=place), "0::/user.slice/session.scope\n")
-    assert cgroups.own_bound(*files) is None
+    assert cgroups.read_own_memory_limit(*files) is None
     (own / "memory.max").write_text("max\n")
-    assert cgroups.own_bound(*files) is None
+    assert cgroups.read_own_memory_limit(*files) is None
     (own.parent / "memory.max").write_text(f"{1 << 30}\n")
-    assert cgroups.own_bound(*files) == 1 << 30
+    assert cgroups.read_own_memory_limit(*files) == 1 << 30
     (own / "memory.max").write_text(f"{1 << 28}\n")
     (tmp_path / "memory.max").write_text("1\n")  # beyond where it is mounted
-    assert cgroups.own_bound(*files) == 1 << 28
+    assert cgroups.read_own_memory_limit(*files) == 1 << 28
     mounts = V1.replace("/sys/fs/cgroup/pids", str(place)).replace("rw,pids", "rw,memory")
     (place / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    assert cgroups.own_bound(*written(tmp_path, mounts, "4:memory:/\n")) is None
+    assert cgroups.read_own_memory_limit(*written(tmp_path, mounts, "4:memory:/\n")) is None
     (place / "memory.limit_in_bytes").write_text(f"{1 << 29}\n")
-    assert cgroups.own_bound(*written(tmp_path, mounts, "4:memory:/\n")) == 1 << 29
+    assert cgroups.read_own_memory_limit(*written(tmp_path, mounts, "4:memory:/\n")) == 1 << 29
 
 
 def test_of_the_first_version_a_process_enters_by_its_one_thread(tmp_path: Path) -> None:
     (tmp_path / "cgroup.procs").touch()
-    assert cgroups.entrance(tmp_path) == tmp_path / "cgroup.procs"
+    assert cgroups.find_entry_file(tmp_path) == tmp_path / "cgroup.procs"
     (tmp_path / "tasks").touch()
-    assert cgroups.entrance(tmp_path) == tmp_path / "tasks"
+    assert cgroups.find_entry_file(tmp_path) == tmp_path / "tasks"
 
 
 @possible
 @pytest.mark.proves("S-04")
 async def test_every_process_of_a_sandbox_is_in_the_group(ground: Ground) -> None:
-    groups = cgroups.groups_for(40, None)
+    groups = cgroups.make_groups(40, None)
     assert len(groups) == 1
     group = groups[0]
-    limits = Limits(processes=40, call_memory_bytes=None)
+    limits = SandboxLimits(processes=40, call_memory_bytes=None)
     process = await ground.start("/bin/bash", "-c", "echo in; (cat; :); :", limits=limits)
     try:
         assert await process.read_line(10) == b"in\n"
@@ -118,20 +118,20 @@ async def test_the_thread_that_starts_programs_ends_with_its_sandbox_and_the_nex
     def starters() -> list[threading.Thread]:
         return [each for each in threading.enumerate() if each.name.startswith("handrail-sandboxes")]
 
-    limits = Limits(processes=40, call_memory_bytes=None)
+    limits = SandboxLimits(processes=40, call_memory_bytes=None)
     for _ in range(2):
         process = await ground.start("/bin/true", limits=limits)
         assert starters()
         await process.wait()
         await process.kill()
-        cgroups.rest()
+        cgroups.end_starter_threads()
         assert not starters()
 
 
 @possible
 def test_where_no_thread_can_enter_a_shell_does_and_becomes_the_program() -> None:
-    groups = cgroups.groups_for(40, None)
-    program, argv = cgroups.command(groups, "/bin/cat", ["cat", "/proc/self/cgroup"])
+    groups = cgroups.make_groups(40, None)
+    program, argv = cgroups.wrap_command(groups, "/bin/cat", ["cat", "/proc/self/cgroup"])
     ran = subprocess.run(argv, executable=program, capture_output=True, text=True, check=True)
     assert groups[0].name in ran.stdout
 
@@ -139,16 +139,16 @@ def test_where_no_thread_can_enter_a_shell_does_and_becomes_the_program() -> Non
 @possible
 @pytest.mark.proves("S-04")
 async def test_a_fork_bomb_of_real_root_is_held_and_other_calls_go_on_after_it(confined: Ground) -> None:
-    ran = await confined.bash(FORKS, limits=Limits(processes=30))
+    ran = await confined.bash(FORKS, limits=SandboxLimits(processes=30))
     assert ran.out.strip() == "Resource temporarily unavailable"
-    assert (await confined.bash("id -u", limits=Limits(processes=30))).out == "0\n"
+    assert (await confined.bash("id -u", limits=SandboxLimits(processes=30))).out == "0\n"
 
 
 @possible
 def test_a_group_goes_with_its_process_and_what_a_killed_one_left_with_the_next() -> None:
-    top = cgroups.top("pids")
+    top = cgroups.find_parent_cgroup("pids")
     assert top is not None
-    place = top.place
+    place = top.folder
     text = "from handrail.sandbox.filters import limits as cgroups; import os; print(cgroups.groups_for(7, None)[0]); os.{}"
     for end, stays in (("close(0)", False), ("kill(os.getpid(), 9)", True)):
         ran = subprocess.run([sys.executable, "-uc", text.format(end)], capture_output=True, text=True, check=False)
@@ -159,7 +159,7 @@ def test_a_group_goes_with_its_process_and_what_a_killed_one_left_with_the_next(
 
 
 @pytest.mark.skipif(
-    os.geteuid() != 0 or not cgroups.groups_for(None, 1 << 40), reason="no control group can bound memory here"
+    os.geteuid() != 0 or not cgroups.make_groups(None, 1 << 40), reason="no control group can bound memory here"
 )
 @pytest.mark.proves("S-04")
 async def test_where_a_control_group_bounds_memory_no_look_is_needed(
@@ -168,10 +168,10 @@ async def test_where_a_control_group_bounds_memory_no_look_is_needed(
     """A file in memory that is in nobody's size: who holds it is ended, the shell that waits for them goes on."""
     monkeypatch.setattr(bubblewrap, "memory_of_all", lambda: 96 << 20)
 
-    def nobody_looks(process: Confined, bound: int, files: int) -> None:
+    def nobody_looks(process: SandboxedProcess, bound: int, files: int) -> None:
         pass
 
-    monkeypatch.setattr(memory, "Watch", nobody_looks)
+    monkeypatch.setattr(memory_monitor, "Watch", nobody_looks)
     code = "import os; held = os.memfd_create('x'); [os.write(held, bytes(1 << 20)) for _ in range(256)]; print('all')"
-    ran = await confined.bash(f'python3 -c "{code}"; echo $?', limits=Limits(processes=1009))
+    ran = await confined.bash(f'python3 -c "{code}"; echo $?', limits=SandboxLimits(processes=1009))
     assert ran.out.split() == ["137"]

@@ -11,8 +11,8 @@ import pytest
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Limits, Program
-from handrail.contract.tool.requires import CapabilitySet, Layer, Requires, Variables, expand
+from handrail.contract.sandbox import SandboxLimits, ProgramSpec
+from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, Requires, PathVariables, expand_requires
 from handrail.sandbox.view import mounts
 from handrail.sandbox.view.mount_table import ExpectedMount, MountTable
 
@@ -83,14 +83,14 @@ def test_what_is_masked_in_an_ordinary_users_etc_and_gone_by_the_start_does_not_
     for name in ("first", "second"):
         (tmp_path / name).touch(0o600)
     monkeypatch.setattr(mounts, "_PRIVATE_CONFIGURATION", (str(tmp_path),))
-    monkeypatch.setattr(mounts, "_configuration", configuration := mounts._Configuration())  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(mounts, "_configuration", configuration := mounts._ConfigurationView())  # pyright: ignore[reportPrivateUsage]
     options = configuration.options(0.0)
     masks = tuple(ExpectedMount(str(tmp_path / name), read_only=True, content="1:2") for name in ("first", "second"))
     table = MountTable(masks)
-    assert mounts.as_they_stand(options, table) == (list(options), table)
+    assert mounts.refresh_options(options, table) == (list(options), table)
     (tmp_path / "first").unlink()
     left = [*options[:3], "--ro-bind", "/dev/null", str(tmp_path / "second")]
-    assert mounts.as_they_stand(options, table) == (left, MountTable(masks[1:]))
+    assert mounts.refresh_options(options, table) == (left, MountTable(masks[1:]))
 
 
 async def test_what_only_root_may_read_in_etc_cannot_be_read(confined: Ground) -> None:
@@ -186,12 +186,12 @@ async def test_only_the_folders_of_the_capability_set_are_there(ground: Ground) 
         (ground.workspace / name / "f").write_text(name)
     root = str(ground.workspace)
     requires = Requires.model_validate({"fs": {"read": ["{workspace}/docs"], "write": ["{workspace}/src/**"]}})
-    layer = expand(requires, Variables(workspace=(root,)), "tool")
-    agent = Layer("agent", (f"{root}/**",), (f"{root}/**",))
+    layer = expand_requires(requires, PathVariables(workspace=(root,)), "tool")
+    agent = CapabilityLayer("agent", (f"{root}/**",), (f"{root}/**",))
     process = await ground.sandbox.start(
         CapabilitySet((layer, agent)),
         ground.profile(),
-        Program(["/bin/bash", "-c", f"cd {root}; ls; echo w > src/f; echo w > docs/f; cat secret/f; cat docs/f"]),
+        ProgramSpec(["/bin/bash", "-c", f"cd {root}; ls; echo w > src/f; echo w > docs/f; cat secret/f; cat docs/f"]),
     )
     out, _, _ = await process.communicate(b"", 1000)
     assert out.split() == [b"docs", b"src", b"docs"]
@@ -202,23 +202,23 @@ async def test_only_the_folders_of_the_capability_set_are_there(ground: Ground) 
 @pytest.mark.parametrize("pattern", ["{workspace}/**/*.md", "{workspace}/*"])
 async def test_a_set_that_names_some_files_of_a_folder_is_refused(ground: Ground, pattern: str) -> None:
     requires = Requires.model_validate({"fs": {"write": [pattern]}})
-    layer = expand(requires, Variables(workspace=(str(ground.workspace),)), "tool")
+    layer = expand_requires(requires, PathVariables(workspace=(str(ground.workspace),)), "tool")
     with pytest.raises(ToolError, match="whole folders") as caught:
-        await ground.sandbox.start(CapabilitySet((layer,)), ground.profile(), Program(["true"]))
+        await ground.sandbox.start(CapabilitySet((layer,)), ground.profile(), ProgramSpec(["true"]))
     assert caught.value.kind == "unavailable"
 
 
 async def test_a_folder_that_became_a_link_is_not_mounted(ground: Ground) -> None:
     (ground.workspace / "out").symlink_to(ground.outside)
-    layer = Layer("tool", fs_read=(f"{ground.workspace}/out",))
+    layer = CapabilityLayer("tool", fs_read=(f"{ground.workspace}/out",))
     with pytest.raises(ToolError, match="symbolic link") as caught:
-        await ground.sandbox.start(CapabilitySet((layer,)), ground.profile(), Program(["true"]))
+        await ground.sandbox.start(CapabilitySet((layer,)), ground.profile(), ProgramSpec(["true"]))
     assert caught.value.kind == "conflict"
 
 
 async def test_an_empty_set_sees_no_workspace(ground: Ground) -> None:
     process = await ground.sandbox.start(
-        CapabilitySet(()), ground.profile(), Program(["/bin/bash", "-c", f"pwd; ls {ground.workspace}"])
+        CapabilitySet(()), ground.profile(), ProgramSpec(["/bin/bash", "-c", f"pwd; ls {ground.workspace}"])
     )
     out, _, _ = await process.communicate(b"", 1000)
     assert out.decode().strip() == str(ground.scratch)
@@ -232,7 +232,7 @@ async def test_a_working_directory_outside_the_set_is_refused(ground: Ground) ->
 
 async def test_temporary_storage_is_bounded_and_private(confined: Ground) -> None:
     ran = await confined.bash(
-        "head -c 3000000 /dev/zero > /tmp/big; stat -c %s /tmp/big; touch /tmp/mine", limits=Limits(tmp_bytes=1 << 20)
+        "head -c 3000000 /dev/zero > /tmp/big; stat -c %s /tmp/big; touch /tmp/mine", limits=SandboxLimits(tmp_bytes=1 << 20)
     )
     assert int(ran.out) <= 1 << 20
     assert "No space left" in ran.errors

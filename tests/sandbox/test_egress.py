@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
-from handrail.contract.text.hosts import Address, Host, read_host
-from handrail.contract.tool.requires import CapabilitySet, Layer
-from handrail.sandbox.network.egress import Egress, SystemResolver, embedded, fault_in_address, is_own_address
-from handrail.testing.kernels import Names
+from handrail.contract.text.hosts import Address, HostAddress, parse_host
+from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer
+from handrail.sandbox.network.egress import EgressCheck, SystemResolver, extract_ipv4, explain_blocked_address, is_own_address
+from handrail.testing.kernels import ScriptedResolver
 
 pytestmark = pytest.mark.proves("S-02")
 
@@ -25,18 +25,18 @@ OTHER_PUBLIC = "2606:2800:21f:cb07:6820:80da:af6b:8b2c"
 
 def egress(
     *layers: Sequence[str],
-    names: Names | None = None,
+    names: ScriptedResolver | None = None,
     gate: Callable[[str, int], str | None] | None = None,
     own: Sequence[str] = (),
-) -> Egress:
+) -> EgressCheck:
     owned = {ip_address(text) for text in own}
-    capabilities = CapabilitySet(tuple(Layer(f"layer {n}", hosts=tuple(hosts)) for n, hosts in enumerate(layers)))
-    return Egress(capabilities, gate, names or Names({}), owned.__contains__)
+    capabilities = CapabilitySet(tuple(CapabilityLayer(f"layer {n}", hosts=tuple(hosts)) for n, hosts in enumerate(layers)))
+    return EgressCheck(capabilities, gate, names or ScriptedResolver({}), owned.__contains__)
 
 
-async def refused(judge: Egress, host: str) -> str:
+async def refused(judge: EgressCheck, host: str) -> str:
     with pytest.raises(ToolError) as raised:
-        await judge.way(read_host(host))
+        await judge.check_route(parse_host(host))
     return raised.value.text
 
 
@@ -92,12 +92,12 @@ async def refused(judge: Egress, host: str) -> str:
     ],
 )
 def test_an_address_that_is_not_public_is_named_so_in_every_form(text: str) -> None:
-    assert fault_in_address(ip_address(text)) is not None
+    assert explain_blocked_address(ip_address(text)) is not None
 
 
 @pytest.mark.parametrize("text", [PUBLIC, OTHER_PUBLIC, "1.1.1.1", "64:ff9b::5db8:d70e", "2a00:1450:4001:80b::200e"])
 def test_a_public_address_has_no_fault(text: str) -> None:
-    assert fault_in_address(ip_address(text)) is None
+    assert explain_blocked_address(ip_address(text)) is None
 
 
 @given(st.ip_addresses(v=4))
@@ -115,31 +115,31 @@ def test_no_ipv6_form_of_an_address_is_better_than_the_address_itself(address: I
     }
     for name, bits in forms.items():
         form = IPv6Address(bits)
-        assert address in embedded(form), name
-        if fault_in_address(address) is not None:
-            assert fault_in_address(form) is not None, name
+        assert address in extract_ipv4(form), name
+        if explain_blocked_address(address) is not None:
+            assert explain_blocked_address(form) is not None, name
 
 
 @given(st.ip_addresses(v=6))
 def test_only_global_unicast_addresses_are_public(address: IPv6Address) -> None:
-    if fault_in_address(address) is None:
+    if explain_blocked_address(address) is None:
         assert int(address) >> 125 == 1 or int(address) >> 32 == 0x64FF9B << 64
-        assert all(fault_in_address(inner) is None for inner in embedded(address))
+        assert all(explain_blocked_address(inner) is None for inner in extract_ipv4(address))
 
 
 async def test_a_granted_name_with_public_addresses_leads_to_all_of_them() -> None:
-    names = Names({"api.example.org": [PUBLIC, OTHER_PUBLIC]})
-    way = await egress(["api.example.org"], ["*.example.org"], names=names).way(read_host("api.example.org:443"))
+    names = ScriptedResolver({"api.example.org": [PUBLIC, OTHER_PUBLIC]})
+    way = await egress(["api.example.org"], ["*.example.org"], names=names).check_route(parse_host("api.example.org:443"))
     assert [str(address) for address in way.addresses] == [PUBLIC, OTHER_PUBLIC]
-    assert names.asked == ["api.example.org"]
+    assert names.queries == ["api.example.org"]
 
 
 @pytest.mark.parametrize("host", ["evil.example:443", "api.example.org:22", "127.0.0.1:80", "example.org:443"])
 async def test_what_a_layer_does_not_name_is_refused_without_looking_it_up(host: str) -> None:
-    names = Names({"evil.example": [PUBLIC]})
+    names = ScriptedResolver({"evil.example": [PUBLIC]})
     text = await refused(egress(["*"], ["api.example.org"], names=names), host)
     assert "layer 1" in text
-    assert names.asked == []
+    assert names.queries == []
 
 
 async def test_no_layers_reach_nothing() -> None:
@@ -159,20 +159,20 @@ async def test_rules_are_asked_of_the_host_and_its_port() -> None:
 
 @pytest.mark.parametrize("bad", ["127.0.0.1", "10.0.0.1", "169.254.169.254", "::1", "64:ff9b::7f00:1", "fe80::1%lo"])
 async def test_one_address_inside_spoils_the_whole_name(bad: str) -> None:
-    names = Names({"api.example.org": [PUBLIC, bad]})
+    names = ScriptedResolver({"api.example.org": [PUBLIC, bad]})
     text = await refused(egress(["*"], names=names), "api.example.org:443")
     assert "literal grant" in text
     assert "layer 0" in text
 
 
 async def test_the_machine_s_own_public_address_is_inside_too() -> None:
-    names = Names({"api.example.org": [PUBLIC]})
+    names = ScriptedResolver({"api.example.org": [PUBLIC]})
     assert "this machine" in await refused(egress(["*"], names=names, own=[PUBLIC]), "api.example.org:443")
 
 
 async def test_a_literal_grant_opens_exactly_that_address_and_port_when_every_layer_has_it() -> None:
     both = egress(["127.0.0.1:8080"], ["127.0.0.1:8080", "*"])
-    assert (await both.way(read_host("127.0.0.1:8080"))).addresses == (ip_address("127.0.0.1"),)
+    assert (await both.check_route(parse_host("127.0.0.1:8080"))).addresses == (ip_address("127.0.0.1"),)
     for other in ("127.0.0.1:8081", "127.0.0.2:8080", "[::ffff:127.0.0.1]:8080", "localhost:8080"):
         await refused(both, other)
     text = await refused(egress(["127.0.0.1:8080"], ["*"]), "127.0.0.1:8080")
@@ -181,29 +181,29 @@ async def test_a_literal_grant_opens_exactly_that_address_and_port_when_every_la
 
 
 async def test_a_granted_name_may_lead_to_a_literally_granted_address_if_the_rules_allow_the_address_too() -> None:
-    names = Names({"intranet.example": ["10.0.0.5"]})
+    names = ScriptedResolver({"intranet.example": ["10.0.0.5"]})
     hosts = ["intranet.example", "10.0.0.5"]
-    way = await egress(hosts, names=names).way(read_host("intranet.example:443"))
+    way = await egress(hosts, names=names).check_route(parse_host("intranet.example:443"))
     assert str(way.addresses[0]) == "10.0.0.5"
     closed = egress(hosts, names=names, gate=lambda host, _port: "denied by a rule" if host == "10.0.0.5" else None)
     assert await refused(closed, "intranet.example:443") == "denied by a rule"
 
 
 async def test_a_name_that_leads_nowhere_is_answered_as_that() -> None:
-    for names in (Names({}), Names({"api.example.org": [[]]})):
+    for names in (ScriptedResolver({}), ScriptedResolver({"api.example.org": [[]]})):
         assert "could not be resolved" in await refused(egress(["*"], names=names), "api.example.org:443")
-    assert "could not be resolved" in await refused(egress(["*"], names=Names({"a.example": ["what"]})), "a.example:443")
+    assert "could not be resolved" in await refused(egress(["*"], names=ScriptedResolver({"a.example": ["what"]})), "a.example:443")
 
 
 async def test_what_was_checked_is_dialled_whatever_the_name_leads_to_by_then() -> None:
     with socket.create_server(("127.0.0.1", 0)) as meant, socket.create_server(("127.0.0.2", 0)) as inside:
         port = meant.getsockname()[1]
-        names = Names({"rebinds.example": [["127.0.0.1"], ["127.0.0.2"]]})
+        names = ScriptedResolver({"rebinds.example": [["127.0.0.1"], ["127.0.0.2"]]})
         judge = egress([f"rebinds.example:{port}", f"127.0.0.1:{port}"], names=names)
-        way = await judge.way(read_host(f"rebinds.example:{port}"))
+        way = await judge.check_route(parse_host(f"rebinds.example:{port}"))
         with await judge.dial(way) as connection:
             assert connection.getpeername() == ("127.0.0.1", port)
-        assert names.asked == ["rebinds.example"]
+        assert names.queries == ["rebinds.example"]
         text = await refused(judge, f"rebinds.example:{port}")
         assert "127.0.0.2" in text
         inside.setblocking(False)
@@ -214,12 +214,12 @@ async def test_what_was_checked_is_dialled_whatever_the_name_leads_to_by_then() 
 async def test_the_next_address_is_dialled_where_one_does_not_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        names = Names({"two.example": ["127.0.0.9", "127.0.0.1"]})
+        names = ScriptedResolver({"two.example": ["127.0.0.9", "127.0.0.1"]})
         judge = egress([f"*:{port}", f"127.0.0.9:{port}", f"127.0.0.1:{port}"], names=names)
-        with await judge.dial(await judge.way(read_host(f"two.example:{port}"))) as connection:
+        with await judge.dial(await judge.check_route(parse_host(f"two.example:{port}"))) as connection:
             assert connection.getpeername() == ("127.0.0.1", port)
     with pytest.raises(ToolError, match="could not be reached") as raised:
-        await judge.dial(await judge.way(read_host(f"two.example:{port}")))
+        await judge.dial(await judge.check_route(parse_host(f"two.example:{port}")))
     assert raised.value.kind == "backend"
 
 
@@ -242,13 +242,13 @@ def test_the_machine_s_own_addresses_are_known_without_a_list() -> None:
 @given(st.ip_addresses(), st.integers(1, 65535))
 def test_a_wildcard_never_opens_an_address_that_is_not_public(address: Address, port: int) -> None:
     judge = egress(["*", "*:*", "*.example.org"])
-    host = Host(str(address), port, address)
+    host = HostAddress(str(address), port, address)
 
     async def attempt() -> bool:
         try:
-            await judge.way(host)
+            await judge.check_route(host)
         except ToolError:
             return False
         return True
 
-    assert asyncio.run(attempt()) is (fault_in_address(address) is None)
+    assert asyncio.run(attempt()) is (explain_blocked_address(address) is None)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.sandbox.conftest import Ground
 
-from handrail.contract.sandbox import Program
-from handrail.contract.tool.requires import CapabilitySet, Requires, Variables, expand
+from handrail.contract.sandbox import ProgramSpec
+from handrail.contract.tool.requires import CapabilitySet, Requires, PathVariables, expand_requires
 
 BOTH: Mapping[str, object] = {"fs": {"read": ["{workspace}"], "write": ["{workspace}"]}, "shell": [{"cmd": "*"}]}
 SCRIPT = 'cat "$0/a" "$1/a"; (: > "$0/new") 2>/dev/null && echo WROTE; (: > "$1/new") 2>/dev/null && echo wrote'
@@ -29,10 +29,10 @@ async def run(
     ground: Ground, further: tuple[Path, Path], requires: Mapping[str, object], *, workspace_writable: bool = True
 ) -> str:
     specs, notes = map(str, further)
-    variables = Variables((str(ground.workspace), notes), readable=(specs,))
-    capabilities = CapabilitySet((expand(Requires.model_validate(requires), variables, "tool"),))
+    variables = PathVariables((str(ground.workspace), notes), readable=(specs,))
+    capabilities = CapabilitySet((expand_requires(Requires.model_validate(requires), variables, "tool"),))
     profile = ground.profile(writable=(notes,), further=(specs,), workspace_writable=workspace_writable)
-    process = await ground.sandbox.start(capabilities, profile, Program(["/bin/bash", "-c", SCRIPT, specs, notes]))
+    process = await ground.sandbox.start(capabilities, profile, ProgramSpec(["/bin/bash", "-c", SCRIPT, specs, notes]))
     try:
         out, _, _ = await process.communicate(b"", 1 << 16)
         await process.wait()
@@ -61,10 +61,10 @@ async def test_a_tool_that_only_reads_writes_in_none_of_them(ground: Ground, fur
 async def test_a_workspace_in_a_root_to_read_stays_writable_and_its_neighbours_do_not(ground: Ground) -> None:
     above = str(ground.workspace.parent)
     requires = Requires.model_validate(BOTH)
-    capabilities = CapabilitySet((expand(requires, Variables((str(ground.workspace),), readable=(above,)), "tool"),))
+    capabilities = CapabilitySet((expand_requires(requires, PathVariables((str(ground.workspace),), readable=(above,)), "tool"),))
     script = f": > here && echo wrote; (: > {above}/there) 2>/dev/null && echo WROTE; ls {above}"
     process = await ground.sandbox.start(
-        capabilities, ground.profile(further=(above,)), Program(["/bin/bash", "-c", script])
+        capabilities, ground.profile(further=(above,)), ProgramSpec(["/bin/bash", "-c", script])
     )
     try:
         out, _, _ = await process.communicate(b"", 1 << 16)

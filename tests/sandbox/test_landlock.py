@@ -14,33 +14,33 @@ from hypothesis import strategies as st
 from tests.sandbox.conftest import Ground, Ran
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SHELL_ARGV, Program, Tier
-from handrail.sandbox.bubblewrap import Bubblewrap
+from handrail.contract.sandbox import SHELL_ARGV, ProgramSpec, SandboxTier
+from handrail.sandbox.bubblewrap import BubblewrapSandbox
 from handrail.sandbox.filters import landlock
 from handrail.sandbox.start import launcher
-from handrail.sandbox.start.launcher import Launcher
-from handrail.sandbox.start.spawn import binaries
+from handrail.sandbox.start.launcher import LauncherProgram
+from handrail.sandbox.start.spawn import find_binaries
 from handrail.sandbox.view import mount_table
-from handrail.sandbox.view.identity import Looks
+from handrail.sandbox.view.sandbox_user import LookupCache
 
-ABI = landlock.abi()
+ABI = landlock.probe_abi()
 needs_landlock = pytest.mark.skipif(ABI < 1, reason="this kernel has no Landlock")
-LAUNCHERS = [found for found in (launcher.perl(), launcher.python()) if found is not None]
+LAUNCHERS = [found for found in (launcher.find_perl_launcher(), launcher.find_python_launcher()) if found is not None]
 
 WORKSPACE, SCRATCH = "/ground/workspace", "/ground/scratch"
 Folders = Mapping[str, Literal["ro", "rw"]]
 
 
-def other(first: Launcher | None = None, abi: int | None = None) -> Bubblewrap:
-    return Bubblewrap(next(binaries()), Tier("bubblewrap", "for a test"), first=first, landlock_abi=abi)
+def other(first: LauncherProgram | None = None, abi: int | None = None) -> BubblewrapSandbox:
+    return BubblewrapSandbox(next(find_binaries()), SandboxTier("bubblewrap", "for a test"), first=first, landlock_abi=abi)
 
 
-async def ran(sandbox: Bubblewrap, ground: Ground, script: str, folders: Folders | None = None, **seen: object) -> Ran:
+async def ran(sandbox: BubblewrapSandbox, ground: Ground, script: str, folders: Folders | None = None, **seen: object) -> Ran:
     """``script`` where Landlock is told of other folders than those that are mounted.
 
     They are mounted apart from /tmp, which is writable with all that is in it.
     """
-    plan = await sandbox.plan(ground.capabilities, ground.profile(), Program((*SHELL_ARGV, script)))
+    plan = await sandbox.make_plan(ground.capabilities, ground.profile(), ProgramSpec((*SHELL_ARGV, script)))
     places = {str(ground.workspace): WORKSPACE, str(ground.scratch): SCRATCH}
     options = list(plan.made.options)
     for at, option in enumerate(options):
@@ -49,15 +49,15 @@ async def ran(sandbox: Bubblewrap, ground: Ground, script: str, folders: Folders
     told = {WORKSPACE: "rw", SCRATCH: "rw"} if folders is None else folders
     changed: dict[str, object] = {
         "options": tuple(options),
-        "table": mount_table.expected(options, Looks()),
+        "table": mount_table.derive_table(options, LookupCache()),
         "start": WORKSPACE,
         "folders": tuple(told.items()),
         **seen,
     }
     made = dataclasses.replace(plan.made, **changed)  # pyright: ignore[reportArgumentType]
-    process = sandbox.prepare(dataclasses.replace(plan, made=made))
+    process = sandbox.start_waiting(dataclasses.replace(plan, made=made))
     environment = {"PATH": "/usr/bin:/bin", "HOME": SCRATCH}
-    process.begin(launcher.program_call(WORKSPACE, (*SHELL_ARGV, script), environment))
+    process.begin_program(launcher.encode_program_call(WORKSPACE, (*SHELL_ARGV, script), environment))
     out, errors, dropped = await process.communicate(b"", 1 << 20)
     return Ran(await process.wait(), out.decode(), errors.decode(), dropped)
 
@@ -65,7 +65,7 @@ async def ran(sandbox: Bubblewrap, ground: Ground, script: str, folders: Folders
 @needs_landlock
 @pytest.mark.proves("S-01")
 @pytest.mark.parametrize("first", LAUNCHERS, ids=lambda found: found.name)
-async def test_what_is_mounted_writable_by_mistake_is_still_not_written(ground: Ground, first: Launcher) -> None:
+async def test_what_is_mounted_writable_by_mistake_is_still_not_written(ground: Ground, first: LauncherProgram) -> None:
     (ground.workspace / "there").write_text("as it was")
     tries = [
         "echo x > new",
@@ -88,7 +88,7 @@ async def test_what_is_mounted_writable_by_mistake_is_still_not_written(ground: 
 @needs_landlock
 @pytest.mark.proves("S-01")
 @pytest.mark.parametrize("first", LAUNCHERS, ids=lambda found: found.name)
-async def test_what_is_mounted_by_mistake_is_not_read_or_started(ground: Ground, first: Launcher) -> None:
+async def test_what_is_mounted_by_mistake_is_not_read_or_started(ground: Ground, first: LauncherProgram) -> None:
     (ground.workspace / "key").write_text("TOP-SECRET")
     program = ground.workspace / "program"
     program.write_text("#!/bin/sh\necho STARTED")
@@ -100,7 +100,7 @@ async def test_what_is_mounted_by_mistake_is_not_read_or_started(ground: Ground,
 
 @needs_landlock
 @pytest.mark.parametrize("first", LAUNCHERS, ids=lambda found: found.name)
-async def test_the_rights_that_are_given_are_enough_for_ordinary_work(ground: Ground, first: Launcher) -> None:
+async def test_the_rights_that_are_given_are_enough_for_ordinary_work(ground: Ground, first: LauncherProgram) -> None:
     script = (
         "set -e; mkdir -p a/b; echo x > a/f; mv a/f a/b/g; ln a/b/g a/h; ln -s h a/s; rm -r a/b; : > a/h; mkfifo p;"
         'cp /bin/true t; ./t; echo y > "$HOME/f"; echo z > /tmp/f; mv /tmp/f /dev/shm/f; head -c 4 /dev/zero | wc -c;'
@@ -138,7 +138,7 @@ async def test_a_read_only_call_has_no_tcp_and_another_its_own_loopback(ground: 
 
 @pytest.mark.skipif(ABI < 4, reason="this kernel's Landlock knows no network")
 @pytest.mark.parametrize("first", LAUNCHERS, ids=lambda found: found.name)
-async def test_only_the_named_port_is_connected_to(ground: Ground, first: Launcher) -> None:
+async def test_only_the_named_port_is_connected_to(ground: Ground, first: LauncherProgram) -> None:
     script = "for port in 3128 3129; do exec 3<>/dev/tcp/127.0.0.1/$port; done"
     seen = await ran(other(first), ground, script, tcp=False, connect=(3128,))
     assert "3128: Connection refused" in seen.errors  # there is nobody, but it was tried
@@ -164,15 +164,15 @@ async def test_every_version_up_to_this_kernels_can_be_put_into_force(ground: Gr
 @needs_landlock
 @pytest.mark.parametrize("first", LAUNCHERS, ids=lambda found: found.name)
 async def test_a_ruleset_that_the_kernel_refuses_stops_the_start(
-    ground: Ground, first: Launcher, monkeypatch: pytest.MonkeyPatch
+    ground: Ground, first: LauncherProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unknown = landlock.Ruleset(struct.pack("=Q", 1 << 60), ())
+    unknown = landlock.LandlockRuleset(struct.pack("=Q", 1 << 60), ())
 
-    def ruleset(*_: object, **__: object) -> landlock.Ruleset:
+    def ruleset(*_: object, **__: object) -> landlock.LandlockRuleset:
         return unknown
 
     monkeypatch.setattr(landlock, "ruleset", ruleset)
-    process = await other(first).start(ground.capabilities, ground.profile(), Program(["touch", "begun"]))
+    process = await other(first).start(ground.capabilities, ground.profile(), ProgramSpec(["touch", "begun"]))
     with pytest.raises(ToolError, match="Landlock cannot be used") as caught:
         await process.communicate(b"", 100)
     assert caught.value.kind == "backend"
@@ -185,10 +185,10 @@ PATHS = st.dictionaries(st.from_regex(r"(/[a-z]{1,4}){1,4}", fullmatch=True), AC
 
 @given(version=st.integers(1, 9), folders=PATHS, tcp=st.booleans(), connect=st.lists(st.integers(1, 65535), max_size=2))
 def test_no_rule_carries_more_than_is_handled(version: int, folders: Folders, tcp: bool, connect: list[int]) -> None:
-    made = landlock.ruleset(version, folders, tcp=tcp, connect=connect)
+    made = landlock.build_ruleset(version, folders, tcp=tcp, connect=connect)
     handled = struct.unpack(f"={len(made.attributes) // 8}Q", made.attributes)
     assert len(handled) == (1 if version < 4 else 2 if version < 6 else 3)
-    assert handled[0] == landlock.handled_of_files(version)
+    assert handled[0] == landlock.handled_file_rights(version)
     assert all(rights and not rights & ~handled[0] for _, rights in made.folders)
     written = {path for path, rights in made.folders if rights & landlock.WRITE_FILE}
     assert written <= {"/dev", "/tmp", "/dev/shm", *(path for path, access in folders.items() if access == "rw")}
@@ -198,6 +198,6 @@ def test_no_rule_carries_more_than_is_handled(version: int, folders: Folders, tc
 
 
 def test_later_versions_only_add_rights() -> None:
-    handled = [landlock.handled_of_files(version) for version in range(1, 8)]
+    handled = [landlock.handled_file_rights(version) for version in range(1, 8)]
     assert all(more & less == less for less, more in itertools.pairwise(handled))
     assert handled[0] == (1 << 13) - 1

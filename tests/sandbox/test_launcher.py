@@ -19,25 +19,25 @@ from hypothesis import strategies as st
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Limits, Program, Tier
-from handrail.sandbox.bubblewrap import Bubblewrap
+from handrail.contract.sandbox import SandboxLimits, ProgramSpec, SandboxTier
+from handrail.sandbox.bubblewrap import BubblewrapSandbox
 from handrail.sandbox.start import launcher
-from handrail.sandbox.start.launcher import Launcher, is_plain
-from handrail.sandbox.start.process import Confined
-from handrail.sandbox.start.spawn import binaries
+from handrail.sandbox.start.launcher import LauncherProgram, is_plain_text
+from handrail.sandbox.start.process import SandboxedProcess
+from handrail.sandbox.start.spawn import find_binaries
 
-LAUNCHERS = [found for found in (launcher.perl(), launcher.python()) if found is not None]
+LAUNCHERS = [found for found in (launcher.find_perl_launcher(), launcher.find_python_launcher()) if found is not None]
 
 
 @pytest.fixture(params=LAUNCHERS, ids=lambda found: found.name)
-def first(request: pytest.FixtureRequest) -> Launcher:
+def first(request: pytest.FixtureRequest) -> LauncherProgram:
     return request.param
 
 
 @pytest.fixture
-def launched(ground: Ground, first: Launcher) -> Ground:
+def launched(ground: Ground, first: LauncherProgram) -> Ground:
     """The ground with this launcher in its sandboxes."""
-    ground.sandbox = Bubblewrap(next(binaries()), Tier("bubblewrap", "for a test"), first=first)
+    ground.sandbox = BubblewrapSandbox(next(find_binaries()), SandboxTier("bubblewrap", "for a test"), first=first)
     return ground
 
 
@@ -86,7 +86,7 @@ async def test_the_first_process_is_out_of_the_programs_reach(launched: Ground) 
 
 async def test_limits_are_in_force_and_cannot_be_raised(launched: Ground) -> None:
     ran = await launched.bash(
-        "ulimit -n; ulimit -f; ulimit -n 4096; ulimit -n", limits=Limits(open_files=99, file_bytes=1 << 20)
+        "ulimit -n; ulimit -f; ulimit -n 4096; ulimit -n", limits=SandboxLimits(open_files=99, file_bytes=1 << 20)
     )
     assert ran.out.split() == ["99", "1024", "99"]
     own = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -105,7 +105,7 @@ async def test_secrets_are_read_from_a_descriptor_and_are_nowhere_else(launched:
         "    assert 's' * 30 not in open(f'/proc/{place}', errors='replace').read()\n"
     )
     process = await launched.sandbox.start(
-        launched.capabilities, launched.profile(secrets=secrets), Program(["python3", "-c", script])
+        launched.capabilities, launched.profile(secrets=secrets), ProgramSpec(["python3", "-c", script])
     )
     out, errors, _ = await process.communicate(b"", 1 << 20)
     assert errors == b""
@@ -123,7 +123,7 @@ async def test_secrets_stand_beside_other_descriptors(launched: Ground) -> None:
     process = await launched.sandbox.start(
         launched.capabilities,
         launched.profile(secrets={"A": "b"}),
-        Program(["/bin/bash", "-c", "cat <&7; cat <&$HANDRAIL_SECRETS_FD; echo $HANDRAIL_SECRETS_FD"], {7: reading}),
+        ProgramSpec(["/bin/bash", "-c", "cat <&7; cat <&$HANDRAIL_SECRETS_FD; echo $HANDRAIL_SECRETS_FD"], {7: reading}),
     )
     os.close(reading)
     out, _, _ = await process.communicate(b"", 1000)
@@ -157,12 +157,12 @@ async def test_orphans_are_waited_for_while_the_program_runs(launched: Ground) -
 async def test_the_sandbox_ends_when_its_holder_lets_go(launched: Ground) -> None:
     process = await launched.start("/bin/bash", "-c", "echo begun; read -t 30 forever")
     assert await process.read_line(100) == b"begun\n"
-    assert isinstance(process, Confined)
-    process.let_go()
+    assert isinstance(process, SandboxedProcess)
+    process.detach()
     assert await process.wait() == 129, "it was ended, and did not come to its own end"
 
 
-def spoken_to(first: Launcher, letter: bytes) -> tuple[bytes, int]:
+def spoken_to(first: LauncherProgram, letter: bytes) -> tuple[bytes, int]:
     """What the launcher answers to ``letter`` outside of any sandbox, and its exit code."""
     here, there = socket.socketpair()
     lifeline_here, lifeline = socket.socketpair()
@@ -180,14 +180,14 @@ def spoken_to(first: Launcher, letter: bytes) -> tuple[bytes, int]:
         return here.recv(4096), done.returncode
 
 
-def test_it_starts_nothing_where_a_namespace_is_the_machines_own(first: Launcher) -> None:
-    answer, code = spoken_to(first, launcher.preparation("exec", None, {}, {}))
+def test_it_starts_nothing_where_a_namespace_is_the_machines_own(first: LauncherProgram) -> None:
+    answer, code = spoken_to(first, launcher.encode_preparation("exec", None, {}, {}))
     assert (answer, code) == (b"Eit shares the mnt namespace of this machine", 125)
 
 
 @pytest.mark.parametrize("length", [0, 3, 20, 100])
-def test_a_letter_that_is_cut_starts_nothing(first: Launcher, length: int) -> None:
-    answer, code = spoken_to(first, launcher.preparation("exec", None, {}, {})[:length])
+def test_a_letter_that_is_cut_starts_nothing(first: LauncherProgram, length: int) -> None:
+    answer, code = spoken_to(first, launcher.encode_preparation("exec", None, {}, {})[:length])
     assert (answer, code) == (b"Ethe letter is cut", 125)
 
 
@@ -206,7 +206,7 @@ def test_a_letter_that_is_cut_starts_nothing(first: Launcher, length: int) -> No
     ],
 )
 def test_ordinary_texts_are_plain(text: str) -> None:
-    assert is_plain(text)
+    assert is_plain_text(text)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_ordinary_texts_are_plain(text: str) -> None:
     ],
 )
 def test_what_could_be_told_apart_is_not_plain(text: str) -> None:
-    assert not is_plain(text)
+    assert not is_plain_text(text)
 
 
 PIECES = st.sampled_from(
@@ -304,7 +304,7 @@ PIECES = st.sampled_from(
 @given(pieces=st.lists(PIECES, min_size=1, max_size=8))
 def test_no_plain_text_has_a_syntax_error(pieces: list[str]) -> None:
     text = " ".join(pieces) if len(pieces) % 2 else "".join(pieces)
-    if is_plain(text):
+    if is_plain_text(text):
         # -n: read, nothing is run
         checked = subprocess.run(["/bin/bash", "--noprofile", "--norc", "-n", "-c", "--", text], capture_output=True)
         assert (checked.returncode, checked.stderr) == (0, b""), shlex.quote(text)

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from tests.sandbox.conftest import Ground
 from tests.sandbox.test_cgroups import FORKS
 
-from handrail.contract.sandbox import Limits
-from handrail.sandbox.filters import memory
-from handrail.sandbox.filters.limits import ended_by, rlimits
+from handrail.contract.sandbox import SandboxLimits
+from handrail.sandbox.filters import memory_monitor
+from handrail.sandbox.filters.limits import find_reached_limit, build_rlimits
 
 MIB = 1024 * 1024
 
 
 @given(st.one_of(st.none(), st.integers(1, 2**40)), st.one_of(st.none(), st.integers(1, 2**20)))
 def test_no_limit_is_above_what_the_kernel_gives_this_process(size: int | None, count: int | None) -> None:
-    wanted = rlimits(Limits(cpu_s=count, memory_bytes=size, processes=count, file_bytes=size, open_files=count))
+    wanted = build_rlimits(SandboxLimits(cpu_s=count, memory_bytes=size, processes=count, file_bytes=size, open_files=count))
     for which, (soft, hard) in wanted.items():
         ceiling = resource.getrlimit(which)[1]
         assert soft <= hard
@@ -34,14 +34,14 @@ def test_no_limit_is_above_what_the_kernel_gives_this_process(size: int | None, 
 
 @pytest.mark.proves("S-04")
 async def test_processor_time_ends_a_program_that_only_computes(ground: Ground) -> None:
-    ran = await ground.bash("while :; do :; done", limits=Limits(cpu_s=1))
-    bound = ended_by(ran.code, ran.errors.encode())
-    assert bound is not None and bound.sure and "sandbox.cpu_s" in bound.about
+    ran = await ground.bash("while :; do :; done", limits=SandboxLimits(cpu_s=1))
+    bound = find_reached_limit(ran.code, ran.errors.encode())
+    assert bound is not None and bound.is_certain and "sandbox.cpu_s" in bound.text
 
 
 async def test_a_program_that_catches_the_first_signal_is_killed_soon_after(ground: Ground) -> None:
     """The hard limit follows, which no program can catch."""
-    ran = await ground.bash("ulimit -Ht; trap '' XCPU; ulimit -Ht 1; while :; do :; done", limits=Limits(cpu_s=1))
+    ran = await ground.bash("ulimit -Ht; trap '' XCPU; ulimit -Ht 1; while :; do :; done", limits=SandboxLimits(cpu_s=1))
     assert ran.out.strip() == "6" and ran.code == 128 + signal.SIGKILL
 
 
@@ -53,34 +53,34 @@ mmap.mmap(-1, 1 << 36, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ).close()
 print("reserved", flush=True)
 bytearray(1 << 30)
 PYTHON"""
-    ran = await ground.bash(script, limits=Limits(memory_bytes=256 * MIB))
+    ran = await ground.bash(script, limits=SandboxLimits(memory_bytes=256 * MIB))
     assert (ran.code, ran.out.strip()) == (1, "reserved")
-    bound = ended_by(ran.code, ran.errors.encode())
-    assert bound is not None and not bound.sure and "sandbox.memory_mib" in bound.about
+    bound = find_reached_limit(ran.code, ran.errors.encode())
+    assert bound is not None and not bound.is_certain and "sandbox.memory_mib" in bound.text
 
 
 async def test_a_file_grows_to_its_bound(ground: Ground) -> None:
-    ran = await ground.bash("exec head -c 20M /dev/zero > big", limits=Limits(file_bytes=10 * MIB))
+    ran = await ground.bash("exec head -c 20M /dev/zero > big", limits=SandboxLimits(file_bytes=10 * MIB))
     assert (ground.workspace / "big").stat().st_size == 10 * MIB
-    bound = ended_by(ran.code, ran.errors.encode())
-    assert bound is not None and bound.sure and "sandbox.file_mib" in bound.about
+    bound = find_reached_limit(ran.code, ran.errors.encode())
+    assert bound is not None and bound.is_certain and "sandbox.file_mib" in bound.text
 
 
 async def test_a_process_opens_files_up_to_its_bound(ground: Ground) -> None:
     script = "python3 -c 'import os; print(len([os.open(\"/dev/null\", 0) for _ in range(100)]))'"
-    ran = await ground.bash(script, limits=Limits(open_files=50))
-    bound = ended_by(ran.code, ran.errors.encode())
-    assert ran.code == 1 and bound is not None and "sandbox.open_files" in bound.about
-    assert (await ground.bash(script, limits=Limits(open_files=200))).out.strip() == "100"
+    ran = await ground.bash(script, limits=SandboxLimits(open_files=50))
+    bound = find_reached_limit(ran.code, ran.errors.encode())
+    assert ran.code == 1 and bound is not None and "sandbox.open_files" in bound.text
+    assert (await ground.bash(script, limits=SandboxLimits(open_files=200))).out.strip() == "100"
 
 
 @pytest.mark.proves("S-04")
 async def test_tmp_and_shared_memory_are_full_at_their_bounds(ground: Ground) -> None:
-    limits = Limits(tmp_bytes=2 * MIB, shm_bytes=MIB)
+    limits = SandboxLimits(tmp_bytes=2 * MIB, shm_bytes=MIB)
     for place, size in (("/tmp", 2 * MIB), ("/dev/shm", MIB)):
         ran = await ground.bash(f"head -c 20M /dev/zero > {place}/big; stat -c %s {place}/big", limits=limits)
         assert ran.out.strip() == str(size)
-        assert (bound := ended_by(1, ran.errors.encode())) is not None and "sandbox.tmp_mib" in bound.about
+        assert (bound := find_reached_limit(1, ran.errors.encode())) is not None and "sandbox.tmp_mib" in bound.text
 
 
 @pytest.mark.proves("S-04")
@@ -89,7 +89,7 @@ async def test_a_fork_bomb_is_held_for_whoever_is_not_root(confined: Ground) -> 
     if os.geteuid() == 0:
         os.chown(confined.workspace, 65533, 65533)
     script = f"id -u; {FORKS}; : > still-works"
-    ran = await confined.bash(script, limits=Limits(processes=30))
+    ran = await confined.bash(script, limits=SandboxLimits(processes=30))
     assert ran.out.split("\n")[1] == "Resource temporarily unavailable"
     assert ran.out.split()[0] != "0"
 
@@ -120,8 +120,8 @@ async def test_however_late_the_mark_comes_nobody_in_the_sandbox_was_there_befor
         begun.extend(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
         mark(pid)
 
-    mark = memory.taken_first
-    monkeypatch.setattr(memory, "taken_first", late)
+    mark = memory_monitor.prefer_for_oom_kill
+    monkeypatch.setattr(memory_monitor, "taken_first", late)
     ran = await ground.bash("cat /proc/self/oom_score_adj /proc/1/oom_score_adj")
     assert ran.out.split() == ["500", "500"] and begun == []
 
@@ -141,6 +141,6 @@ async def test_however_late_the_mark_comes_nobody_in_the_sandbox_was_there_befor
     ],
 )
 def test_the_end_of_a_program_names_the_bound_and_the_setting(code: int, said: bytes, wanted: str | None) -> None:
-    bound = ended_by(code, said)
+    bound = find_reached_limit(code, said)
     assert (bound is None) is (wanted is None)
-    assert bound is None or (wanted is not None and wanted in bound.about)
+    assert bound is None or (wanted is not None and wanted in bound.text)

@@ -9,11 +9,11 @@ import pytest
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Limits
-from handrail.sandbox.filters import memory
-from handrail.sandbox.filters.limits import memory_of_all, memory_of_call
+from handrail.contract.sandbox import SandboxLimits
+from handrail.sandbox.filters import memory_monitor
+from handrail.sandbox.filters.limits import compute_total_memory, compute_call_memory
 from handrail.sandbox.start import launcher
-from handrail.sandbox.start.process import Confined
+from handrail.sandbox.start.process import SandboxedProcess
 
 MIB = 1 << 20
 HOLDS = {
@@ -36,13 +36,13 @@ HOLDS = {
 }
 
 
-async def holding(ground: Ground, code: str, size: int) -> Confined:
+async def holding(ground: Ground, code: str, size: int) -> SandboxedProcess:
     """A sandbox whose programs have ``size`` bytes, all of it written to."""
     (ground.workspace / "hold.py").write_text(
         f"SIZE = {size}\n{code}\nimport os, time\nos.write(1, b'.')\ntime.sleep(600)\n"
     )
-    process = await ground.start("python3", "hold.py", limits=Limits(call_memory_bytes=None))
-    assert isinstance(process, Confined)
+    process = await ground.start("python3", "hold.py", limits=SandboxLimits(call_memory_bytes=None))
+    assert isinstance(process, SandboxedProcess)
     wanted = 8 if "fork" in code else 1
     while wanted:
         said = await process.read(100)
@@ -57,11 +57,11 @@ async def test_what_a_sandbox_holds_is_counted_once(ground: Ground, how: str) ->
     size = 160 * MIB
     process = await holding(ground, HOLDS[how], size)
     try:
-        used = memory.in_use().shared if "nobody may look" in how else 0
-        held = memory.beyond(process.inner_pid, size - MIB)
+        used = memory_monitor.read_memory_use().shared if "nobody may look" in how else 0
+        held = memory_monitor.measure_excess(process.inner_pid, size - MIB)
         assert held is not None and size <= held < size + 100 * MIB + used
         if not used:
-            assert memory.beyond(process.inner_pid, size + 100 * MIB) is None
+            assert memory_monitor.measure_excess(process.inner_pid, size + 100 * MIB) is None
     finally:
         await process.kill()
 
@@ -69,7 +69,7 @@ async def test_what_a_sandbox_holds_is_counted_once(ground: Ground, how: str) ->
 @pytest.mark.proves("S-04")
 async def test_a_call_that_holds_more_than_one_may_is_ended_and_says_so(ground: Ground) -> None:
     script = f'echo begun; exec python3 -c "{HOLDS["a file in memory that nothing maps"].replace("SIZE", str(64 * MIB))}\nimport time; time.sleep(600)"'
-    process = await ground.start("/bin/bash", "-c", script, limits=Limits(call_memory_bytes=48 * MIB))
+    process = await ground.start("/bin/bash", "-c", script, limits=SandboxLimits(call_memory_bytes=48 * MIB))
     out, _, _ = await process.communicate(b"", 100)
     assert out == b"begun\n"  # what it had said is kept
     with pytest.raises(ToolError, match=r"sandbox\.call_memory_mib") as caught:
@@ -81,7 +81,7 @@ async def test_a_call_that_holds_more_than_one_may_is_ended_and_says_so(ground: 
 async def test_a_call_that_stays_beneath_goes_on(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
     seen = asyncio.Event()
-    real = memory.beyond
+    real = memory_monitor.measure_excess
 
     def counted(first: int, bound: int) -> int | None:
         nonlocal looks
@@ -90,8 +90,8 @@ async def test_a_call_that_stays_beneath_goes_on(ground: Ground, monkeypatch: py
         return real(first, bound)
 
     loop = asyncio.get_running_loop()
-    monkeypatch.setattr(memory, "beyond", counted)
-    process = await ground.start("/bin/cat", limits=Limits(call_memory_bytes=64 * MIB))
+    monkeypatch.setattr(memory_monitor, "beyond", counted)
+    process = await ground.start("/bin/cat", limits=SandboxLimits(call_memory_bytes=64 * MIB))
     await seen.wait()
     await process.close_stdin()
     assert await process.wait() == 0
@@ -99,11 +99,11 @@ async def test_a_call_that_stays_beneath_goes_on(ground: Ground, monkeypatch: py
 
 
 def test_no_call_may_hold_what_the_machine_cannot_spare() -> None:
-    assert memory_of_call(Limits(call_memory_bytes=None)) is None
-    assert memory_of_call(Limits(call_memory_bytes=1 << 50)) == memory_of_all()
-    assert memory_of_call(Limits(call_memory_bytes=MIB)) == MIB
+    assert compute_call_memory(SandboxLimits(call_memory_bytes=None)) is None
+    assert compute_call_memory(SandboxLimits(call_memory_bytes=1 << 50)) == compute_total_memory()
+    assert compute_call_memory(SandboxLimits(call_memory_bytes=MIB)) == MIB
     total = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
-    assert memory_of_all() < int(total.split()[1]) * 1024
+    assert compute_total_memory() < int(total.split()[1]) * 1024
 
 
 async def test_a_sandbox_is_not_looked_into_before_its_mounts_are_made(
@@ -113,7 +113,7 @@ async def test_a_sandbox_is_not_looked_into_before_its_mounts_are_made(
     looked: list[int] = []
     passed = asyncio.Event()
 
-    def again(watch: memory.Watch) -> None:
+    def again(watch: memory_monitor.MemoryMonitor) -> None:
         passed.set()
 
     def files_of(first: int) -> int:
@@ -123,15 +123,15 @@ async def test_a_sandbox_is_not_looked_into_before_its_mounts_are_made(
     def nothing_yet(said: bytes) -> None:
         return None
 
-    monkeypatch.setattr(memory.Watch, "_again", again)
-    monkeypatch.setattr(memory, "files_of", files_of)
+    monkeypatch.setattr(memory_monitor.MemoryMonitor, "_again", again)
+    monkeypatch.setattr(memory_monitor, "files_of", files_of)
     monkeypatch.setattr(launcher, "described_mounts", nothing_yet)
     process = await ground.start("true")
-    assert isinstance(process, Confined)
+    assert isinstance(process, SandboxedProcess)
     try:
-        assert await process.until_known() and not process.mounted
+        assert await process.wait_until_known() and not process.are_mounts_checked
         passed.clear()
-        memory.Watch(process, None, 1)
+        memory_monitor.MemoryMonitor(process, None, 1)
         await passed.wait()
         assert not looked
     finally:

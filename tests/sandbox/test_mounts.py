@@ -17,21 +17,21 @@ import pytest
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SHELL_ARGV, Process, Program, TerminalSize, Tier
-from handrail.sandbox.bubblewrap import Bubblewrap
+from handrail.contract.sandbox import SHELL_ARGV, Process, ProgramSpec, TerminalSize, SandboxTier
+from handrail.sandbox.bubblewrap import BubblewrapSandbox
 from handrail.sandbox.start import launcher
-from handrail.sandbox.start.launcher import Launcher
-from handrail.sandbox.start.pool import Pooled
-from handrail.sandbox.start.process import Confined
-from handrail.sandbox.start.spawn import binaries
+from handrail.sandbox.start.launcher import LauncherProgram
+from handrail.sandbox.start.pool import SandboxPool
+from handrail.sandbox.start.process import SandboxedProcess
+from handrail.sandbox.start.spawn import find_binaries
 from handrail.sandbox.view import mount_table
-from handrail.sandbox.view.identity import Looks
+from handrail.sandbox.view.sandbox_user import LookupCache
 from handrail.sandbox.view.mount_table import ExpectedMount, MountTable
 
 pytestmark = pytest.mark.proves("S-01")
 
-LAUNCHERS = [found for found in (launcher.perl(), launcher.python()) if found is not None]
-BINARIES = list(binaries())
+LAUNCHERS = [found for found in (launcher.find_perl_launcher(), launcher.find_python_launcher()) if found is not None]
+BINARIES = list(find_binaries())
 SOMEBODY = 65_533
 SECRET = "TOP-SECRET"
 
@@ -63,7 +63,7 @@ _KEPT = ("ws/p", "ws/d/s", "ws/handrail.toml", "ws/.git/config", "specs/a", "not
 
 
 @pytest.fixture(params=LAUNCHERS, ids=lambda found: found.name)
-def first(request: pytest.FixtureRequest) -> Launcher:
+def first(request: pytest.FixtureRequest) -> LauncherProgram:
     return request.param
 
 
@@ -102,17 +102,17 @@ def masks(home: Ground, **changes: object) -> dict[str, Any]:
     }
 
 
-class Swapping(Bubblewrap):
+class Swapping(BubblewrapSandbox):
     """A sandbox whose bubblewrap finds something else than was planned.
 
     :param swap: a shell text that is run between the plan and the mounts
     """
 
-    def __init__(self, folder: Path, swap: str, *, binary: str = BINARIES[0], first: Launcher | None = None) -> None:
+    def __init__(self, folder: Path, swap: str, *, binary: str = BINARIES[0], first: LauncherProgram | None = None) -> None:
         script = folder / "swapping-bwrap"
         script.write_bytes(os.fsencode(f'#!/bin/sh\n{swap}\nexec {shlex.quote(binary)} "$@"\n'))
         script.chmod(0o755)
-        super().__init__(str(script), Tier("bubblewrap", "for a test"), first=first)
+        super().__init__(str(script), SandboxTier("bubblewrap", "for a test"), first=first)
 
 
 # ── what is mounted is what was asked for ────────────────────────────────────────────────────────
@@ -143,7 +143,7 @@ SWAPS = {
 
 @pytest.mark.parametrize("what", SWAPS)
 async def test_a_source_or_mount_point_that_is_swapped_ends_the_sandbox(
-    home: Ground, first: Launcher, what: str, monkeypatch: pytest.MonkeyPatch
+    home: Ground, first: LauncherProgram, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = home.workspace.parent
     monkeypatch.setenv("PATH", f"{place}/tool/bin:{os.environ['PATH']}")
@@ -157,12 +157,12 @@ async def test_a_source_or_mount_point_that_is_swapped_ends_the_sandbox(
         readable=(str(place / "folder"),),
     )
     text = f"cat {place}/*/* {place}/*/*/* {place}/*/*/*/*; echo written > {place}/notes/new; echo begun"
-    process = await home.sandbox.start(capabilities, profile, Program(["/bin/bash", "-c", text]))
+    process = await home.sandbox.start(capabilities, profile, ProgramSpec(["/bin/bash", "-c", text]))
     try:
         with pytest.raises(ToolError, match=r"was replaced while the sandbox was prepared.*Try again") as caught:
             await process.communicate(b"", 1 << 20)
         assert caught.value.kind == "conflict"
-        assert isinstance(process, Confined) and process.collected()[0] == b""
+        assert isinstance(process, SandboxedProcess) and process.get_collected()[0] == b""
     finally:
         await process.kill()
     assert not (place / "elsewhere" / "new").exists()
@@ -181,8 +181,8 @@ async def test_nothing_is_read_behind_a_mask_whose_folder_is_swapped(home: Groun
 
 
 @pytest.mark.parametrize("binary", BINARIES)
-async def test_what_nobody_swaps_starts(home: Ground, first: Launcher, binary: str) -> None:
-    home.sandbox = Bubblewrap(binary, Tier("bubblewrap", "for a test"), first=first)
+async def test_what_nobody_swaps_starts(home: Ground, first: LauncherProgram, binary: str) -> None:
+    home.sandbox = BubblewrapSandbox(binary, SandboxTier("bubblewrap", "for a test"), first=first)
     ran = await home.bash("cat p d/s; cat .env d/.env vault/key deep/er/key; echo new > made", **masks(home))
     assert (ran.out, SECRET in ran.errors) == ("as it was\n" * 2, False)
     assert (home.workspace / "made").read_text() == "new\n"
@@ -191,8 +191,8 @@ async def test_what_nobody_swaps_starts(home: Ground, first: Launcher, binary: s
 @pytest.mark.parametrize(
     "name", ["a b", "tab\there", "line\nbreak", "back\\slash", "é☃", "\\040", os.fsdecode(b"\xff\xfe"), "x\u2028y"]
 )
-async def test_mount_points_of_any_name_are_compared(ground: Ground, first: Launcher, name: str) -> None:
-    ground.sandbox = Bubblewrap(BINARIES[0], Tier("bubblewrap", "for a test"), first=first)
+async def test_mount_points_of_any_name_are_compared(ground: Ground, first: LauncherProgram, name: str) -> None:
+    ground.sandbox = BubblewrapSandbox(BINARIES[0], SandboxTier("bubblewrap", "for a test"), first=first)
     folder = ground.workspace / name
     folder.mkdir()
     (folder / "key").write_text(SECRET)
@@ -209,8 +209,8 @@ async def test_mount_points_of_any_name_are_compared(ground: Ground, first: Laun
 
 async def test_a_workspace_in_var_tmp_is_compared_where_the_sandbox_has_it(ground: Ground) -> None:
     """There ``/var/tmp`` is a link to the sandbox's own ``/tmp``."""
-    table = mount_table.expected(
-        ["--symlink", "../tmp", "/var/tmp", "--tmpfs", "/tmp", "--bind", str(ground.workspace), "/var/tmp/ws"], Looks()
+    table = mount_table.derive_table(
+        ["--symlink", "../tmp", "/var/tmp", "--tmpfs", "/tmp", "--bind", str(ground.workspace), "/var/tmp/ws"], LookupCache()
     )
     assert [mount.point for mount in table.mounts] == ["/", "/tmp", "/tmp/ws"]
 
@@ -229,7 +229,7 @@ OTHERWISE = {
 
 
 @pytest.mark.parametrize("how", OTHERWISE)
-async def test_a_mount_table_that_differs_in_anything_ends_the_sandbox(home: Ground, first: Launcher, how: str) -> None:
+async def test_a_mount_table_that_differs_in_anything_ends_the_sandbox(home: Ground, first: LauncherProgram, how: str) -> None:
     """By a bubblewrap that carries out other options than it was given."""
     old, new, named = (text.format(ws=home.workspace) for text in OTHERWISE[how])
     script = home.workspace.parent / "other-bwrap"
@@ -245,10 +245,10 @@ async def test_a_mount_table_that_differs_in_anything_ends_the_sandbox(home: Gro
         f"os.execv({BINARIES[0]!r}, ['bwrap', *sys.argv[1:]])\n"
     )
     script.chmod(0o755)
-    home.sandbox = Bubblewrap(str(script), Tier("bubblewrap", "for a test"), first=first)
+    home.sandbox = BubblewrapSandbox(str(script), SandboxTier("bubblewrap", "for a test"), first=first)
     with pytest.raises(ToolError) as caught:
         await home.bash("cat .env vault/key; echo begun", **masks(home))
-    assert (caught.value.kind, caught.value.text) == ("conflict", mount_table.replaced(named).text)
+    assert (caught.value.kind, caught.value.text) == ("conflict", mount_table.replaced_mount_error(named).text)
 
 
 # ── a mount that ends takes the sandbox with it ──────────────────────────────────────────────────
@@ -288,9 +288,9 @@ end("an outer folder on the way is moved", "deep")(lambda ws: (ws / "deep").rena
 
 
 @pytest.mark.parametrize("what", ENDS)
-async def test_a_mount_that_ends_ends_the_program_and_is_named(home: Ground, first: Launcher, what: str) -> None:
+async def test_a_mount_that_ends_ends_the_program_and_is_named(home: Ground, first: LauncherProgram, what: str) -> None:
     point, way = ENDS[what]
-    home.sandbox = Bubblewrap(BINARIES[0], Tier("bubblewrap", "for a test"), first=first)
+    home.sandbox = BubblewrapSandbox(BINARIES[0], SandboxTier("bubblewrap", "for a test"), first=first)
     # It does not heed a signal, nor do those that it leaves behind.
     text = "trap '' TERM HUP; (setsid sleep 600 &); echo begun; sleep 600"
     process = await home.start("/bin/bash", "-c", text, **masks(home))
@@ -301,15 +301,15 @@ async def test_a_mount_that_ends_ends_the_program_and_is_named(home: Ground, fir
             await process.wait()
         assert (caught.value.kind, caught.value.text) == (
             "conflict",
-            mount_table.ended(f"{home.workspace}/{point}").text,
+            mount_table.ended_mount_error(f"{home.workspace}/{point}").text,
         )
     finally:
         await process.kill()
 
 
 @pytest.mark.parametrize("name", [".env", "d"])
-async def test_a_workspace_that_is_only_read_is_watched_too(home: Ground, first: Launcher, name: str) -> None:
-    home.sandbox = Bubblewrap(BINARIES[0], Tier("bubblewrap", "for a test"), first=first)
+async def test_a_workspace_that_is_only_read_is_watched_too(home: Ground, first: LauncherProgram, name: str) -> None:
+    home.sandbox = BubblewrapSandbox(BINARIES[0], SandboxTier("bubblewrap", "for a test"), first=first)
     process = await home.start("/bin/bash", "-c", "echo begun; exec sleep 600", **masks(home, workspace_writable=False))
     try:
         assert await process.read(100) == b"begun\n"
@@ -320,8 +320,8 @@ async def test_a_workspace_that_is_only_read_is_watched_too(home: Ground, first:
         await process.kill()
 
 
-async def test_what_it_had_said_before_is_kept_apart_from_the_error(home: Ground, first: Launcher) -> None:
-    home.sandbox = Bubblewrap(BINARIES[0], Tier("bubblewrap", "for a test"), first=first)
+async def test_what_it_had_said_before_is_kept_apart_from_the_error(home: Ground, first: LauncherProgram) -> None:
+    home.sandbox = BubblewrapSandbox(BINARIES[0], SandboxTier("bubblewrap", "for a test"), first=first)
     process = await home.start("/bin/bash", "-c", "echo begun; exec sleep 600", **masks(home))
     try:
         asking = asyncio.ensure_future(process.communicate(b"", 1000, lambda out: saved(home.workspace / ".env")))
@@ -332,9 +332,9 @@ async def test_what_it_had_said_before_is_kept_apart_from_the_error(home: Ground
         await process.kill()
 
 
-async def test_a_program_in_a_terminal_ends_too(home: Ground, first: Launcher) -> None:
-    home.sandbox = Bubblewrap(BINARIES[0], Tier("bubblewrap", "for a test"), first=first)
-    program = Program(["/bin/bash", "-c", "echo begun; exec sleep 600"], terminal=TerminalSize(24, 80))
+async def test_a_program_in_a_terminal_ends_too(home: Ground, first: LauncherProgram) -> None:
+    home.sandbox = BubblewrapSandbox(BINARIES[0], SandboxTier("bubblewrap", "for a test"), first=first)
+    program = ProgramSpec(["/bin/bash", "-c", "echo begun; exec sleep 600"], terminal=TerminalSize(24, 80))
     process = await home.sandbox.start(home.capabilities, home.profile(**masks(home)), program)
     try:
         assert await process.read(100) == b"begun\n"
@@ -345,10 +345,10 @@ async def test_a_program_in_a_terminal_ends_too(home: Ground, first: Launcher) -
         await process.kill()
 
 
-async def test_ordinary_work_beside_the_mounts_ends_nothing(home: Ground, first: Launcher) -> None:
+async def test_ordinary_work_beside_the_mounts_ends_nothing(home: Ground, first: LauncherProgram) -> None:
     """Renames of other files in the same folders, by the program and from outside, and its own attempts on what it is kept
     from."""
-    home.sandbox = Bubblewrap(BINARIES[0], Tier("bubblewrap", "for a test"), first=first)
+    home.sandbox = BubblewrapSandbox(BINARIES[0], SandboxTier("bubblewrap", "for a test"), first=first)
     text = "for i in $(seq 300); do echo > x; mv x y; mv y d/z; mv d/z .git/z; done; mv .env e; mv d d2; rm -rf .git/hooks; echo done; read"
     process = await home.start("/bin/bash", "-c", text, **masks(home))
     try:
@@ -379,9 +379,9 @@ def files_of(process: int) -> Iterator[str]:
                 yield str(number.readlink())
 
 
-async def test_a_sandbox_takes_no_inotify_instance_of_its_user(home: Ground, first: Launcher) -> None:
+async def test_a_sandbox_takes_no_inotify_instance_of_its_user(home: Ground, first: LauncherProgram) -> None:
     """They are few, and the user's editors need them."""
-    home.sandbox = Bubblewrap(BINARIES[0], Tier("bubblewrap", "for a test"), first=first)
+    home.sandbox = BubblewrapSandbox(BINARIES[0], SandboxTier("bubblewrap", "for a test"), first=first)
     process = await home.start("/bin/bash", "-c", "echo begun; exec sleep 600", **masks(home))
     try:
         assert await process.read(100) == b"begun\n"
@@ -409,18 +409,18 @@ async def test_where_names_cannot_be_watched_they_are_looked_for(home: Ground, m
 
 
 @pytest.fixture
-async def pool(home: Ground) -> AsyncIterator[Pooled]:
-    assert isinstance(home.sandbox, Bubblewrap)
-    made = Pooled(home.sandbox)
+async def pool(home: Ground) -> AsyncIterator[SandboxPool]:
+    assert isinstance(home.sandbox, BubblewrapSandbox)
+    made = SandboxPool(home.sandbox)
     yield made
     await made.aclose()
 
 
-async def started(pool: Pooled, home: Ground, text: str, **changes: object) -> Process:
-    return await pool.start(home.capabilities, home.profile(**masks(home, **changes)), Program((*SHELL_ARGV, text)))
+async def started(pool: SandboxPool, home: Ground, text: str, **changes: object) -> Process:
+    return await pool.start(home.capabilities, home.profile(**masks(home, **changes)), ProgramSpec((*SHELL_ARGV, text)))
 
 
-async def run(pool: Pooled, home: Ground, text: str, **changes: object) -> bytes:
+async def run(pool: SandboxPool, home: Ground, text: str, **changes: object) -> bytes:
     process = await started(pool, home, text, **changes)
     out, errors, _ = await process.communicate(b"", 1000)
     await process.wait()
@@ -430,16 +430,16 @@ async def run(pool: Pooled, home: Ground, text: str, **changes: object) -> bytes
 @pytest.mark.parametrize(
     "what", [name for name in ENDS if "d/.env" in name or "handrail.toml" in name or "moved" in name]
 )
-async def test_a_ready_sandbox_ends_with_its_mount(home: Ground, pool: Pooled, what: str) -> None:
+async def test_a_ready_sandbox_ends_with_its_mount(home: Ground, pool: SandboxPool, what: str) -> None:
     await run(pool, home, "true")
-    await pool.replenished()
+    await pool.wait_until_replenished()
     ready = next(iter(pool._ready))  # pyright: ignore[reportPrivateUsage]
-    assert await ready.until_ready() and pool.ready == 1
+    assert await ready.wait_until_ready() and pool.ready_count == 1
     gone = asyncio.get_running_loop().create_future()
-    ready.when_gone(lambda: gone.set_result(None))
+    ready.add_gone_callback(lambda: gone.set_result(None))
     ENDS[what][1](home.workspace)
     await gone
-    assert pool.ready == 0 and not ready.waits
+    assert pool.ready_count == 0 and not ready.is_waiting
     with pytest.raises(ToolError, match="was replaced, moved or removed") as caught:
         await ready.wait()  # as a call does that had taken it just before
     assert caught.value.kind == "conflict"
@@ -447,7 +447,7 @@ async def test_a_ready_sandbox_ends_with_its_mount(home: Ground, pool: Pooled, w
 
 @pytest.mark.parametrize("name", ["ws", "specs", "scratch", "tool", "folder"])
 async def test_a_ready_sandbox_is_not_used_once_a_source_was_swapped(
-    home: Ground, pool: Pooled, name: str, monkeypatch: pytest.MonkeyPatch
+    home: Ground, pool: SandboxPool, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No mount ends with that: the sandbox would still show the old folder."""
     place = home.workspace.parent
@@ -457,12 +457,12 @@ async def test_a_ready_sandbox_is_not_used_once_a_source_was_swapped(
     capabilities = type(home.capabilities)((layer,))
 
     async def taken() -> bool:
-        before = pool.ready
-        process = await pool.start(capabilities, home.profile(**masks(home, **changes)), Program((*SHELL_ARGV, "true")))
-        found = pool.ready < before
+        before = pool.ready_count
+        process = await pool.start(capabilities, home.profile(**masks(home, **changes)), ProgramSpec((*SHELL_ARGV, "true")))
+        found = pool.ready_count < before
         await process.communicate(b"", 100)
         await process.wait()
-        await pool.replenished()
+        await pool.wait_until_replenished()
         return found
 
     await taken()
@@ -482,17 +482,17 @@ def test_a_source_that_is_swapped_while_it_is_looked_at_is_not_what_is_expected(
     (ground.workspace / "d" / "key").write_text("harmless")
     path = str(ground.workspace / "d" / "key")
 
-    class Misled(Looks):
+    class Misled(LookupCache):
         def at(self, path: str):
-            return super().at(path.replace(f"{ground.workspace}/d/", f"{ground.outside}/"))
+            return super().identify(path.replace(f"{ground.workspace}/d/", f"{ground.outside}/"))
 
     with pytest.raises(ToolError, match="was replaced") as caught:
-        mount_table.expected(["--ro-bind", path, path], Misled())
+        mount_table.derive_table(["--ro-bind", path, path], Misled())
     assert caught.value.kind == "conflict"
     (ground.workspace / "d").rename(ground.workspace / "d2")
     (ground.workspace / "d").symlink_to(ground.outside)
     with pytest.raises(ToolError, match="was replaced"):
-        mount_table.expected(["--ro-bind", path, path], Looks())
+        mount_table.derive_table(["--ro-bind", path, path], LookupCache())
 
 
 def test_a_mount_is_on_the_innermost_one_that_nothing_covers() -> None:
@@ -500,7 +500,7 @@ def test_a_mount_is_on_the_innermost_one_that_nothing_covers() -> None:
     parents = [0, 1, 2, 3, 3, 5, 5]
     table = MountTable(tuple(ExpectedMount(point, read_only=False, content="1:2") for point in points))
     looked = ["/", "/w", "/w/m"]
-    assert mount_table.looked_at(table) == tuple(looked)
+    assert mount_table.list_checked_paths(table) == tuple(looked)
 
     def described(parents: list[int]) -> bytes:
         lines = [
@@ -509,14 +509,14 @@ def test_a_mount_is_on_the_innermost_one_that_nothing_covers() -> None:
         items = ["".join(lines), *("1:2" for _ in looked)]
         return b"".join(len(item).to_bytes(4, "big") + item.encode() for item in items)
 
-    assert mount_table.misplaced(table, described(parents)) is None
+    assert mount_table.find_misplaced(table, described(parents)) is None
     for number in range(1, len(points)):
         elsewhere = [*parents[:number], 99 if parents[number] == 1 else 1, *parents[number + 1 :]]
-        assert mount_table.misplaced(table, described(elsewhere)) == points[number]
+        assert mount_table.find_misplaced(table, described(elsewhere)) == points[number]
 
 
 def test_a_path_is_written_as_the_kernel_writes_it() -> None:
-    assert mount_table.escaped("/a b\tc\nd\\e é") == "/a\\040b\\011c\\012d\\134e\\040é"
+    assert mount_table.escape_path("/a b\tc\nd\\e é") == "/a\\040b\\011c\\012d\\134e\\040é"
 
 
 # ── machines that have mounts beneath what is mounted ────────────────────────────────────────────

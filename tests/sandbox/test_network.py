@@ -15,9 +15,9 @@ from tests.sandbox.conftest import Ground, Ran
 from tests.web import Site, authority, ok, redirect
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Attempt, Program
-from handrail.contract.tool.requires import CapabilitySet, Layer
-from handrail.sandbox.network import network
+from handrail.contract.sandbox import ConnectionAttempt, ProgramSpec
+from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer
+from handrail.sandbox.network import sandbox_network
 
 pytestmark = pytest.mark.proves("S-02")
 
@@ -32,13 +32,13 @@ class Online:
     hosts: Sequence[str]
     gate: Callable[[str, int], str | None] | None = None
     writable: bool = True
-    attempts: list[Attempt] = field(default_factory=list[Attempt])
+    attempts: list[ConnectionAttempt] = field(default_factory=list[ConnectionAttempt])
 
     async def start(self, *argv: str):
         layer = self.ground.layer(str(self.ground.workspace))
-        layer = Layer("tool t", layer.fs_read, layer.fs_write, tuple(self.hosts), layer.shell)
+        layer = CapabilityLayer("tool t", layer.fs_read, layer.fs_write, tuple(self.hosts), layer.shell)
         profile = self.ground.profile(gate=self.gate, on_attempt=self.attempts.append, workspace_writable=self.writable)
-        return await self.ground.sandbox.start(CapabilitySet((layer,)), profile, Program(argv))
+        return await self.ground.sandbox.start(CapabilitySet((layer,)), profile, ProgramSpec(argv))
 
     async def bash(self, script: str) -> Ran:
         process = await self.start("/bin/bash", "--noprofile", "--norc", "-c", script)
@@ -65,7 +65,7 @@ async def test_a_granted_host_is_reached_and_another_is_answered_403(confined: G
     assert "403 Forbidden" in ran.out
     assert f"{other.authority} is not an allowed host of tool t" in ran.out
     assert other.asked == []
-    assert [(a.port, a.refused is None) for a in online.attempts] == [(site.port, True), (other.port, False)]
+    assert [(a.port, a.refusal_reason is None) for a in online.attempts] == [(site.port, True), (other.port, False)]
 
 
 async def test_there_is_no_other_way_out(confined: Ground) -> None:
@@ -144,10 +144,10 @@ async def test_a_python_program_finds_the_proxy(confined: Ground) -> None:
 
 
 def test_what_a_program_serves_itself_is_reached_directly_unless_the_loopback_is_granted() -> None:
-    own = network.environment(CapabilitySet((Layer("t", hosts=("example.org",)),)))
+    own = sandbox_network.build_proxy_environment(CapabilitySet((CapabilityLayer("t", hosts=("example.org",)),)))
     assert own["no_proxy"] == own["NO_PROXY"] == "localhost,127.0.0.1,::1"
     for granted in ("127.0.0.1:8080", "[::1]:80", "127.0.0.1:*"):
-        assert network.environment(CapabilitySet((Layer("t", hosts=(granted,)),)))["no_proxy"] == "localhost"
+        assert sandbox_network.build_proxy_environment(CapabilitySet((CapabilityLayer("t", hosts=(granted,)),)))["no_proxy"] == "localhost"
 
 
 async def test_the_proxy_ends_with_its_sandbox_and_leaves_nothing_behind(confined: Ground) -> None:
@@ -156,9 +156,9 @@ async def test_the_proxy_ends_with_its_sandbox_and_leaves_nothing_behind(confine
         await online.bash("true")
         before = _descriptors()
         await online.bash("true")
-        process = await online.start("/bin/bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{network.PROXY_PORT}; read -u3")
+        process = await online.start("/bin/bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{sandbox_network.PROXY_PORT}; read -u3")
         await process.kill()
-        assert isinstance(process, network.Fronted)
+        assert isinstance(process, sandbox_network.ProxiedProcess)
     while _descriptors() > before:  # the last one goes when bubblewrap has been buried
         await asyncio.sleep(0)
     with pytest.raises(ProcessLookupError):
@@ -167,7 +167,7 @@ async def test_the_proxy_ends_with_its_sandbox_and_leaves_nothing_behind(confine
 
 async def test_the_namespace_of_this_machine_is_never_listened_in() -> None:
     with pytest.raises(ToolError, match="shares the net namespace"):
-        await network.listener_in(os.getpid(), os.getppid())
+        await sandbox_network.open_listener(os.getpid(), os.getppid())
 
 
 async def test_a_process_of_somebody_else_is_not_entered(confined: Ground) -> None:
@@ -175,16 +175,16 @@ async def test_a_process_of_somebody_else_is_not_entered(confined: Ground) -> No
     try:
         assert await process.until_known()  # type: ignore[attr-defined]
         with pytest.raises(ToolError, match="started by another process"):
-            await network.listener_in(process.inner_pid, os.getpid())  # type: ignore[attr-defined]
+            await sandbox_network.open_listener(process.inner_pid, os.getpid())  # type: ignore[attr-defined]
     finally:
         await process.kill()
     with pytest.raises(ToolError, match="cannot be set up"):
-        await network.listener_in(process.inner_pid or (1 << 22) - 1, process.pid)  # type: ignore[attr-defined]
+        await sandbox_network.open_listener(process.inner_pid or (1 << 22) - 1, process.pid)  # type: ignore[attr-defined]
 
 
 async def test_without_perl_the_same_is_done_in_python(confined: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "_command", network.python_command)
-    assert network.python_command()[0] == sys.executable
+    monkeypatch.setattr(sandbox_network, "_command", sandbox_network.build_python_listener_argv)
+    assert sandbox_network.build_python_listener_argv()[0] == sys.executable
     async with Site({"*": ok(b"FETCHED")}) as site:
         ran = await Online(confined, [site.authority]).bash(get(site.url()))
     assert "FETCHED" in ran.out

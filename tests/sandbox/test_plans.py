@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SHELL_ARGV, Profile, Program
-from handrail.contract.tool.requires import CapabilitySet, Layer, ShellRequires
-from handrail.sandbox.view.identity import Looks
-from handrail.sandbox.view.plans import Plan, Planning
+from handrail.contract.sandbox import SHELL_ARGV, SandboxProfile, ProgramSpec
+from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, ShellRequires
+from handrail.sandbox.view.sandbox_user import LookupCache
+from handrail.sandbox.view.launch_plans import LaunchPlan, LaunchPlanner
 
-TEXT = Program((*SHELL_ARGV, "true"))
+TEXT = ProgramSpec((*SHELL_ARGV, "true"))
 
 
 class Desk:
@@ -30,9 +30,9 @@ class Desk:
             (place / name).mkdir(parents=True, exist_ok=True)
         for name in ("home/work/.env", "home/work/.git/config"):
             (place / name).write_text("")
-        self.planning = Planning()
+        self.planning = LaunchPlanner()
         self.work = f"{place}/home/work"
-        self.profile = Profile(
+        self.profile = SandboxProfile(
             self.work,
             f"{place}/scratch",
             readable=(f"{place}/tool", f"{place}/later"),
@@ -41,20 +41,20 @@ class Desk:
             masked=(f"{self.work}/.env",),
             pinned=(f"{self.work}/.git/hooks", f"{self.work}/.git/config"),
         )
-        layer = Layer(
+        layer = CapabilityLayer(
             "test", (self.work, f"{place}/extra"), (self.work, f"{place}/extra"), (), (ShellRequires(cmd="*"),)
         )
         self.capabilities = CapabilitySet((layer,))
 
-    async def plan(self, planning: Planning | None = None) -> Plan | tuple[str, str]:
+    async def plan(self, planning: LaunchPlanner | None = None) -> LaunchPlan | tuple[str, str]:
         try:
             return await (planning or self.planning).plan(self.capabilities, self.profile, TEXT, ready_made=True)
         except ToolError as error:
             return error.kind, error.text
 
-    async def agrees(self) -> Plan | tuple[str, str]:
+    async def agrees(self) -> LaunchPlan | tuple[str, str]:
         found = await self.plan()
-        assert found == await self.plan(Planning())
+        assert found == await self.plan(LaunchPlanner())
         return found
 
 
@@ -67,7 +67,7 @@ async def test_a_plan_is_used_again_while_everything_is_as_it_was(desk: Desk) ->
     first = await desk.agrees()
     (Path(desk.work) / "new").write_text("what a workspace holds is not part of it")
     second = await desk.plan()
-    assert isinstance(first, Plan) and isinstance(second, Plan)
+    assert isinstance(first, LaunchPlan) and isinstance(second, LaunchPlan)
     assert second.made is first.made
 
 
@@ -118,10 +118,10 @@ CHANGES: dict[str, Callable[[Desk], object]] = {
 @pytest.mark.parametrize("change", CHANGES)
 async def test_a_plan_is_made_anew_when(desk: Desk, change: str) -> None:
     first = await desk.agrees()
-    assert isinstance(first, Plan)
+    assert isinstance(first, LaunchPlan)
     CHANGES[change](desk)
     second = await desk.agrees()
-    assert not isinstance(second, Plan) or second.made is not first.made
+    assert not isinstance(second, LaunchPlan) or second.made is not first.made
 
 
 @pytest.mark.parametrize("name", ["PATH", "PYENV_VERSION", "LANG", "LC_ALL", "TZ"])
@@ -135,7 +135,7 @@ async def test_a_plan_is_made_anew_when_a_variable_that_it_passes_on_changes(
         else:
             monkeypatch.setenv(name, value)
         after = await desk.agrees()
-        assert isinstance(before, Plan) and isinstance(after, Plan)
+        assert isinstance(before, LaunchPlan) and isinstance(after, LaunchPlan)
         assert after.made is not before.made
 
 
@@ -146,13 +146,13 @@ async def test_a_plan_is_made_anew_when_the_workspace_is_given_to_somebody(desk:
     first = await desk.agrees()
     os.chown(desk.work, 65_533, 65_533)
     given = await desk.agrees()
-    assert isinstance(first, Plan) and isinstance(given, Plan)
+    assert isinstance(first, LaunchPlan) and isinstance(given, LaunchPlan)
     assert (first.made.person, given.made.person is None) == (None, False)
     again = await desk.agrees()
-    assert isinstance(again, Plan) and again.made is given.made
+    assert isinstance(again, LaunchPlan) and again.made is given.made
     (desk.place / "home").chmod(0o700)  # which keeps that person from it
     staged = await desk.agrees()
-    assert isinstance(staged, Plan) and desk.work in staged.made.staged
+    assert isinstance(staged, LaunchPlan) and desk.work in staged.made.staged
     os.chown(desk.profile.scratch, 0, 0)
     await desk.agrees()
     assert Path(desk.profile.scratch).stat().st_uid == 65_533
@@ -166,7 +166,7 @@ async def test_what_differs_in_the_call_alone_is_not_told_apart(desk: Desk) -> N
     first = await desk.agrees()
     desk.profile = dataclasses.replace(desk.profile, cwd=f"{desk.work}/deep", gate=_open, environment={"X": "1"})
     second = await desk.agrees()
-    assert isinstance(first, Plan) and isinstance(second, Plan)
+    assert isinstance(first, LaunchPlan) and isinstance(second, LaunchPlan)
     assert second.made is first.made and ("X", "1") in second.environment
     desk.profile = dataclasses.replace(desk.profile, cwd="/elsewhere")
     assert (await desk.agrees())[0] == "denied"  # pyright: ignore[reportIndexIssue]
@@ -192,7 +192,7 @@ async def test_sets_that_take_turns_are_each_remembered(desk: Desk) -> None:
     made: list[object] = []
     for desk.capabilities in (*sets, *sets):
         found = await desk.agrees()
-        assert isinstance(found, Plan)
+        assert isinstance(found, LaunchPlan)
         made.append(found.made)
     assert all(again is first for first, again in zip(made[:4], made[4:], strict=True))
 
@@ -264,22 +264,22 @@ def test_a_path_is_canonical_where_the_library_says_so(tmp_path: Path) -> None:
     ):
         path = f"{place}/{name}"
         real = os.path.realpath(path)
-        assert Looks().canonical(path) == real
-        assert Looks().by_no_link(path) == (path == real and os.path.exists(path))
-    assert Looks().canonical("/") == "/" and Looks().by_no_link("/")
+        assert LookupCache().resolve(path) == real
+        assert LookupCache().is_canonical(path) == (path == real and os.path.exists(path))
+    assert LookupCache().resolve("/") == "/" and LookupCache().is_canonical("/")
 
 
 def test_what_was_looked_at_once_is_not_looked_at_again(tmp_path: Path) -> None:
-    look, asked = Looks(), list[str]()
+    look, asked = LookupCache(), list[str]()
 
     def said(word: str) -> int:
         asked.append(word)
         return len(asked)
 
     assert (look(said, "a"), look(said, "a"), look(said, "b")) == (1, 1, 2)
-    assert look.at(f"{tmp_path}/x") is None
+    assert look.identify(f"{tmp_path}/x") is None
     (tmp_path / "x").touch()
-    assert look.at(f"{tmp_path}/x") is None
-    assert not look.same_again() and asked == ["a", "b"]
+    assert look.identify(f"{tmp_path}/x") is None
+    assert not look.is_unchanged() and asked == ["a", "b"]
     (tmp_path / "x").unlink()
-    assert not look.same_again() and asked == ["a", "b", "a"]
+    assert not look.is_unchanged() and asked == ["a", "b", "a"]

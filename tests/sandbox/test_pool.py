@@ -16,19 +16,19 @@ from tests.sandbox.test_network import get
 from tests.web import Site, ok
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SHELL_ARGV, Limits, Program
+from handrail.contract.sandbox import SHELL_ARGV, SandboxLimits, ProgramSpec
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.sandbox.bubblewrap import Bubblewrap
-from handrail.sandbox.network import network
-from handrail.sandbox.start.pool import Pooled
-from handrail.sandbox.start.process import settled
+from handrail.sandbox.bubblewrap import BubblewrapSandbox
+from handrail.sandbox.network import sandbox_network
+from handrail.sandbox.start.pool import SandboxPool
+from handrail.sandbox.start.process import wait_for_dismantling
 from handrail.sandbox.view.mount_table import host_mounts
 
 
 @pytest.fixture
-async def pool(ground: Ground) -> AsyncIterator[Pooled]:
-    assert isinstance(ground.sandbox, Bubblewrap)
-    made = Pooled(ground.sandbox)
+async def pool(ground: Ground) -> AsyncIterator[SandboxPool]:
+    assert isinstance(ground.sandbox, BubblewrapSandbox)
+    made = SandboxPool(ground.sandbox)
     yield made
     await made.aclose()
 
@@ -36,11 +36,11 @@ async def pool(ground: Ground) -> AsyncIterator[Pooled]:
 class Told:
     """A sandbox that tells which starts found a ready one."""
 
-    def __init__(self, pool: Pooled, ground: Ground) -> None:
+    def __init__(self, pool: SandboxPool, ground: Ground) -> None:
         self.pool, self.ground = pool, ground
 
     async def run(self, *argv: str, stdin: bytes = b"", **changes: object) -> Ran:
-        process = await self.pool.start(self.ground.capabilities, self.ground.profile(**changes), Program(argv))
+        process = await self.pool.start(self.ground.capabilities, self.ground.profile(**changes), ProgramSpec(argv))
         out, errors, dropped = await process.communicate(stdin, 4 << 20)
         return Ran(await process.wait(), os.fsdecode(out), os.fsdecode(errors), dropped)
 
@@ -50,20 +50,20 @@ class Told:
     async def warmed(self, *argv: str, **changes: object) -> None:
         """Have one ready for calls like this one."""
         await self.run(*(argv or (*SHELL_ARGV, "true")), stdin=b"", **changes)
-        await self.pool.replenished()
-        assert self.pool.ready >= 1
+        await self.pool.wait_until_replenished()
+        assert self.pool.ready_count >= 1
 
     async def takes_ready(self, *argv: str, **changes: object) -> bool:
         """Whether such a call finds a ready one."""
-        before = self.pool.ready
-        process = await self.pool.start(self.ground.capabilities, self.ground.profile(**changes), Program(argv))
-        taken = self.pool.ready < before
+        before = self.pool.ready_count
+        process = await self.pool.start(self.ground.capabilities, self.ground.profile(**changes), ProgramSpec(argv))
+        taken = self.pool.ready_count < before
         await process.communicate(b"", 1000)
         return taken
 
 
 @pytest.fixture
-def told(pool: Pooled, ground: Ground) -> Told:
+def told(pool: SandboxPool, ground: Ground) -> Told:
     return Told(pool, ground)
 
 
@@ -107,11 +107,11 @@ TEXTS = [
 @pytest.mark.proves("S-10")
 async def test_a_ready_shell_cannot_be_told_from_one_started_with_its_text(told: Told, ground: Ground) -> None:
     for text in TEXTS:
-        process = await ground.sandbox.start(ground.capabilities, ground.profile(), Program((*SHELL_ARGV, text)))
+        process = await ground.sandbox.start(ground.capabilities, ground.profile(), ProgramSpec((*SHELL_ARGV, text)))
         out, errors, _ = await process.communicate(b"from stdin\n", 1 << 20)
         expected = await process.wait(), numberless(out.decode()), errors.decode()
         await told.warmed()
-        assert told.pool.ready == 1
+        assert told.pool.ready_count == 1
         ready = await told.run(*SHELL_ARGV, text, stdin=b"from stdin\n")
         assert (ready.code, numberless(ready.out), ready.errors) == expected, text
 
@@ -134,8 +134,8 @@ async def test_a_text_longer_than_any_argument_runs_warm_and_cold(told: Told, gr
     for _ in range(2):
         ran = await told.text(text)
         assert (ran.code, ran.out, ran.errors) == (9, "2000000\n", "")
-        await told.pool.replenished()
-    process = await ground.sandbox.start(ground.capabilities, ground.profile(), Program((*SHELL_ARGV, text)))
+        await told.pool.wait_until_replenished()
+    process = await ground.sandbox.start(ground.capabilities, ground.profile(), ProgramSpec((*SHELL_ARGV, text)))
     assert (await process.communicate(b"", 100))[0] == b"2000000\n"
 
 
@@ -144,7 +144,7 @@ async def test_every_byte_but_nul_reaches_a_waiting_shell(told: Told) -> None:
     for text in (f"printf %s '{odd}'", f"printf %s '{odd}{'z' * 150_000}' | head -c 254"):
         await told.warmed()
         assert (await told.text(text)).out == odd
-        await told.pool.replenished()
+        await told.pool.wait_until_replenished()
     with pytest.raises(ToolError, match="NUL") as caught:
         await told.text("echo a\0b")
     assert caught.value.kind == "invalid_input"
@@ -154,17 +154,17 @@ async def test_every_byte_but_nul_reaches_a_waiting_shell(told: Told) -> None:
 async def test_each_is_used_once(told: Told) -> None:
     await told.warmed()
     for _ in range(3):
-        before = told.pool.ready
+        before = told.pool.ready_count
         ran = await told.text("echo x >> /tmp/mine; wc -l < /tmp/mine")
-        assert (ran.out, told.pool.ready) == ("1\n", before - 1)
-        await told.pool.replenished()
+        assert (ran.out, told.pool.ready_count) == ("1\n", before - 1)
+        await told.pool.wait_until_replenished()
 
 
 @pytest.mark.proves("S-10")
 async def test_other_programs_wait_for_their_arguments_environment_and_secrets(told: Told, ground: Ground) -> None:
     secrets = {"TOKEN": "value"}
     await told.warmed("/bin/true", secrets={"TOKEN": "another"})
-    before = told.pool.ready
+    before = told.pool.ready_count
     ran = await told.run(
         *("/bin/sh", "-c", 'cat <&$HANDRAIL_SECRETS_FD; echo "$MORE" "$0" "$PWD"', "zero"),
         secrets=secrets,
@@ -172,7 +172,7 @@ async def test_other_programs_wait_for_their_arguments_environment_and_secrets(t
         cwd=str(ground.workspace),
     )
     assert (ran.out, ran.code) == (f'{{"TOKEN":"value"}}later zero {ground.workspace}\n', 0)
-    assert told.pool.ready == before - 1
+    assert told.pool.ready_count == before - 1
 
 
 async def test_a_ready_one_goes_where_its_call_says(told: Told, ground: Ground) -> None:
@@ -180,7 +180,7 @@ async def test_a_ready_one_goes_where_its_call_says(told: Told, ground: Ground) 
     await told.warmed()
     ran = await told.text("pwd && declare -p OLDPWD", cwd=str(ground.workspace / "a b"))
     assert ran.out == f"{ground.workspace}/a b\ndeclare -x OLDPWD\n"
-    await told.pool.replenished()
+    await told.pool.wait_until_replenished()
     with pytest.raises(ToolError, match="absent"):
         await told.text("pwd", cwd=str(ground.workspace / "absent"))
 
@@ -189,14 +189,14 @@ async def test_a_ready_one_goes_where_its_call_says(told: Told, ground: Ground) 
 async def test_one_that_does_not_fit_any_more_is_not_used(told: Told, ground: Ground) -> None:
     settings = ground.workspace / "handrail.toml"
     assert not await told.takes_ready(*SHELL_ARGV, "true")
-    await told.pool.replenished()
+    await told.pool.wait_until_replenished()
     assert await told.takes_ready(*SHELL_ARGV, "true")
-    await told.pool.replenished()
+    await told.pool.wait_until_replenished()
     settings.write_text("# a protected file has appeared")
     assert not await told.takes_ready(*SHELL_ARGV, "true")
-    await told.pool.replenished()
+    await told.pool.wait_until_replenished()
     assert await told.takes_ready(*SHELL_ARGV, "true")
-    await told.pool.replenished()
+    await told.pool.wait_until_replenished()
     (ground.workspace / "new").write_text("# and was replaced by another of its name")
     (ground.workspace / "new").replace(settings)
     assert not await told.takes_ready(*SHELL_ARGV, "true")
@@ -210,8 +210,8 @@ async def test_what_a_call_may_decides_whether_one_fits(told: Told, ground: Grou
     (ground.workspace / "mask").write_text("")
     changes: list[dict[str, object]] = [
         {"workspace_writable": False},
-        {"limits": Limits(open_files=100)},
-        {"limits": Limits(tmp_bytes=1 << 20)},
+        {"limits": SandboxLimits(open_files=100)},
+        {"limits": SandboxLimits(tmp_bytes=1 << 20)},
         {"environment": {"A": "b"}},
         {"pinned": (str(ground.workspace / "pin"),)},
         {"masked": (str(ground.workspace / "mask"),)},
@@ -229,55 +229,55 @@ async def test_what_a_call_may_decides_whether_one_fits(told: Told, ground: Grou
 
 async def test_nothing_is_ready_before_a_sessions_first_call(told: Told) -> None:
     await asyncio.sleep(0)
-    await told.pool.replenished()
-    assert told.pool.ready == 0
+    await told.pool.wait_until_replenished()
+    assert told.pool.ready_count == 0
 
 
 async def test_calls_at_once_get_as_many_ready_but_never_more_than_the_pool_holds(ground: Ground) -> None:
-    assert isinstance(ground.sandbox, Bubblewrap)
-    pool = Pooled(ground.sandbox, most=2)
+    assert isinstance(ground.sandbox, BubblewrapSandbox)
+    pool = SandboxPool(ground.sandbox, most=2)
     told = Told(pool, ground)
     for name in ("A", "B", "C"):
         await told.text("true", environment={name: "x"})
-        await pool.replenished()
-    assert pool.ready == 2
+        await pool.wait_until_replenished()
+    assert pool.ready_count == 2
     assert not await told.takes_ready(*SHELL_ARGV, "true", environment={"A": "x"})
     await pool.aclose()
 
 
 async def test_one_that_nobody_takes_ends_and_is_not_replaced(ground: Ground) -> None:
-    assert isinstance(ground.sandbox, Bubblewrap)
-    pool = Pooled(ground.sandbox, age_s=0.0)
+    assert isinstance(ground.sandbox, BubblewrapSandbox)
+    pool = SandboxPool(ground.sandbox, age_s=0.0)
     await Told(pool, ground).text("true")
-    await pool.replenished()
+    await pool.wait_until_replenished()
     await pool.aclose()
-    assert pool.ready == 0
+    assert pool.ready_count == 0
 
 
 @pytest.mark.proves("S-10")
 async def test_nothing_is_left_of_a_closed_pool_or_session(ground: Ground) -> None:
-    assert isinstance(ground.sandbox, Bubblewrap)
+    assert isinstance(ground.sandbox, BubblewrapSandbox)
     await ground.bash("true")
-    await settled()
+    await wait_for_dismantling()
     host_mounts.forget()
     before = sorted(os.listdir("/proc/self/fd")), children()
-    pool = Pooled(ground.sandbox)
+    pool = SandboxPool(ground.sandbox)
     told = Told(pool, ground)
     await asyncio.gather(*(told.text("true") for _ in range(3)))
-    await pool.replenished()
-    assert pool.ready
+    await pool.wait_until_replenished()
+    assert pool.ready_count
     await pool.release("/another/session")
-    assert pool.ready
+    assert pool.ready_count
     await pool.release(str(ground.scratch))
-    assert pool.ready == 0
+    assert pool.ready_count == 0
     await told.text("true")  # its successor is due when the pool closes
     await pool.aclose()
-    assert pool.ready == 0
+    assert pool.ready_count == 0
     assert (sorted(os.listdir("/proc/self/fd")), children()) == before
     assert (await told.text("echo still")).out == "still\n"
-    await pool.replenished()
-    assert pool.ready == 0
-    await settled()
+    await pool.wait_until_replenished()
+    assert pool.ready_count == 0
+    await wait_for_dismantling()
 
 
 def children() -> set[str]:
@@ -296,30 +296,30 @@ def listening() -> int:
     for outer in children():
         with contextlib.suppress(OSError):
             for inner in Path(f"/proc/{outer}/task/{outer}/children").read_text().split():
-                count += f":{network.PROXY_PORT:04X} 00000000:0000 0A" in Path(f"/proc/{inner}/net/tcp").read_text()
+                count += f":{sandbox_network.PROXY_PORT:04X} 00000000:0000 0A" in Path(f"/proc/{inner}/net/tcp").read_text()
     return count
 
 
 @pytest.mark.proves("S-02", "S-10")
 async def test_one_whose_calls_have_hosts_is_listened_in_already_and_used_with_the_rights_of_its_call(
-    pool: Pooled, ground: Ground
+    pool: SandboxPool, ground: Ground
 ) -> None:
     async def run(text: str, *hosts: str) -> tuple[bool, str]:
         layer = dataclasses.replace(ground.layer(str(ground.workspace)), hosts=hosts)
-        before = pool.ready
-        process = await pool.start(CapabilitySet((layer,)), ground.profile(), Program((*SHELL_ARGV, text)))
-        taken = pool.ready < before
+        before = pool.ready_count
+        process = await pool.start(CapabilitySet((layer,)), ground.profile(), ProgramSpec((*SHELL_ARGV, text)))
+        taken = pool.ready_count < before
         out, _, _ = await process.communicate(b"", 1 << 20)
         await process.wait()
         return taken, out.decode()
 
     async with Site({"*": ok(b"ONE")}) as one, Site({"*": ok(b"TWO")}) as two:
         await run("true", one.authority)
-        await pool.replenished()
-        assert (pool.ready, listening()) == (1, 1)
+        await pool.wait_until_replenished()
+        assert (pool.ready_count, listening()) == (1, 1)
         taken, said = await run(get(one.url()) + get(two.url()), two.authority)
         assert taken and "TWO" in said and "ONE" not in said
-        await pool.replenished()
+        await pool.wait_until_replenished()
         assert listening() == 1
         assert await run("true") == (False, "")  # it has no hosts
     await pool.aclose()
@@ -328,21 +328,21 @@ async def test_one_whose_calls_have_hosts_is_listened_in_already_and_used_with_t
 
 @pytest.mark.proves("S-10")
 async def test_nothing_is_left_of_a_closed_pool_that_was_listening(ground: Ground) -> None:
-    assert isinstance(ground.sandbox, Bubblewrap)
+    assert isinstance(ground.sandbox, BubblewrapSandbox)
     connected = CapabilitySet((dataclasses.replace(ground.layer(str(ground.workspace)), hosts=("one.invalid",)),))
     await ground.bash("true")
-    await settled()
+    await wait_for_dismantling()
     host_mounts.forget()
     before = sorted(os.listdir("/proc/self/fd")), children()
     for early in (False, True):
-        pool = Pooled(ground.sandbox)
-        process = await pool.start(connected, ground.profile(), Program((*SHELL_ARGV, "true")))
+        pool = SandboxPool(ground.sandbox)
+        process = await pool.start(connected, ground.profile(), ProgramSpec((*SHELL_ARGV, "true")))
         await process.communicate(b"", 1000)
         await process.wait()
-        while early and not pool.ready:
+        while early and not pool.ready_count:
             await asyncio.sleep(0)  # it is being made
         if not early:
-            await pool.replenished()
+            await pool.wait_until_replenished()
         await pool.aclose()
         await asyncio.sleep(0)  # what was cancelled lets go
         assert (sorted(os.listdir("/proc/self/fd")), children()) == before
@@ -353,7 +353,7 @@ async def test_one_that_was_killed_while_it_waited_is_not_used(told: Told) -> No
     for pid in children():
         if Path(f"/proc/{pid}/comm").read_text() == "bwrap\n":
             os.kill(int(pid), 9)
-    while told.pool.ready:
+    while told.pool.ready_count:
         await asyncio.sleep(0)
     ran = await told.text("echo fine")
     assert (ran.code, ran.out) == (0, "fine\n")
@@ -364,13 +364,13 @@ async def test_descriptors_of_a_call_are_its_own_start(told: Told, ground: Groun
     reading, writing = os.pipe()
     os.write(writing, b"through\n")
     os.close(writing)
-    before = told.pool.ready
+    before = told.pool.ready_count
     process = await told.pool.start(
-        ground.capabilities, ground.profile(), Program((*SHELL_ARGV, "cat <&5"), {5: reading})
+        ground.capabilities, ground.profile(), ProgramSpec((*SHELL_ARGV, "cat <&5"), {5: reading})
     )
     os.close(reading)
     assert (await process.communicate(b"", 100))[0] == b"through\n"
-    assert told.pool.ready == before
+    assert told.pool.ready_count == before
 
 
 async def test_many_calls_at_once_do_not_mix(told: Told) -> None:

@@ -16,12 +16,12 @@ import pytest
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SHELL_ARGV, Program
-from handrail.contract.tool.requires import CapabilitySet, Layer
-from handrail.sandbox.bubblewrap import Bubblewrap
+from handrail.contract.sandbox import SHELL_ARGV, ProgramSpec
+from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer
+from handrail.sandbox.bubblewrap import BubblewrapSandbox
 from handrail.sandbox.start import process as processes
-from handrail.sandbox.start.pool import Pooled
-from handrail.sandbox.start.process import Confined, settled
+from handrail.sandbox.start.pool import SandboxPool
+from handrail.sandbox.start.process import SandboxedProcess, wait_for_dismantling
 from handrail.sandbox.view.mount_table import host_mounts
 
 
@@ -191,7 +191,7 @@ async def test_descriptors_arrive_under_their_numbers(ground: Ground) -> None:
         process = await ground.sandbox.start(
             ground.capabilities,
             ground.profile(),
-            Program(
+            ProgramSpec(
                 ["/bin/bash", "-c", "head -1 <&3; head -1 <&7; ls -l /proc/self/fd; :"],
                 {3: pipes[3][0], 7: pipes[7][0]},
             ),
@@ -212,13 +212,13 @@ async def test_descriptors_arrive_under_their_numbers(ground: Ground) -> None:
 
 async def test_no_descriptor_is_left_here_after_many_runs(ground: Ground) -> None:
     await ground.bash("true")
-    await settled()
+    await wait_for_dismantling()
     before = sorted(os.listdir("/proc/self/fd"))
     for _ in range(5):
         await ground.bash("echo x; echo y >&2")
         process = await ground.start("/bin/cat")
         await process.kill()
-    await settled()
+    await wait_for_dismantling()
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
@@ -245,25 +245,25 @@ async def test_a_sandbox_whose_first_process_could_not_be_opened_for_a_moment_en
         return cast("IO[Any]", opened_file(path, *given, **named))
 
     layer = ground.layer(str(ground.workspace))
-    capabilities = CapabilitySet((Layer("t", layer.fs_read, layer.fs_write, hosts, layer.shell),))
+    capabilities = CapabilitySet((CapabilityLayer("t", layer.fs_read, layer.fs_write, hosts, layer.shell),))
     await ground.bash("true")
-    await settled()
+    await wait_for_dismantling()
     before = sorted(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch, pytest.raises(ToolError, match="Too many open files") as caught:
         if wanting == "its handle":
             patch.setattr(os, "pidfd_open", pidfd_open)
         else:
             patch.setattr(Path, "open", open_file)
-        process = await ground.sandbox.start(capabilities, ground.profile(), Program(("/bin/cat",)))
+        process = await ground.sandbox.start(capabilities, ground.profile(), ProgramSpec(("/bin/cat",)))
         try:
             await process.wait()
         finally:
             await process.kill()
     assert caught.value.kind == "unavailable" and failed
-    await settled()
+    await wait_for_dismantling()
     assert not any(Path(f"/proc/{pid}").exists() for pid in failed)
     assert sorted(os.listdir("/proc/self/fd")) == before
-    process = await ground.sandbox.start(capabilities, ground.profile(), Program(("/bin/echo", "again")))
+    process = await ground.sandbox.start(capabilities, ground.profile(), ProgramSpec(("/bin/echo", "again")))
     assert (await process.communicate(b"", 100))[0] == b"again\n"
     await process.kill()
 
@@ -292,7 +292,7 @@ async def test_an_argv_no_program_can_be_given_is_refused(ground: Ground) -> Non
         (("echo", "x" * 3_000_000), "limit"),
     ):
         with pytest.raises(ToolError) as caught:
-            await ground.sandbox.start(ground.capabilities, ground.profile(), Program(argv))
+            await ground.sandbox.start(ground.capabilities, ground.profile(), ProgramSpec(argv))
         assert caught.value.kind == kind
 
 
@@ -300,7 +300,7 @@ async def test_merged_errors_stay_in_their_place(ground: Ground) -> None:
     process = await ground.sandbox.start(
         ground.capabilities,
         ground.profile(),
-        Program(["/bin/bash", "-c", "echo 1; echo 2 >&2; echo 3"], merge_stderr=True),
+        ProgramSpec(["/bin/bash", "-c", "echo 1; echo 2 >&2; echo 3"], merge_stderr=True),
     )
     assert await process.communicate(b"", 100) == (b"1\n2\n3\n", b"", 0)
     await process.kill()
@@ -313,7 +313,7 @@ async def test_sandboxes_beside_each_other_do_not_mix(ground: Ground) -> None:
 
 
 async def test_a_program_started_by_nobody_allowed_is_still_confined(ground: Ground) -> None:
-    process = await ground.sandbox.start(CapabilitySet(()), ground.profile(), Program(["/usr/bin/id", "-u"]))
+    process = await ground.sandbox.start(CapabilitySet(()), ground.profile(), ProgramSpec(["/usr/bin/id", "-u"]))
     out, _, _ = await process.communicate(b"", 100)
     assert out.decode().strip() == str(os.getuid())
 
@@ -350,8 +350,8 @@ async def test_a_copy_of_the_holder_does_not_keep_a_sandbox_alive(ground: Ground
         os.read(reading, 1)
         os._exit(0)
     try:
-        assert isinstance(process, Confined)
-        process.let_go()
+        assert isinstance(process, SandboxedProcess)
+        process.detach()
         assert await process.wait() == 129
     finally:
         os.close(writing)
@@ -363,7 +363,7 @@ async def test_namespaces_that_are_not_taken_down_are_given_up_in_the_end(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = await ground.start("/bin/cat")
-    assert isinstance(process, Confined)
+    assert isinstance(process, SandboxedProcess)
     await process.write(b"it runs\n")
     assert await process.read_line(100) == b"it runs\n"
     os.kill(process.pid, signal.SIGSTOP)  # the outer process of bubblewrap, so that it cannot end
@@ -371,42 +371,42 @@ async def test_namespaces_that_are_not_taken_down_are_given_up_in_the_end(
         await process.communicate(b"", 1 << 16)  # nobody is left in it
         with monkeypatch.context() as patch:
             patch.setattr(processes, "DISMANTLING_S", 0.01)
-            await settled()
+            await wait_for_dismantling()
         assert Path(f"/proc/{process.pid}").exists()
     finally:
         os.kill(process.pid, signal.SIGCONT)
-    await settled()
+    await wait_for_dismantling()
     assert not Path(f"/proc/{process.pid}").exists()
 
 
 async def many_calls(ground: Ground, rounds: int) -> None:
     """Calls of several kinds, pooled and not, some killed; then nothing of them is there any more."""
-    assert isinstance(ground.sandbox, Bubblewrap)
+    assert isinstance(ground.sandbox, BubblewrapSandbox)
     await ground.bash("true")
-    await settled()
+    await wait_for_dismantling()
     host_mounts.forget()
     before = traces()
-    pool = Pooled(ground.sandbox)
+    pool = SandboxPool(ground.sandbox)
     marker = secrets.token_hex(8)
     profile = ground.profile(environment={"MARK": marker})
     text = "(sleep 1000 &); cat /proc/self/environ"
     for turn in range(0, rounds, 4):
         starts = [
-            pool.start(ground.capabilities, profile, Program((*SHELL_ARGV, text))),
-            pool.start(ground.capabilities, profile, Program(["/bin/cat", "/proc/self/environ"], merge_stderr=True)),
+            pool.start(ground.capabilities, profile, ProgramSpec((*SHELL_ARGV, text))),
+            pool.start(ground.capabilities, profile, ProgramSpec(["/bin/cat", "/proc/self/environ"], merge_stderr=True)),
             ground.sandbox.start(
-                ground.capabilities, profile, Program(["/bin/bash", "-c", f"setsid sleep 1000 & {text}; exit 3"])
+                ground.capabilities, profile, ProgramSpec(["/bin/bash", "-c", f"setsid sleep 1000 & {text}; exit 3"])
             ),
-            ground.sandbox.start(ground.capabilities, profile, Program(["/bin/sleep", "1000"])),
+            ground.sandbox.start(ground.capabilities, profile, ProgramSpec(["/bin/sleep", "1000"])),
         ]
         processes = await asyncio.gather(*starts)
         done = await asyncio.gather(*(process.communicate(b"", 1 << 16) for process in processes[:3]))
         assert all(marker.encode() in out for out, _, _ in done)
         await processes[3].kill()
         if turn % 20 == 0:
-            await pool.replenished()
+            await pool.wait_until_replenished()
     await pool.aclose()
-    await settled()
+    await wait_for_dismantling()
     assert traces() == before
     assert marked(marker) == []  # so no namespace of theirs is left either: nobody is in one
 
@@ -445,14 +445,14 @@ async def test_ten_thousand_calls_leave_nothing(ground: Ground) -> None:
 async def test_who_is_begun_after_their_end_says_so_when_waited_for(ground: Ground) -> None:
     """As when a sandbox that could not be set up has ended before its network is there."""
     sandbox = ground.sandbox
-    assert isinstance(sandbox, Bubblewrap)
-    plan = await sandbox.plan(ground.capabilities, ground.profile(), Program(("true",)))
-    process = sandbox.prepare(plan)
-    process.let_go()
+    assert isinstance(sandbox, BubblewrapSandbox)
+    plan = await sandbox.make_plan(ground.capabilities, ground.profile(), ProgramSpec(("true",)))
+    process = sandbox.start_waiting(plan)
+    process.detach()
     with contextlib.suppress(ToolError):
         await process.wait()
-    await settled()
-    process.begin(plan.call, b"")
+    await wait_for_dismantling()
+    process.begin_program(plan.call, b"")
     with pytest.raises(ToolError) as caught:
         await process.wait()
     assert caught.value.kind == "backend"

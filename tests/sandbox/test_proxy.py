@@ -12,12 +12,12 @@ import pytest
 from tests.sandbox.test_hello import client_hello, record
 from tests.web import Site, authority, ok, redirect
 
-from handrail.contract.sandbox import Attempt
-from handrail.contract.tool.requires import CapabilitySet, Layer
-from handrail.sandbox.network import heads
-from handrail.sandbox.network.egress import Egress
-from handrail.sandbox.network.proxy import Proxy, ProxyLimits
-from handrail.testing.kernels import Names
+from handrail.contract.sandbox import ConnectionAttempt
+from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer
+from handrail.sandbox.network import protocol_parsers
+from handrail.sandbox.network.egress import EgressCheck
+from handrail.sandbox.network.proxy import EgressProxy, ProxyLimits
+from handrail.testing.kernels import ScriptedResolver
 
 pytestmark = pytest.mark.proves("S-02")
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.proves("S-02")
 class Front:
     """A client's view of one proxy, and what the proxy told of it."""
 
-    def __init__(self, port: int, proxy: Proxy, attempts: list[Attempt]) -> None:
+    def __init__(self, port: int, proxy: EgressProxy, attempts: list[ConnectionAttempt]) -> None:
         self.port = port
         self.proxy = proxy
         self.attempts = attempts
@@ -56,13 +56,13 @@ class Front:
 @contextlib.asynccontextmanager
 async def front(
     *hosts: str,
-    names: Names | None = None,
+    names: ScriptedResolver | None = None,
     gate: Callable[[str, int], str | None] | None = None,
     limits: ProxyLimits | None = None,
 ) -> AsyncGenerator[Front]:
-    attempts: list[Attempt] = []
-    egress = Egress(CapabilitySet((Layer("tool t", hosts=hosts),)), gate, names or Names({}))
-    proxy = Proxy(egress, attempts.append, limits)
+    attempts: list[ConnectionAttempt] = []
+    egress = EgressCheck(CapabilitySet((CapabilityLayer("tool t", hosts=hosts),)), gate, names or ScriptedResolver({}))
+    proxy = EgressProxy(egress, attempts.append, limits)
     listener = socket.create_server(("127.0.0.1", 0))
     await proxy.serve(listener)
     try:
@@ -79,7 +79,7 @@ async def test_a_granted_host_is_fetched_and_told_of() -> None:
         assert await proxy.get(site.url("/a?b=c")) == (200, b"hello")
     assert site.asked[0].line == "GET /a?b=c HTTP/1.1"
     assert site.asked[0].fields["host"] == site.authority
-    assert proxy.attempts == [Attempt("127.0.0.1", site.port, "GET")]
+    assert proxy.attempts == [ConnectionAttempt("127.0.0.1", site.port, "GET")]
     assert proxy.proxy.bytes_out > 0
     assert proxy.proxy.bytes_in > len(b"hello")
 
@@ -93,7 +93,7 @@ async def test_another_host_is_answered_403_with_the_layer_and_the_next_step() -
     for word in (site.authority.encode(), b"tool t", b'"net"', b"requires"):
         assert word in text
     assert site.asked == []
-    assert [attempt.refused is None for attempt in proxy.attempts] == [False, False]
+    assert [attempt.refusal_reason is None for attempt in proxy.attempts] == [False, False]
 
 
 async def test_what_a_rule_denies_is_answered_403_with_the_rule_though_it_is_granted() -> None:
@@ -120,7 +120,7 @@ async def test_a_redirect_is_the_client_s_next_request_and_judged_as_one() -> No
 
 
 async def test_a_name_that_leads_inside_is_refused() -> None:
-    names = Names({"evil.example": ["127.0.0.1"], "gone.example": [[]]})
+    names = ScriptedResolver({"evil.example": ["127.0.0.1"], "gone.example": [[]]})
     async with Site({"*": ok()}) as site, front("*", names=names) as proxy:
         status, text = await proxy.get(site.url(host="evil.example"))
         assert (await proxy.get(site.url(host="gone.example")))[0] == 502
@@ -159,8 +159,8 @@ async def test_a_name_that_leads_inside_is_refused() -> None:
         b"CONNECT api.example.org:443/ HTTP/1.1\r\n\r\n",
         b"CONNECT 0x7f.1:443 HTTP/1.1\r\n\r\n",
         b"\x16\x03\x01\x00\x05hello\r\n\r\n",
-        b"GET http://api.example.org/" + b"a" * heads.MAX_HEAD_BYTES + b" HTTP/1.1\r\n\r\n",
-        b"GET http://api.example.org/ HTTP/1.1\r\n" + b"a: b\r\n" * (heads.MAX_FIELDS + 1) + b"\r\n",
+        b"GET http://api.example.org/" + b"a" * protocol_parsers.MAX_HEAD_BYTES + b" HTTP/1.1\r\n\r\n",
+        b"GET http://api.example.org/ HTTP/1.1\r\n" + b"a: b\r\n" * (protocol_parsers.MAX_FIELDS + 1) + b"\r\n",
     ],
 )
 async def test_what_could_be_read_in_two_ways_is_no_request(request_bytes: bytes) -> None:
@@ -219,7 +219,7 @@ async def test_a_chunked_body_is_framed_anew_both_ways() -> None:
         b"HTTP/1.1 200 OK\r\nA: b\x01\r\n\r\n",
         b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
         b"HTTP/1.1 100 Continue\r\n\r\n" * 20,
-        b"HTTP/1.1 200 OK\r\n" + b"a" * heads.MAX_HEAD_BYTES * 3,
+        b"HTTP/1.1 200 OK\r\n" + b"a" * protocol_parsers.MAX_HEAD_BYTES * 3,
     ],
 )
 async def test_an_answer_that_is_no_answer_becomes_502(answer: bytes) -> None:
@@ -295,7 +295,7 @@ async def test_closing_ends_every_connection() -> None:
 
 async def test_a_tunnel_carries_tls_to_the_host_that_it_was_opened_to() -> None:
     trust = authority("api.example.org", "127.0.0.1")
-    names = Names({"api.example.org": ["127.0.0.1"]})
+    names = ScriptedResolver({"api.example.org": ["127.0.0.1"]})
     async with Site({"*": ok(b"over tls")}, trust.server) as site:
         granted = (f"api.example.org:{site.port}", site.authority)
         async with front(*granted, names=names) as proxy:
@@ -305,13 +305,13 @@ async def test_a_tunnel_carries_tls_to_the_host_that_it_was_opened_to() -> None:
             writer.write(b"GET / HTTP/1.1\r\nHost: api.example.org\r\n\r\n")
             assert (await reader.read()).endswith(b"over tls")
             writer.close()
-    assert [attempt.refused for attempt in proxy.attempts] == [None]
+    assert [attempt.refusal_reason for attempt in proxy.attempts] == [None]
 
 
 @pytest.mark.parametrize("server_name", ["evil.example", "api.example.org.evil.example", "example.org", None])
 async def test_a_hello_for_another_server_ends_the_tunnel(server_name: str | None) -> None:
     trust = authority("api.example.org", "evil.example")
-    names = Names({"api.example.org": ["127.0.0.1"]})
+    names = ScriptedResolver({"api.example.org": ["127.0.0.1"]})
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     site = Site({"*": ok()}, trust.server)
@@ -321,18 +321,18 @@ async def test_a_hello_for_another_server_ends_the_tunnel(server_name: str | Non
         with pytest.raises(ssl.SSLError, match=r"(?i)unrecognized.name"):
             await writer.start_tls(context, server_hostname=server_name or "")
     assert site.asked == []
-    assert proxy.attempts[-1].refused is not None
-    assert "api.example.org" in proxy.attempts[-1].refused
+    assert proxy.attempts[-1].refusal_reason is not None
+    assert "api.example.org" in proxy.attempts[-1].refusal_reason
 
 
 async def test_a_second_hello_cannot_name_another_server() -> None:
     """After a HelloRetryRequest the client says hello again."""
-    names = Names({"api.example.org": ["127.0.0.1"]})
+    names = ScriptedResolver({"api.example.org": ["127.0.0.1"]})
     got: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         got.put_nowait(await reader.readexactly(len(first)))
-        retry = b"\x03\x03" + heads._RETRY + b"\0" + b"\x13\x01\0" + b"\0\0"  # pyright: ignore[reportPrivateUsage]
+        retry = b"\x03\x03" + protocol_parsers._RETRY_RANDOM + b"\0" + b"\x13\x01\0" + b"\0\0"  # pyright: ignore[reportPrivateUsage]
         writer.write(record(b"\x02" + len(retry).to_bytes(3) + retry))
         got.put_nowait(await reader.read())
         writer.close()
@@ -343,11 +343,11 @@ async def test_a_second_hello_cannot_name_another_server() -> None:
     async with listener, front(f"api.example.org:{port}", f"127.0.0.1:{port}", names=names) as proxy:
         _, reader, writer = await proxy.tunnel(f"api.example.org:{port}")
         writer.write(first + b"\x14\x03\x03\0\1\1" + second)  # both at once, before the server could ask
-        assert (await reader.read()).endswith(heads.UNRECOGNIZED_NAME)
+        assert (await reader.read()).endswith(protocol_parsers.UNRECOGNIZED_NAME)
         writer.close()
         assert await got.get() == first
         assert await got.get() == b""
-    assert "evil.example" in (proxy.attempts[-1].refused or "")
+    assert "evil.example" in (proxy.attempts[-1].refusal_reason or "")
 
 
 async def test_a_tunnel_to_443_carries_tls_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,7 +364,7 @@ async def test_a_tunnel_to_443_carries_tls_and_nothing_else(monkeypatch: pytest.
         for said in (b"GET / HTTP/1.1\r\n\r\n", b"SSH-2.0-x\r\n", b"\x16\x03\x01\xff\xff", b"\x16\x02\0\0\1\1"):
             _, reader, writer = await proxy.tunnel(f"127.0.0.1:{port}")
             writer.write(said)
-            assert await reader.read() == heads.UNRECOGNIZED_NAME
+            assert await reader.read() == protocol_parsers.UNRECOGNIZED_NAME
             writer.close()
             assert await got.get() == b""
 
@@ -404,4 +404,4 @@ async def test_a_tunnel_ends_where_the_rules_have_changed_meanwhile() -> None:
         with contextlib.suppress(ConnectionError):
             assert await reader.read() == b""
         writer.close()
-    assert proxy.attempts[-1].refused == "the call is over"
+    assert proxy.attempts[-1].refusal_reason == "the call is over"

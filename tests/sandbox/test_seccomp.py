@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from handrail.contract.sandbox import Sandbox
 from handrail.sandbox.filters import seccomp
 from handrail.sandbox.filters.seccomp import LAST_KNOWN, Machine
-from handrail.sandbox.start.spawn import binaries
+from handrail.sandbox.start.spawn import find_binaries
 
 MACHINES: tuple[Machine, ...] = ("x86_64", "aarch64")
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -59,7 +59,7 @@ def refused(number: int) -> int:
 def expected(machine: Machine, name: str | None, number: int, arguments: tuple[int, ...], *, unix: bool) -> int:
     """What the lists say, in the plainest way."""
     low = [argument & 0xFFFFFFFF for argument in arguments]
-    if number > LAST_KNOWN or name in seccomp.NOT_THERE:
+    if number > LAST_KNOWN or name in seccomp.NOT_IMPLEMENTED:
         return refused(errno.ENOSYS)
     if name in seccomp.NOT_PERMITTED:
         return refused(errno.EPERM)
@@ -78,8 +78,8 @@ def expected(machine: Machine, name: str | None, number: int, arguments: tuple[i
         fine = low[1] != 1031 or low[2] <= 65_536
     elif name is not None and name in seccomp.MODE_ARGUMENTS:
         fine = not low[seccomp.MODE_ARGUMENTS[name]] & 0o6000
-    elif name is not None and name in seccomp.OPENS:
-        flags, mode = seccomp.OPENS[name]
+    elif name is not None and name in seccomp.OPEN_CALLS:
+        flags, mode = seccomp.OPEN_CALLS[name]
         fine = not (low[flags] & 0x400040 and low[mode] & 0o6000)
     elif name == "socketpair" and low[0] != 1:
         return refused(errno.EAFNOSUPPORT)
@@ -120,7 +120,7 @@ def test_every_number_is_decided_as_listed(
     machine: Machine, number: int, arguments: tuple[int, ...], unix: bool
 ) -> None:
     names = {there: name for name, there in seccomp.NUMBERS[machine].items()}
-    program = seccomp.program(machine, unix_sockets=unix)
+    program = seccomp.build_filter(machine, unix_sockets=unix)
     wanted = expected(machine, names.get(number), number, arguments, unix=unix)
     assert decided(program, ARCHITECTURES[machine], number, arguments) == wanted
 
@@ -130,13 +130,13 @@ def test_a_call_by_another_architectures_table_ends_the_program(
     machine: Machine, architecture: int, number: int
 ) -> None:
     if architecture != ARCHITECTURES[machine]:
-        assert decided(seccomp.program(machine), architecture, number) == KILLED
+        assert decided(seccomp.build_filter(machine), architecture, number) == KILLED
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_each_listed_call_is_refused_and_the_launchers_own_are_not(machine: Machine) -> None:
-    program, numbers = seccomp.program(machine), seccomp.NUMBERS[machine]
-    for name in seccomp.NOT_PERMITTED + seccomp.NOT_THERE:
+    program, numbers = seccomp.build_filter(machine), seccomp.NUMBERS[machine]
+    for name in seccomp.NOT_PERMITTED + seccomp.NOT_IMPLEMENTED:
         if name in numbers:
             assert decided(program, ARCHITECTURES[machine], numbers[name]) != ALLOWED, name
     for landlock in (444, 445, 446):
@@ -146,7 +146,7 @@ def test_each_listed_call_is_refused_and_the_launchers_own_are_not(machine: Mach
 
 def test_every_call_that_is_named_has_its_number() -> None:
     """Those that arm64 never had apart."""
-    named = {*seccomp.NOT_PERMITTED, *seccomp.NOT_THERE, *seccomp.MODE_ARGUMENTS, *seccomp.OPENS}
+    named = {*seccomp.NOT_PERMITTED, *seccomp.NOT_IMPLEMENTED, *seccomp.MODE_ARGUMENTS, *seccomp.OPEN_CALLS}
     assert named <= set(seccomp.NUMBERS["x86_64"])
     old = {"open", "creat", "chmod", "mknod", "uselib", "ustat", "sysfs", "modify_ldt", "_sysctl", "iopl", "ioperm"}
     old |= {"create_module", "get_kernel_syms", "query_module"}
@@ -187,12 +187,12 @@ print(json.dumps([{name: call(number, -1, -1, -1, -1, -1) for name, number in li
 def under_the_filter(*argv: str) -> subprocess.CompletedProcess[bytes]:
     """``argv`` in namespaces of its own with nothing writable, the filter in place."""
     descriptor = os.memfd_create("filter")
-    os.write(descriptor, seccomp.program())
+    os.write(descriptor, seccomp.build_filter())
     os.lseek(descriptor, 0, os.SEEK_SET)
     try:
         return subprocess.run(
             [
-                *(next(binaries()), "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
+                *(next(find_binaries()), "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
                 *("--ro-bind", "/", "/", "--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"),
                 *("--tmpfs", "/tmp", "--die-with-parent", "--new-session", "--chdir", "/tmp"),
                 *("--seccomp", str(descriptor), "--", *argv),
@@ -209,17 +209,17 @@ def under_the_filter(*argv: str) -> subprocess.CompletedProcess[bytes]:
 
 def test_a_program_gets_an_error_for_each_listed_call_and_each_family(sandbox: Sandbox) -> None:
     """Each is asked for with arguments that are senseless, so that a filter that is missing does no harm."""
-    machine = seccomp.machine()
+    machine = seccomp.detect_machine()
     assert machine is not None
     numbers = seccomp.NUMBERS[machine]
-    listed = {name: numbers[name] for name in seccomp.NOT_PERMITTED + seccomp.NOT_THERE if name in numbers}
+    listed = {name: numbers[name] for name in seccomp.NOT_PERMITTED + seccomp.NOT_IMPLEMENTED if name in numbers}
     listed.pop("vhangup", None)  # has no argument that would make it harmless
     sockets = [(1, 1, 0), (2, 1, 0), (2, 2, 17), (10, 1, 6), (16, 3, 0)]
     sockets += [(2, 3, 1), (2, 1, 132), (2, 1, 262), (16, 3, 9), (16, 3, 15), (17, 3, 0), (38, 5, 0), (40, 1, 0)]
     ran = under_the_filter("/usr/bin/python3", "-c", ATTEMPTS, json.dumps([listed, sockets]))
     assert ran.returncode == 0, ran.stderr
     said, families = json.loads(ran.stdout)
-    assert said == {name: "ENOSYS" if name in seccomp.NOT_THERE else "EPERM" for name in listed}
+    assert said == {name: "ENOSYS" if name in seccomp.NOT_IMPLEMENTED else "EPERM" for name in listed}
     assert families[:5] == ["EAFNOSUPPORT", "none", "none", "none", "none"]
     assert families[5:] == ["EPERM", *["EPROTONOSUPPORT"] * 4, *["EAFNOSUPPORT"] * 3]
 
@@ -301,6 +301,6 @@ def test_there_is_no_filter_for_a_machine_that_nobody_made_one_for(monkeypatch: 
         machine = "riscv64"
 
     monkeypatch.setattr(seccomp.os, "uname", Other)
-    assert seccomp.machine() is None
+    assert seccomp.detect_machine() is None
     with pytest.raises(ValueError, match=r"filter exists for riscv64\. Use x86_64 or aarch64"):
-        seccomp.program.__wrapped__()
+        seccomp.build_filter.__wrapped__()

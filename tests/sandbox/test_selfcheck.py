@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Process, Profile, Program, Sandbox, Tier
+from handrail.contract.sandbox import Process, SandboxProfile, ProgramSpec, Sandbox, SandboxTier
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.sandbox.selfcheck import CHECKS, NotTried, self_check
-from handrail.sandbox.start.spawn import binaries
+from handrail.sandbox.selfcheck import CHECKS, CheckNotTried, self_check
+from handrail.sandbox.start.spawn import find_binaries
 
 WITHOUT = """
 import asyncio, json, os, sys
@@ -23,7 +23,7 @@ if set(mine.values()) & set(json.loads(sys.argv[1])):
     sys.exit("this is no outer sandbox")
 from handrail.sandbox.selfcheck import self_check
 from handrail.sandbox.selfcheck import CHECKS
-from handrail.sandbox.operated import Unconfined
+from handrail.sandbox.configured_sandbox import Unconfined
 slow = ("memory is limited", "processor time is limited")
 quick = [check for check in CHECKS if check.name not in slow]
 print(json.dumps([one.to_dict() for one in asyncio.run(self_check(Unconfined(), quick))]))
@@ -97,7 +97,7 @@ def test_a_provider_that_confines_nothing_is_found_out(sandbox: Sandbox) -> None
     spaces = json.dumps([os.readlink(f"/proc/self/ns/{kind}") for kind in ("mnt", "pid", "net", "user")])
     ran = subprocess.run(
         [
-            *(next(binaries()), "--unshare-all", "--unshare-user", "--cap-drop", "ALL", "--die-with-parent"),
+            *(next(find_binaries()), "--unshare-all", "--unshare-user", "--cap-drop", "ALL", "--die-with-parent"),
             *("--ro-bind", "/", "/", "--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"),
             *("--tmpfs", "/tmp", *_again(sys.prefix, *sys.path)),
             *("--new-session", "--", sys.executable, "-c", WITHOUT, spaces),
@@ -129,12 +129,12 @@ def test_a_provider_that_confines_nothing_is_found_out(sandbox: Sandbox) -> None
 class Broken:
     """A provider whose every start fails, in the way that it is told."""
 
-    tier = Tier("broken", "")
+    tier = SandboxTier("broken", "")
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    async def start(self, capabilities: CapabilitySet, profile: Profile, program: Program) -> Process:
+    async def start(self, capabilities: CapabilitySet, profile: SandboxProfile, program: ProgramSpec) -> Process:
         raise self.error
 
 
@@ -143,7 +143,7 @@ class Broken:
     [
         (ToolError("no container engine is running", kind="unavailable"), "open", "no container engine is running"),
         (RuntimeError("a defect"), "open", "RuntimeError: a defect"),
-        (NotTried("there is no bash"), "not tried", "there is no bash"),
+        (CheckNotTried("there is no bash"), "not tried", "there is no bash"),
     ],
 )
 async def test_a_provider_that_fails_is_no_provider_that_holds(error: Exception, state: str, said: str) -> None:

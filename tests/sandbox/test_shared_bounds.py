@@ -10,15 +10,15 @@ import pytest
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Limits
+from handrail.contract.sandbox import SandboxLimits
 from handrail.sandbox import tiers
-from handrail.sandbox.bubblewrap import Bubblewrap
-from handrail.sandbox.filters import memory, seccomp
-from handrail.sandbox.filters.limits import rlimits, user_counts
+from handrail.sandbox.bubblewrap import BubblewrapSandbox
+from handrail.sandbox.filters import memory_monitor, seccomp
+from handrail.sandbox.filters.limits import build_rlimits, read_inotify_limits
 from handrail.sandbox.start import launcher
-from handrail.sandbox.start.launcher import Launcher
+from handrail.sandbox.start.launcher import LauncherProgram
 
-LAUNCHERS = [found for found in (launcher.perl(), launcher.python()) if found is not None]
+LAUNCHERS = [found for found in (launcher.find_perl_launcher(), launcher.find_python_launcher()) if found is not None]
 INOTIFY = """
 import ctypes
 libc = ctypes.CDLL(None)
@@ -50,17 +50,17 @@ print(made, errno.errorcode.get(ctypes.get_errno()))
 """
 
 
-def with_first(ground: Ground, first: Launcher) -> Ground:
-    chosen = tiers.choose()
-    assert isinstance(chosen, Bubblewrap)
+def with_first(ground: Ground, first: LauncherProgram) -> Ground:
+    chosen = tiers.choose_sandbox()
+    assert isinstance(chosen, BubblewrapSandbox)
     binary = chosen._binary  # pyright: ignore[reportPrivateUsage] - the same, with another first process
-    return Ground(ground.workspace, ground.scratch, ground.outside, Bubblewrap(binary, chosen.tier, first=first))
+    return Ground(ground.workspace, ground.scratch, ground.outside, BubblewrapSandbox(binary, chosen.tier, first=first))
 
 
 @pytest.mark.proves("S-04")
 @pytest.mark.parametrize("first", LAUNCHERS, ids=lambda first: first.name)
-async def test_a_sandbox_gets_a_part_of_its_users_inotify_instances(confined: Ground, first: Launcher) -> None:
-    wanted = dict(user_counts())
+async def test_a_sandbox_gets_a_part_of_its_users_inotify_instances(confined: Ground, first: LauncherProgram) -> None:
+    wanted = dict(read_inotify_limits())
     whole = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
     assert wanted["/proc/sys/user/max_inotify_instances"] == whole // 4
     (confined.workspace / "probe.py").write_text(INOTIFY)
@@ -71,7 +71,7 @@ async def test_a_sandbox_gets_a_part_of_its_users_inotify_instances(confined: Gr
 
 
 @pytest.mark.parametrize("first", LAUNCHERS, ids=lambda first: first.name)
-async def test_neither_the_launcher_nor_a_program_keeps_the_capability(confined: Ground, first: Launcher) -> None:
+async def test_neither_the_launcher_nor_a_program_keeps_the_capability(confined: Ground, first: LauncherProgram) -> None:
     sets = "Cap(Inh|Prm|Eff|Amb)"
     ran = await with_first(confined, first).bash(f"grep -Eh '{sets}' /proc/1/status /proc/self/status")
     assert {line.split()[1] for line in ran.out.splitlines()} == {"0" * 16}
@@ -80,7 +80,7 @@ async def test_neither_the_launcher_nor_a_program_keeps_the_capability(confined:
 
 @pytest.mark.proves("S-04")
 async def test_a_sandbox_gets_a_part_of_its_users_timers(confined: Ground) -> None:
-    bound = rlimits(Limits())[resource.RLIMIT_SIGPENDING][0]
+    bound = build_rlimits(SandboxLimits())[resource.RLIMIT_SIGPENDING][0]
     assert bound <= 4096
     (confined.workspace / "probe.py").write_text(TIMERS)
     ran = await confined.bash("python3 probe.py; ulimit -q; ulimit -l")
@@ -92,7 +92,7 @@ async def test_a_sandbox_gets_a_part_of_its_users_timers(confined: Ground) -> No
 
 @pytest.mark.proves("S-04")
 async def test_a_sandbox_takes_none_of_the_machines_asynchronous_requests(confined: Ground) -> None:
-    chosen = seccomp.machine()
+    chosen = seccomp.detect_machine()
     if chosen is None:
         pytest.skip("there is no filter for this machine")
     (confined.workspace / "probe.py").write_text(AIO.format(number=seccomp.NUMBERS[chosen]["io_setup"]))
@@ -113,7 +113,7 @@ async def test_a_sandbox_takes_none_of_the_machines_asynchronous_requests(confin
 )
 async def test_a_call_that_fills_memory_with_empty_files_is_ended(confined: Ground, script: str, place: str) -> None:
     (confined.workspace / "probe.py").write_text(script)
-    limits = Limits(tmp_bytes=16 << 20, shm_bytes=4 << 20)
+    limits = SandboxLimits(tmp_bytes=16 << 20, shm_bytes=4 << 20)
     with pytest.raises(ToolError) as caught:
         await confined.bash("python3 probe.py", limits=limits)
     assert caught.value.kind == "limit"
@@ -136,7 +136,7 @@ for n in itertools.count():
 
 async def test_extended_attributes_count_as_files(confined: Ground) -> None:
     (confined.workspace / "probe.py").write_text(ATTRIBUTES)
-    process = await confined.start("/bin/bash", "-c", "python3 probe.py", limits=Limits(tmp_bytes=16 << 20))
+    process = await confined.start("/bin/bash", "-c", "python3 probe.py", limits=SandboxLimits(tmp_bytes=16 << 20))
     try:
         await process.communicate(b"", 1 << 16)
         assert await process.wait() == 9
@@ -162,7 +162,7 @@ async def test_a_call_whose_pipes_take_the_whole_users_is_ended(
     process = await confined.start("/bin/bash", "-c", "exec python3 probe.py")
     try:
         assert await process.read_line(100) == b"up\n"
-        monkeypatch.setattr(memory, "pipes_are_short", lambda: True)
+        monkeypatch.setattr(memory_monitor, "pipes_are_short", lambda: True)
         with pytest.raises(ToolError, match=r"1,50\d pipes"):
             await process.wait()
     finally:
@@ -171,12 +171,12 @@ async def test_a_call_whose_pipes_take_the_whole_users_is_ended(
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root is given whole pipes always")
 def test_short_pipes_are_seen() -> None:
-    assert memory.pipes_are_short() is False
+    assert memory_monitor.pipes_are_short() is False
 
 
 def test_a_program_that_holds_few_files_and_pipes_is_not_ended() -> None:
-    assert memory.found_beyond(os.getpid(), None, short=True) is None
-    assert memory.files_of(0) == 0
+    assert memory_monitor.find_excess(os.getpid(), None, short=True) is None
+    assert memory_monitor.count_files(0) == 0
 
 
 @pytest.mark.proves("S-04")

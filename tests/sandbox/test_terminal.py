@@ -12,15 +12,15 @@ from tests.sandbox.test_launcher import LAUNCHERS
 from tests.sandbox.test_processes import survivors
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Program, TerminalProcess, TerminalSize, Tier
-from handrail.sandbox.bubblewrap import Bubblewrap
-from handrail.sandbox.operated import Unconfined
-from handrail.sandbox.start.launcher import Launcher
-from handrail.sandbox.start.spawn import binaries
+from handrail.contract.sandbox import ProgramSpec, TerminalProcess, TerminalSize, SandboxTier
+from handrail.sandbox.bubblewrap import BubblewrapSandbox
+from handrail.sandbox.configured_sandbox import UnconfinedSandbox
+from handrail.sandbox.start.launcher import LauncherProgram
+from handrail.sandbox.start.spawn import find_binaries
 
 
 async def started(ground: Ground, *argv: str) -> TerminalProcess:
-    program = Program(argv, terminal=TerminalSize(100, 30))
+    program = ProgramSpec(argv, terminal=TerminalSize(100, 30))
     return cast("TerminalProcess", await ground.sandbox.start(ground.capabilities, ground.profile(), program))
 
 
@@ -46,12 +46,12 @@ print(os.tcgetpgrp(os.open("/dev/tty", os.O_RDWR)) == os.getpgrp(), flush=True)
 
 @pytest.mark.proves("X-11", "S-01")
 @pytest.mark.parametrize("first", LAUNCHERS, ids=lambda found: found.name)
-async def test_its_terminal_is_its_own_and_it_types_into_none(confined: Ground, first: Launcher) -> None:
+async def test_its_terminal_is_its_own_and_it_types_into_none(confined: Ground, first: LauncherProgram) -> None:
     (confined.workspace / "tries.py").write_text(TRIES)
-    confined.sandbox = Bubblewrap(next(binaries()), Tier("bubblewrap", "for a test"), first=first)
+    confined.sandbox = BubblewrapSandbox(next(find_binaries()), SandboxTier("bubblewrap", "for a test"), first=first)
     process = await started(confined, "python3", "tries.py")
     code = await process.wait()
-    shown = process.rest(10_000).decode()
+    shown = process.read_rest(10_000).decode()
     assert code == 0, shown
     lines = shown.splitlines()
     assert lines[:3] == ["Operation not permitted"] * 3
@@ -62,14 +62,14 @@ async def test_its_terminal_is_its_own_and_it_types_into_none(confined: Ground, 
 
 async def test_keys_reach_the_foreground_program_and_a_new_size_too(ground: Ground) -> None:
     process = await started(ground, "/bin/sh", "-c", "trap 'stty size' WINCH; echo on; while :; do sleep 0.01; done")
-    assert process.reads_lines()
+    assert process.is_line_buffered()
     await until(process, b"on\n")
     process.resize(TerminalSize(40, 10))
     assert b"10 40" in await until(process, b"40\n")
     await process.write(b"\x03")
     assert await process.wait() == 130
     process.resize(TerminalSize(1, 1))
-    assert process.give_up() == 0
+    assert process.discard_pending_input() == 0
     await process.kill()
 
 
@@ -79,7 +79,7 @@ async def test_a_cut_line_ends_a_shell_and_what_heeds_no_signal_is_killed(ground
     await until(heeding, b"# " if b"uid=0" in (await _identity(ground)) else b"$ ")
     heeding.hang_up()
     assert await heeding.wait() in (0, 1, 129)
-    assert heeding.rest(10) == b"" and await heeding.read(10) == b""
+    assert heeding.read_rest(10) == b"" and await heeding.read(10) == b""
     await heeding.write(b"nobody hears it")
     await heeding.kill()
     marker = f"handrail-{secrets.token_hex(8)}"
@@ -99,13 +99,13 @@ async def test_what_nobody_takes_is_given_up_and_counted(ground: Ground) -> None
     await until(process, b"on")
     writing = asyncio.create_task(process.write(b"x" * 1_000_000))
     await asyncio.sleep(0)
-    assert 0 < process.give_up() < 1_000_000
+    assert 0 < process.discard_pending_input() < 1_000_000
     await writing
     await process.kill()
 
 
 async def test_without_a_sandbox_there_is_no_terminal(ground: Ground) -> None:
     with pytest.raises(ToolError, match="terminals open only in a sandbox"):
-        await Unconfined().start(
-            ground.capabilities, ground.profile(tool="t"), Program(("true",), terminal=TerminalSize(80, 24))
+        await UnconfinedSandbox().start(
+            ground.capabilities, ground.profile(tool="t"), ProgramSpec(("true",), terminal=TerminalSize(80, 24))
         )

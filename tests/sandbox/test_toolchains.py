@@ -94,7 +94,7 @@ def test_an_installation_around_a_home_or_the_workspace_is_not_taken_whole(
     work = install(tmp_path.resolve() / "work", "x")
     (work / "ws").mkdir()
     monkeypatch.setenv("PATH", f"{around}/bin:{work}/bin")
-    mounts = toolchains.find(str(work / "ws")).mounts
+    mounts = toolchains.find_toolchains(str(work / "ws")).mounts
     assert str(around) not in mounts
     assert str(work) not in mounts
     assert {f"{around}/bin", f"{work}/bin"} <= set(mounts)
@@ -106,7 +106,7 @@ def test_programs_in_the_workspace_never_come_before_the_systems(
     workspace = tmp_path.resolve() / "ws"
     venv = install(workspace / ".venv", "git")
     monkeypatch.setenv("PATH", f"{venv}/bin:/usr/bin:.:relative:")
-    path = toolchains.find(str(workspace)).path
+    path = toolchains.find_toolchains(str(workspace)).path
     assert path[-1] == f"{venv}/bin"
     assert path.index("/usr/bin") < len(path) - 1
     assert all(folder.startswith("/") for folder in path)
@@ -123,14 +123,14 @@ def test_a_workspace_cannot_have_a_folder_mounted_by_calling_it_an_interpreter(
     (home / "lib" / "python3.11" / "os.py").write_text("")
     other = install(tmp_path.resolve() / "other", "python3")
     monkeypatch.setenv("PATH", "/usr/bin")
-    before = toolchains.find(str(workspace)).mounts
+    before = toolchains.find_toolchains(str(workspace)).mounts
     for claimed in (home / "bin", other / "bin", Path("/"), home):
         (workspace / ".venv" / "pyvenv.cfg").write_text(f"home = {claimed}\n")
         os.utime(workspace / ".venv" / "pyvenv.cfg", ns=(0, hash(str(claimed)) % 10**15))
-        assert toolchains.find(str(workspace)).mounts == before
+        assert toolchains.find_toolchains(str(workspace)).mounts == before
     (workspace / ".venv" / "pyvenv.cfg").unlink()
     os.mkfifo(workspace / ".venv" / "pyvenv.cfg")
-    assert toolchains.find(str(workspace)).mounts == before
+    assert toolchains.find_toolchains(str(workspace)).mounts == before
 
 
 def test_pyenv_is_asked_which_version_and_not_run(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,22 +143,22 @@ def test_pyenv_is_asked_which_version_and_not_run(tmp_path: Path, home: Path, mo
     (pyenv / "version").write_text("3.99.1\n")
     monkeypatch.setenv("PATH", f"{pyenv}/shims:/usr/bin")
     monkeypatch.delenv("PYENV_VERSION", raising=False)
-    found = toolchains.find(str(workspace))
+    found = toolchains.find_toolchains(str(workspace))
     assert found.path[:2] == (f"{pyenv}/versions/3.99.1/bin", f"{pyenv}/shims")
     assert str(pyenv) in found.mounts
     (workspace / ".python-version").write_text("../../../../etc\n3.99.2\n")
-    assert toolchains.find(str(workspace)).path[0] == f"{pyenv}/versions/3.99.2/bin"
+    assert toolchains.find_toolchains(str(workspace)).path[0] == f"{pyenv}/versions/3.99.2/bin"
 
 
 def test_the_identity_for_commits_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    toolchains.git_identity.cache_clear()
+    toolchains.read_git_identity.cache_clear()
     for who in ("AUTHOR", "COMMITTER"):
         monkeypatch.setenv(f"GIT_{who}_NAME", "Ada")
         monkeypatch.setenv(f"GIT_{who}_EMAIL", "ada@example.org")
     try:
-        assert set(toolchains.git_identity(str(tmp_path)).values()) == {"Ada", "ada@example.org"}
+        assert set(toolchains.read_git_identity(str(tmp_path)).values()) == {"Ada", "ada@example.org"}
     finally:
-        toolchains.git_identity.cache_clear()
+        toolchains.read_git_identity.cache_clear()
 
 
 async def test_a_commit_can_be_made_in_the_sandbox(ground: Ground) -> None:

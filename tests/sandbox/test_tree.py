@@ -12,13 +12,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from handrail.sandbox.view.tree import TakesLong, Tree
+from handrail.sandbox.view.folder_tree import ScanTooLong, FolderTree
 
 pytestmark = pytest.mark.proves("S-07")
 
 
-def names(tree: Tree) -> set[str]:
-    return {os.path.relpath(path, tree.root) for path in tree.protected()}
+def names(tree: FolderTree) -> set[str]:
+    return {os.path.relpath(path, tree.root) for path in tree.list_protected()}
 
 
 def test_protected_names_are_found_wherever_they_are(tmp_path: Path) -> None:
@@ -38,56 +38,56 @@ def test_protected_names_are_found_wherever_they_are(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
     (tmp_path / ".mcp.json").symlink_to("src/a.py")
-    tree = Tree(str(tmp_path))
-    tree.look()
+    tree = FolderTree(str(tmp_path))
+    tree.refresh()
     assert names(tree) == {
         *(".git/hooks", ".git/config", ".vscode", "lib/.git/config", ".git/modules/lib/config", "bare.git/config"),
         *("bare.git/hooks", "a/.envrc", "handrail.toml", "tree/.git", "gone/config", "gone/commondir", ".mcp.json"),
     }
-    assert {os.path.relpath(path, tmp_path) for path in tree.repositories()} >= {".git", "lib/.git", "bare.git", "gone"}
+    assert {os.path.relpath(path, tmp_path) for path in tree.list_repositories()} >= {".git", "lib/.git", "bare.git", "gone"}
 
 
 def test_a_second_look_finds_what_changed_in_the_same_tick_of_the_clock(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
-    tree = Tree(str(tmp_path))
-    version = tree.look()
+    tree = FolderTree(str(tmp_path))
+    version = tree.refresh()
     for number in range(20):
         (tmp_path / "d" / f".envrc{number % 2}").write_text("x")
         (tmp_path / "d" / ".envrc").write_text("x")
-        version, before = tree.look(), version
+        version, before = tree.refresh(), version
         assert version != before and names(tree) == {"d/.envrc"}
         (tmp_path / "d" / ".envrc").unlink()
-        version, before = tree.look(), version
+        version, before = tree.refresh(), version
         assert version != before and names(tree) == set()
 
 
 @pytest.mark.parametrize("folders", [["d"], ["d", "e"], ["."]])
 def test_a_look_that_comes_upon_too_many_files_is_finished_by_the_next_one(tmp_path: Path, folders: list[str]) -> None:
-    tree = Tree(str(tmp_path))
-    before = tree.look()
+    tree = FolderTree(str(tmp_path))
+    before = tree.refresh()
     for number in range(12):
         folder = tmp_path / folders[number % len(folders)]
         folder.mkdir(exist_ok=True)
         (folder / f".envrc{number or ''}").touch()
-    tree.most = 10
+    tree.max_files = 10
     for _ in range(2):
-        with pytest.raises(TakesLong):
-            tree.look()
-    tree.most = 12
-    assert tree.look() > before and tree.files == 12
+        with pytest.raises(ScanTooLong):
+            tree.refresh()
+    tree.max_files = 12
+    assert tree.refresh() > before and tree.file_count == 12
     assert names(tree) == {os.path.normpath(f"{folders[0]}/.envrc")}
     (tmp_path / folders[0] / "more").touch()
-    with pytest.raises(TakesLong):
-        tree.look()
-    tree.most = 13
-    assert tree.look() > before and tree.files == 13
+    with pytest.raises(ScanTooLong):
+        tree.refresh()
+    tree.max_files = 13
+    assert tree.refresh() > before and tree.file_count == 13
 
 
 def test_where_nothing_changed_nothing_is_read_again() -> None:
-    tree = Tree(str(Path(os.__file__).resolve().parent / "email"))  # nobody has changed it just now
-    version = tree.look()
+    tree = FolderTree(str(Path(os.__file__).resolve().parent / "email"))  # nobody has changed it just now
+    version = tree.refresh()
     folders = list(map(id, tree.order))
-    assert tree.look() == version and list(map(id, tree.order)) == folders
+    assert tree.refresh() == version and list(map(id, tree.order)) == folders
 
 
 def test_a_folder_that_nobody_can_look_into_is_known_as_such(tmp_path: Path) -> None:
@@ -95,9 +95,9 @@ def test_a_folder_that_nobody_can_look_into_is_known_as_such(tmp_path: Path) -> 
     for _ in range(140):
         deep = deep / "d"
     deep.mkdir(parents=True)
-    tree = Tree(str(tmp_path))
-    tree.look()
-    assert len(tree.closed()) == 1 and len(tree.order) < 140
+    tree = FolderTree(str(tmp_path))
+    tree.refresh()
+    assert len(tree.list_closed()) == 1 and len(tree.order) < 140
 
 
 class Looking(RuleBasedStateMachine):
@@ -106,7 +106,7 @@ class Looking(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="handrail-tree-")).resolve()
-        self.tree = Tree(str(self.root))
+        self.tree = FolderTree(str(self.root))
 
     places = st.lists(st.sampled_from(["a", "b", ".git", "modules"]), max_size=3)
     ends = st.sampled_from(["x", "config", "hooks", ".envrc", "HEAD", "objects", "refs", ".vscode"])
@@ -142,11 +142,11 @@ class Looking(RuleBasedStateMachine):
 
     @invariant()
     def knows_what_a_fresh_look_finds(self) -> None:
-        self.tree.look()
-        fresh = Tree(str(self.root))
-        fresh.look()
-        assert self.tree.protected() == fresh.protected()
-        assert self.tree.repositories() == fresh.repositories()
+        self.tree.refresh()
+        fresh = FolderTree(str(self.root))
+        fresh.refresh()
+        assert self.tree.list_protected() == fresh.list_protected()
+        assert self.tree.list_repositories() == fresh.list_repositories()
         assert [f.path for f in self.tree.order] == [f.path for f in fresh.order]
 
     def teardown(self) -> None:
@@ -161,21 +161,21 @@ def test_a_fifo_that_is_given_the_number_of_a_file_before_is_seen(tmp_path: Path
     file = tmp_path / "HEAD"
     file.write_text("x")
     number = file.stat().st_ino
-    tree = Tree(str(tmp_path))
-    tree.look()
+    tree = FolderTree(str(tmp_path))
+    tree.refresh()
     for _ in range(20):
         file.unlink()
         os.mkfifo(file)
         if file.stat().st_ino == number:  # ext4 gives the lowest free number
             break
-    tree.look()
+    tree.refresh()
     assert tree.order[0].pipes == ("HEAD",)
 
 
 def test_a_link_that_is_turned_is_a_change(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("a")
-    tree = Tree(str(tmp_path))
-    before = tree.look()
+    tree = FolderTree(str(tmp_path))
+    before = tree.refresh()
     (tmp_path / "link").unlink()
     (tmp_path / "link").symlink_to("b")
-    assert tree.look() > before
+    assert tree.refresh() > before

@@ -13,13 +13,13 @@ from tests.sandbox.conftest import Ground
 from tests.sandbox.test_processes import traces
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Limits, Program
-from handrail.sandbox.operated import Operated, Unconfined
+from handrail.contract.sandbox import SandboxLimits, ProgramSpec
+from handrail.sandbox.configured_sandbox import ConfiguredSandbox, UnconfinedSandbox
 
 
 @pytest.fixture
 def free(ground: Ground) -> Ground:
-    ground.sandbox = Unconfined()
+    ground.sandbox = UnconfinedSandbox()
     return ground
 
 
@@ -40,7 +40,7 @@ async def test_its_group_ends_with_it(free: Ground) -> None:
     process = await free.sandbox.start(
         free.capabilities,
         free.profile(),
-        Program(("/bin/sh", "-c", "(read -r _ < /dev/zero; sleep 1000) & echo up"), {3: given}),
+        ProgramSpec(("/bin/sh", "-c", "(read -r _ < /dev/zero; sleep 1000) & echo up"), {3: given}),
     )
     os.close(given)
     await process.communicate(b"", 100)
@@ -59,7 +59,7 @@ async def test_one_that_nothing_can_wait_for_is_ended_and_leaves_nothing_open(
     before = traces()
     with monkeypatch.context() as patch, pytest.raises(ToolError, match=r"was ended right after its start.*Too many open files"):
         patch.setattr(os, "pidfd_open", full)
-        await free.sandbox.start(free.capabilities, free.profile(), Program(("/bin/sleep", "1000"), {3: given}))
+        await free.sandbox.start(free.capabilities, free.profile(), ProgramSpec(("/bin/sleep", "1000"), {3: given}))
     assert traces() == before
     os.close(given)
     with open(held, "rb") as left:
@@ -84,7 +84,7 @@ async def test_an_argument_that_no_program_can_have_is_told(free: Ground) -> Non
 
 
 async def test_only_the_named_tool_is_without_and_its_operators_limits_hold_for_the_others(ground: Ground) -> None:
-    operated = Operated(ground.sandbox, Limits(open_files=77), unconfined=("deploy",))
+    operated = ConfiguredSandbox(ground.sandbox, SandboxLimits(open_files=77), unconfined=("deploy",))
     assert operated.tier.unconfined == {"deploy"} and operated.tier.mechanisms == ground.sandbox.tier.mechanisms
     here = str(Path("/proc/self/ns/net").readlink())
     ground.sandbox = operated
@@ -98,7 +98,7 @@ async def test_only_the_named_tool_is_without_and_its_operators_limits_hold_for_
 async def test_unix_sockets_are_made_where_the_operator_lets_them(ground: Ground) -> None:
     script = "python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"made\")'"
     assert (await ground.bash(script)).code == 1
-    ground.sandbox = Operated(ground.sandbox, Limits(), unix_sockets=True)
+    ground.sandbox = ConfiguredSandbox(ground.sandbox, SandboxLimits(), unix_sockets=True)
     assert (await ground.bash(script)).code == 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.sandbox.conftest import Ground
 
-from handrail.contract.sandbox import Program
+from handrail.contract.sandbox import ProgramSpec
 from handrail.contract.tool.requires import CapabilitySet
 
 pytestmark = pytest.mark.proves("P-15", "F-11")
@@ -58,7 +58,7 @@ async def test_a_tool_that_declares_exactly_this_file_cannot_write_it_either(con
     file.write_text(THEIRS)
     layer = confined.layer(str(file), read=(str(confined.workspace),))
     process = await confined.sandbox.start(
-        CapabilitySet((layer,)), confined.profile(), Program(["/bin/bash", "-c", "echo x > handrail.toml"])
+        CapabilitySet((layer,)), confined.profile(), ProgramSpec(["/bin/bash", "-c", "echo x > handrail.toml"])
     )
     try:
         await process.communicate(b"", 1000)
@@ -75,7 +75,7 @@ async def test_another_folder_that_may_be_written_keeps_its_own(confined: Ground
     profile = confined.profile(writable=(str(confined.outside),))
     script = f"cd {confined.outside} && echo x > fine; echo x > handrail.toml; rm -f handrail.toml; true"
     process = await confined.sandbox.start(
-        CapabilitySet((confined.layer(*folders),)), profile, Program(["/bin/bash", "-c", script])
+        CapabilitySet((confined.layer(*folders),)), profile, ProgramSpec(["/bin/bash", "-c", script])
     )
     try:
         await process.communicate(b"", 1000)

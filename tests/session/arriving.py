@@ -10,11 +10,11 @@ from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 
-from handrail.arbiter.output.redaction import Redactor
-from handrail.contract.doors.channels import Notice
-from handrail.session.arrivals.channels import Noticeboard, SessionChannels, Switchboard
-from handrail.session.arrivals.triggers import Clockwork, SessionTriggers
-from handrail.store.opening import Store
+from handrail.arbiter.output.redaction import SecretRedactor
+from handrail.contract.services.channels import Notification
+from handrail.session.inbound.channels import NotificationStore, SessionChannels, ChannelBroker
+from handrail.session.inbound.triggers import TriggerScheduler, SessionTriggers
+from handrail.store.workspace_store import WorkspaceStore
 
 SECOND = 1_000_000_000
 
@@ -32,12 +32,12 @@ class Clock:
 class Place:
     """What a holder has of channels and triggers, on a real store."""
 
-    def __init__(self, store: Store, clock: Clock, outcomes: Mapping[str, bool | None]) -> None:
-        redactor = Redactor()
+    def __init__(self, store: WorkspaceStore, clock: Clock, outcomes: Mapping[str, bool | None]) -> None:
+        redactor = SecretRedactor()
         self.store = store
-        self.board = Noticeboard(store.notices, redactor)
-        self.switchboard = Switchboard(store.channels, redactor, clock, outcomes.get)
-        self.clockwork = Clockwork(store.triggers, self.board, self.switchboard, redactor, clock)
+        self.board = NotificationStore(store.notifications, redactor)
+        self.switchboard = ChannelBroker(store.channels, redactor, clock, outcomes.get)
+        self.clockwork = TriggerScheduler(store.triggers, self.board, self.switchboard, redactor, clock)
 
     def channels(self, session: str, top: str | None = None, agent: str = "default") -> SessionChannels:
         return SessionChannels(self.switchboard, session, top or session, agent)
@@ -45,8 +45,8 @@ class Place:
     def triggers(self, session: str) -> SessionTriggers:
         return SessionTriggers(self.clockwork, session, self.channels(session))
 
-    async def told(self, session: str) -> list[Notice]:
-        return list(await self.board.of(session).pending())
+    async def told(self, session: str) -> list[Notification]:
+        return list(await self.board.for_session(session).list_pending())
 
 
 @asynccontextmanager
@@ -54,7 +54,7 @@ async def place(
     folder: Path, clock: Clock | None = None, outcomes: Mapping[str, bool | None] = MappingProxyType({})
 ) -> AsyncGenerator[Place]:
     (folder / "ws").mkdir(exist_ok=True)
-    store = await asyncio.to_thread(Store.open, folder / "ws", folder / "state")
+    store = await asyncio.to_thread(WorkspaceStore.open, folder / "ws", folder / "state")
     there = Place(store, clock or Clock(), outcomes)
     try:
         yield there

@@ -13,9 +13,9 @@ from typing import Any
 
 from tests.prefork import command as prefork
 
-from handrail.record.log import noted
-from handrail.record.reading import LogReader
-from handrail.record.verification import verify
+from handrail.record.log import read_journal_records
+from handrail.record.log_reader import LogReader
+from handrail.record.verification import verify_log
 from handrail.testing.kernels import temporary_kernel
 
 CHILD = """
@@ -121,11 +121,11 @@ def records_of(folder: Path) -> dict[str, list[tuple[str, dict[str, Any]]]]:
     """Each call's records as another process finds them, in the log or on their way into it."""
     found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     (database,) = (folder / "state").rglob("handrail.db")
-    with LogReader.at(database) as reader:
+    with LogReader.open_database(database) as reader:
         for record in reader.records():
             if record.call_id:
                 found.setdefault(record.call_id, []).append((record.kind, dict(record.body or {})))
-        for kind, _, call_id, body in noted(reader.connection, database.parent):
+        for kind, _, call_id, body in read_journal_records(reader.connection, database.parent):
             if call_id:
                 found.setdefault(call_id, []).append((kind, dict(body)))
     return found
@@ -195,8 +195,8 @@ class Crashes:
         """Open it here: what was begun is interrupted once, what was not is shown as never run, the chain holds."""
         effects = (self.folder / "effects").read_text()
         async with temporary_kernel(self.folder) as kernel:
-            self._told([lost.call_id for lost in kernel.interrupted])
-            assert verify(kernel.log.reader).ok
+            self._told([lost.call_id for lost in kernel.interrupted_calls])
+            assert verify_log(kernel.log.reader).ok
             rows = {row.call_id: row for row in kernel.log.reader.calls(limit=10**6)}
             for call_id, records in records_of(self.folder).items():
                 kinds = [kind for kind, _ in records]
@@ -210,7 +210,7 @@ class Crashes:
             found = {call_id for call_id, row in rows.items() if row.state == "interrupted"}
             assert found == set(self.interrupted) and set(self.interrupted.values()) <= {1}
         async with temporary_kernel(self.folder) as kernel:
-            assert kernel.interrupted == ()
+            assert kernel.interrupted_calls == ()
         assert (self.folder / "effects").read_text() == effects
 
     def shown(self, *options: str) -> list[dict[str, Any]]:

@@ -24,28 +24,28 @@ from typing import Any, cast
 
 from handrail import ApprovalAnswer, tool
 from handrail.agent.loop import Agent
-from handrail.agent.model import BlockEvent, CallArguments, Finished, ModelRequest, TextDelta
+from handrail.agent.model import BlockEvent, CallArguments, ReplyFinished, ModelRequest, TextDelta
 from handrail.contract.tool.tool import Tool
-from handrail.kernel.held import HeldKernel
-from handrail.session.session import HeldSession
-from handrail.testing.histories import Pause, PlayedModel, call_reply, text_reply
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.kernel.local import LocalKernel
+from handrail.session.local_session import LocalSession
+from handrail.testing.request_checks import ReplyPause, PlaybackModel, call_reply, text_reply
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 SESSION = "ses_killed"
-JOBS = "handrail.arbiter.jobs.jobs:DetachedCalls"
-ASKING = "handrail.arbiter.approvals.desk:Approvals"
+JOBS = "handrail.arbiter.jobs.background_jobs:BackgroundJobs"
+ASKING = "handrail.arbiter.approvals.broker:Approvals"
 BEFORE, AFTER = "before", "after"
 OF_A_JOB: Mapping[str, tuple[str, str]] = {
     "proposed": (BEFORE, f"{JOBS}.detach"),
     "detached": (AFTER, f"{JOBS}._keep"),
     "answered": (BEFORE, "handrail.agent.conversation:Conversation.answer"),
-    "intended": (BEFORE, "handrail.arbiter.running:ToolRuns.run"),
+    "intended": (BEFORE, "handrail.arbiter.tool_runner:ToolRunner.run"),
     "running": (BEFORE, ""),
     "ended": (BEFORE, f"{JOBS}._end"),
     "row ended": (BEFORE, f"{JOBS}.tell"),
-    "notice written": (AFTER, "handrail.session.arrivals.channels:Noticeboard.post"),
-    "notice given": (BEFORE, "handrail.session.arrivals.channels:SessionNotices.take"),
-    "notice taken": (AFTER, "handrail.session.arrivals.channels:SessionNotices.take"),
+    "notice written": (AFTER, "handrail.session.inbound.channels:Noticeboard.post"),
+    "notice given": (BEFORE, "handrail.session.inbound.channels:SessionNotifications.take"),
+    "notice taken": (AFTER, "handrail.session.inbound.channels:SessionNotifications.take"),
 }
 OF_ASKING: Mapping[str, tuple[str, str]] = {
     "asked": (AFTER, f"{ASKING}.ask"),
@@ -55,11 +55,11 @@ OF_ASKING: Mapping[str, tuple[str, str]] = {
     "done": (BEFORE, "handrail.agent.conversation:Conversation.answer"),
 }
 OF_A_TASK: Mapping[str, tuple[str, str]] = {
-    "created": (AFTER, "handrail.kernel.sessions:HeldSessions.open_child"),
+    "created": (AFTER, "handrail.kernel.session_manager:SessionManager.open_child"),
     "in the model's turn": (BEFORE, ""),
     "asked": (AFTER, f"{ASKING}.ask"),
     "running": (BEFORE, ""),
-    "told": (BEFORE, "handrail.session.session:HeldSession.suspend"),
+    "told": (BEFORE, "handrail.session.local_session:LocalSession.suspend"),
     "done": (BEFORE, "handrail.agent.subagents:_result"),
 }
 STEPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
@@ -77,7 +77,7 @@ STEPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         **{step: OF_A_JOB[step] for step in ("detached", "ended", "row ended", "notice written", "notice given")},
     },
     "task whose session is left": {
-        "left": (AFTER, "handrail.session.session:HeldSession.suspend"),
+        "left": (AFTER, "handrail.session.local_session:LocalSession.suspend"),
         **{step: OF_A_TASK[step] for step in ("asked", "running", "done")},
         **{step: OF_A_JOB[step] for step in ("ended", "row ended", "notice written", "notice given", "notice taken")},
     },
@@ -108,14 +108,14 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Death(Pause):
+class Death(ReplyPause):
     """A place in a model's reply at which the process is killed."""
 
     async def wait(self) -> None:
         die()
 
 
-class Waiter(PlayedModel):
+class Waiter(PlaybackModel):
     """Knows the job that its first call has become."""
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
@@ -156,7 +156,7 @@ def tools_in(folder: Path, step: str = "") -> list[Tool]:
 
 
 @asynccontextmanager
-async def workplace(folder: Path, step: str = "") -> AsyncGenerator[HeldKernel]:
+async def workplace(folder: Path, step: str = "") -> AsyncGenerator[LocalKernel]:
     for agent, text in AGENTS.items():
         place = folder / "config" / "agents" / agent
         place.mkdir(parents=True, exist_ok=True, mode=0o755)
@@ -165,22 +165,22 @@ async def workplace(folder: Path, step: str = "") -> AsyncGenerator[HeldKernel]:
         yield kernel
 
 
-def person() -> ScriptedPerson:
+def person() -> ScriptedApprovalHandler:
     """Says yes to everything."""
-    return ScriptedPerson([ApprovalAnswer("once")] * 5, [[["blue"]]] * 5)
+    return ScriptedApprovalHandler([ApprovalAnswer("once")] * 5, [[["blue"]]] * 5)
 
 
-def agent_in(session: HeldSession, case: str, step: str = "") -> Agent:
+def agent_in(session: LocalSession, case: str, step: str = "") -> Agent:
     """The one that is killed."""
     replies = [call_reply(CALLS[case]), *(text_reply(f"Reply {n}.") for n in range(1, 4))]
-    working: list[BlockEvent | Pause] = [TextDelta("I begin."), Finished("end")]
+    working: list[BlockEvent | ReplyPause] = [TextDelta("I begin."), ReplyFinished("end")]
     if step == "in the model's turn":
         working.insert(1, Death())
     does = "again" if "has a job" in case else "pay"
-    worker = PlayedModel(call_reply((does, {"name": "work"})), working)
+    worker = PlaybackModel(call_reply((does, {"name": "work"})), working)
     if case == "job that is waited for":
         return Agent(session, Waiter(replies[0], call_reply(("wait", {"job_id": THE_JOB})), *replies[1:]))
-    return Agent(session, PlayedModel(*replies), models=lambda _: worker)
+    return Agent(session, PlaybackModel(*replies), models=lambda _: worker)
 
 
 def kill_at(step: tuple[str, str]) -> None:
@@ -212,30 +212,30 @@ async def live(folder: Path, case: str, step: str) -> None:
     """Work until the step comes; returning from here means that it never did."""
     kill_at(STEPS[case][step])
     async with workplace(folder, step) as kernel:
-        session = await kernel.session(SESSION, attendant=person())
+        session = await kernel.session(SESSION, approval_handler=person())
         if case == "task whose session is left":
             await leave(kernel, session)
         else:
             await agent_in(session, case, step).complete("Begin.", until="idle")
 
 
-async def leave(kernel: HeldKernel, session: HeldSession) -> None:
+async def leave(kernel: LocalKernel, session: LocalSession) -> None:
     """Suspend a session while a sub-agent works for it, answer what that asks from another door, and take it up again."""
-    left, asked = Pause(), asyncio.Event()
+    left, asked = ReplyPause(), asyncio.Event()
     kernel.approvals.watch(lambda _: asked.set())
-    worker = PlayedModel([left, *call_reply(("pay", {"name": "work"}))], text_reply("I have done it."))
-    model = PlayedModel(call_reply(CALLS["task in the background"]), text_reply("Begun."))
+    worker = PlaybackModel([left, *call_reply(("pay", {"name": "work"}))], text_reply("I have done it."))
+    model = PlaybackModel(call_reply(CALLS["task in the background"]), text_reply("Begun."))
     await Agent(session, model, models=lambda _: worker).complete("Begin.")
     await left.reached.wait()
     await session.suspend()
     left.proceed.set()
     await asked.wait()
-    (row,) = kernel.approvals.pending()
+    (row,) = kernel.approvals.list_pending()
     await kernel.approvals.decide(row.id, ApprovalAnswer("once"), by="another door")
     (job,) = await kernel.jobs.list()
     await kernel.jobs.wait(job.id, timeout_ms=60_000)
-    again = await kernel.session(SESSION, attendant=person())
-    await Agent(again, PlayedModel(text_reply("Heard."))).complete("Go on.")
+    again = await kernel.session(SESSION, approval_handler=person())
+    await Agent(again, PlaybackModel(text_reply("Heard."))).complete("Go on.")
 
 
 async def live_awhile(folder: Path, life: str, seconds: str) -> None:
@@ -244,12 +244,12 @@ async def live_awhile(folder: Path, life: str, seconds: str) -> None:
     calls = [(name, {"name": f"{life}-{name}"}) for name in ("once", "again", "pay")]
     calls += [CALLS["task"], CALLS["task in the background"]]
 
-    def worker(_: str) -> PlayedModel:
-        return PlayedModel(call_reply(("pay", {"name": next(names)})), text_reply("Worked."))
+    def worker(_: str) -> PlaybackModel:
+        return PlaybackModel(call_reply(("pay", {"name": next(names)})), text_reply("Worked."))
 
     async with workplace(folder) as kernel:
-        session = await kernel.session(SESSION, attendant=person())
-        model = PlayedModel(call_reply(*calls), *(text_reply("On.") for _ in range(20)))
+        session = await kernel.session(SESSION, approval_handler=person())
+        model = PlaybackModel(call_reply(*calls), *(text_reply("On.") for _ in range(20)))
         threading.Timer(float(seconds), die).start()
         await Agent(session, model, models=worker).complete(f"Life {life}.", until="idle")
         await asyncio.Event().wait()

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from handrail import ApprovalAnswer, ApprovalRequest, Result, Runtime, ToolError, tool
-from handrail.contract.call import Answer, ProposedCall
-from handrail.kernel.held import HeldKernel
-from handrail.record.verification import verify
-from handrail.session.session import HeldSession
+from handrail.contract.call import CallAnswer, ProposedCall
+from handrail.kernel.local import LocalKernel
+from handrail.record.verification import verify_log
+from handrail.session.local_session import LocalSession
 from handrail.store.tables.approvals import ApprovalReader
 
 RULES = ["allow storm.*", "ask storm.asked"]
@@ -80,7 +80,7 @@ async def fail(name: str, how: int) -> str:
 @tool(id="storm.slow", side_effect="read", locks=["file:{name}:S"], timeout_ms=3)
 async def slow(name: str, runtime: Runtime) -> str:
     """Take too long."""
-    runtime.partial(name)
+    runtime.set_partial_result(name)
     await asyncio.Event().wait()
     return name
 
@@ -168,18 +168,18 @@ class Person:
             case _:
                 return ApprovalAnswer("once")
 
-    async def answer(self, session_id: str, questions: Any) -> list[list[str]]:
+    async def answer_questions(self, session_id: str, questions: Any) -> list[list[str]]:
         return [[""] for _ in questions]
 
 
 class Storm:
     """Seeded: the same number makes the same calls, stops and answers in the same order."""
 
-    def __init__(self, kernel: HeldKernel, seed: int) -> None:
+    def __init__(self, kernel: LocalKernel, seed: int) -> None:
         self.kernel = kernel
         self.chance = random.Random(seed)
         pauses.random = random.Random(seed + 1)
-        self.sessions: list[HeldSession] = []
+        self.sessions: list[LocalSession] = []
         self.answered: Counter[str] = Counter()
         self.cancelled = 0
         self.made = 0
@@ -188,7 +188,7 @@ class Storm:
     async def blow(self, calls: int) -> None:
         """Make about so many calls, then wait for all of them."""
         for _ in range(3):
-            self.sessions.append(await self.kernel.session(attendant=Person(self.chance)))
+            self.sessions.append(await self.kernel.session(approval_handler=Person(self.chance)))
         self.sessions.append(await self.kernel.session())
         callers: set[asyncio.Task[None]] = set()
         while self.made < calls:
@@ -213,7 +213,7 @@ class Storm:
             self._finished(done)
         while _left:
             await asyncio.wait(_left)
-        await self.kernel.rooms.arbiter.runs.settled()
+        await self.kernel.components.arbiter.tool_runner.wait_settled()
 
     def _finished(self, callers: set[asyncio.Task[None]]) -> None:
         for caller in callers:
@@ -222,7 +222,7 @@ class Storm:
             else:
                 caller.result()
 
-    async def _caller(self, session: HeldSession) -> None:
+    async def _caller(self, session: LocalSession) -> None:
         match self.chance.randrange(6):
             case 0:
                 name, arguments = self._proposal()
@@ -243,16 +243,16 @@ class Storm:
                 await self._reply(session)
         assert not asyncio.current_task().cancelling()  # type: ignore[union-attr]
 
-    async def _reply(self, session: HeldSession) -> None:
+    async def _reply(self, session: LocalSession) -> None:
         proposals = [self._proposed() for _ in range(self.chance.randrange(1, 9))]
         self.made += len(proposals)
-        answers = await session.turn().call_all(proposals)
+        answers = await session.start_turn().call_all(proposals)
         assert len(answers) == len(proposals)
         assert [int(answer.call_id.rpartition(".")[2]) for answer in answers] == list(range(len(answers)))
         for proposal, answer in zip(proposals, answers, strict=True):
             self._take(proposal, answer)
 
-    def _take(self, proposal: ProposedCall, answer: Answer) -> None:
+    def _take(self, proposal: ProposedCall, answer: CallAnswer) -> None:
         self.answered[answer.call_id] += 1
         self.kinds[answer.result.error_kind or "output"] += 1
         assert answer.tool_id == proposal.name
@@ -288,27 +288,27 @@ class Storm:
 
     async def held(self, tasks_before: int) -> None:
         """What must hold once the storm is over."""
-        arbiter = self.kernel.rooms.arbiter
+        arbiter = self.kernel.components.arbiter
         assert set(self.answered.values()) <= {1}
         assert arbiter.locks.size == 0
         for session in self.sessions:
-            assert session._lane.running == {}  # pyright: ignore[reportPrivateUsage]
+            assert session._lane.running_calls == {}  # pyright: ignore[reportPrivateUsage]
             assert session._keys == {}  # pyright: ignore[reportPrivateUsage]
         while len(asyncio.all_tasks()) > tasks_before or _tool_threads():
             await asyncio.sleep(0.01)  # a thread's last word comes through the event loop
         assert len(asyncio.all_tasks()) == tasks_before
         await self.kernel.log.flush()
         reader = self.kernel.log.reader
-        assert verify(reader).ok
-        assert reader.unfinished() == []
+        assert verify_log(reader).ok
+        assert reader.list_unfinished() == []
         records: dict[str, list[tuple[str, bool]]] = {}
         for record in reader.records():
             assert "defect" not in (record.body or {}), record
             if record.call_id:
                 late = bool((record.body or {}).get("late"))
                 records.setdefault(record.call_id, []).append((record.kind, late))
-        asked = ApprovalReader(self.kernel.rooms.store.database.reading)
-        parked = {a.request.call_id for session in self.sessions for a in asked.unanswered(session.id)}
+        asked = ApprovalReader(self.kernel.components.store.database.reader)
+        parked = {a.request.call_id for session in self.sessions for a in asked.list_without_result(session.id)}
         for call_id, steps in records.items():
             if call_id in parked:  # by a shutdown: it goes on, or waits, when its session is opened again
                 assert steps[-1][0] in ("approval-requested", "approval-responded", "authorised"), (call_id, steps)
@@ -336,7 +336,7 @@ def _tool_threads() -> list[str]:
     return [each.name for each in threading.enumerate() if each.name.startswith("handrail-storm")]
 
 
-async def storm(kernel: HeldKernel, seed: int, calls: int) -> Storm:
+async def storm(kernel: LocalKernel, seed: int, calls: int) -> Storm:
     """One storm, and the proof that it left nothing behind."""
     effects.clear()
     before = len(asyncio.all_tasks())

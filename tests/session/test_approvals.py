@@ -12,15 +12,15 @@ import pytest
 from tests.kernel.doors import Opens, by_both_doors
 
 from handrail import Kernel, tool
-from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalRequest, Away
+from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalRequest, DeferApprovals
 from handrail.contract.call import Result
 from handrail.contract.codec import reader_of, write
-from handrail.contract.doors.runtime import Question
+from handrail.contract.services.runtime import UserQuestion
 from handrail.contract.errors import ToolError, UsageError
 from handrail.contract.session import Session
 from handrail.contract.tool.tool import Tool
 from handrail.store.encoding import decode, encode
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 ran: list[str] = []
 
@@ -53,7 +53,7 @@ class Elsewhere:
             raise
         raise AssertionError
 
-    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]] | None:
+    async def answer_questions(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]] | None:
         await asyncio.Event().wait()
 
 
@@ -92,7 +92,7 @@ ONCE = ApprovalAnswer("once")
 
 
 def one(kernel: Kernel) -> Approval:
-    (pending,) = kernel.approvals.pending()
+    (pending,) = kernel.approvals.list_pending()
     return pending
 
 
@@ -100,11 +100,11 @@ def one(kernel: Kernel) -> Approval:
 async def test_any_number_wait_at_once_and_each_answer_goes_to_its_own_call(tmp_path: Path, kernel_in: Opens) -> None:
     """Source: only the first of parallel approvals surfaced, and answers went to the wrong call."""
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
-        session = await kernel.session(attendant=Elsewhere())
+        session = await kernel.session(approval_handler=Elsewhere())
         asked = Asked(session)
         calls = [start(session, source=f"a{number}") for number in range(20)]
         await asked.times(20)
-        pending = {str(row.request.arguments["source"]): row for row in kernel.approvals.pending()}
+        pending = {str(row.request.arguments["source"]): row for row in kernel.approvals.list_pending()}
         assert len(pending) == 20
         for number in reversed(range(20)):
             choice = ApprovalAnswer("reject", f"not a{number}") if number % 3 else ONCE
@@ -119,12 +119,12 @@ async def test_any_number_wait_at_once_and_each_answer_goes_to_its_own_call(tmp_
 
 @pytest.mark.proves("P-09")
 async def test_whoever_answers_first_wins_and_the_other_is_told_so(tmp_path: Path, kernel_in: Opens) -> None:
-    person = ScriptedPerson([ONCE])
+    person = ScriptedApprovalHandler([ONCE])
     person.may_answer.clear()
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
-        session = await kernel.session(attendant=person)
+        session = await kernel.session(approval_handler=person)
         call = start(session, source="a")
-        await person.asked.wait()
+        await person.request_received.wait()
         row = one(kernel)
         answers = await asyncio.gather(
             *(kernel.approvals.decide(row.id, ApprovalAnswer("reject", str(n)), by=f"door {n}") for n in range(10)),
@@ -143,7 +143,7 @@ async def test_whoever_answers_first_wins_and_the_other_is_told_so(tmp_path: Pat
 async def test_an_attendant_that_is_overtaken_is_told_that_nothing_is_asked(tmp_path: Path, kernel_in: Opens) -> None:
     elsewhere = Elsewhere()
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
-        session = await kernel.session(attendant=elsewhere)
+        session = await kernel.session(approval_handler=elsewhere)
         asked = Asked(session)
         call = start(session, source="a")
         await asked.times(1)
@@ -157,7 +157,7 @@ async def test_an_attendant_that_is_overtaken_is_told_that_nothing_is_asked(tmp_
 @pytest.mark.proves("X-13")
 async def test_a_waiting_call_holds_no_locks_and_others_go_on(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
-        session = await kernel.session(attendant=Elsewhere())
+        session = await kernel.session(approval_handler=Elsewhere())
         free = await kernel.session(rules=["allow bank.pay"])
         asked = Asked(session)
         call = start(session, source="a")
@@ -171,7 +171,7 @@ async def test_a_waiting_call_holds_no_locks_and_others_go_on(tmp_path: Path, ke
 @pytest.mark.proves("P-09")
 async def test_a_person_may_give_other_arguments_which_are_judged(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=[pay], rules=["deny bank.pay source=b *"]) as kernel:
-        session = await kernel.session(attendant=Elsewhere())
+        session = await kernel.session(approval_handler=Elsewhere())
         asked = Asked(session)
         call = start(session, source="a", amount=5)
         await asked.times(1)
@@ -193,7 +193,7 @@ async def test_a_person_may_give_other_arguments_which_are_judged(tmp_path: Path
         records = list(kernel.log.reader.records(call=row.request.call_id))
         (authorised,) = [record.body for record in records if record.kind == "authorised"]
         assert authorised is not None and authorised["arguments_hash"] == row.request.arguments_hash
-        assert authorised["changed_hash"] == decided.changed_hash != row.request.arguments_hash
+        assert authorised["changed_hash"] == decided.changed_arguments_hash != row.request.arguments_hash
         (responded,) = [record.body for record in records if record.kind == "approval-responded"]
         assert responded is not None and responded["changed"] == {"source": "a", "amount": 3}
     assert ran == ["a:3"]
@@ -205,33 +205,33 @@ async def test_for_the_project_holds_in_every_session_after_a_restart_and_until_
 ) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
         other = await kernel.session()
-        session = await kernel.session(attendant=ScriptedPerson([ApprovalAnswer("project")]))
+        session = await kernel.session(approval_handler=ScriptedApprovalHandler([ApprovalAnswer("project")]))
         assert (await session.call("bank.pay", {"source": "a*", "amount": 1})).ok
         assert (await other.call("bank.pay", {"source": "a*", "amount": 1})).ok
         assert (await other.call("bank.pay", {"source": "ab", "amount": 1})).error_kind == "denied"
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
-        (rule,) = kernel.approvals.rules()
+        (rule,) = kernel.approvals.list_rules()
         session = await kernel.session()
         assert (await session.call("bank.pay", {"source": "a*", "amount": 1})).ok
         assert (await session.call("bank.pay", {"source": "ab", "amount": 1})).error_kind == "denied"
-        assert (await kernel.explain("bank.pay", {"source": "a*", "amount": 1})).action == "allow"
-        await kernel.approvals.forget_rule(rule.id)
+        assert (await kernel.explain_call("bank.pay", {"source": "a*", "amount": 1})).action == "allow"
+        await kernel.approvals.revoke_rule(rule.id)
         assert (await session.call("bank.pay", {"source": "a*", "amount": 1})).error_kind == "denied"
-        await refused(kernel.approvals.forget_rule(rule.id), "invalid_input", "--rules")
+        await refused(kernel.approvals.revoke_rule(rule.id), "invalid_input", "--rules")
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
-        assert not kernel.approvals.rules()
+        assert not kernel.approvals.list_rules()
 
 
 @pytest.mark.proves("P-07")
 async def test_reject_always_denies_in_every_session_from_then_on(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
-        person = ScriptedPerson([ApprovalAnswer("reject-always", "never from there")])
-        session = await kernel.session(attendant=person)
+        person = ScriptedApprovalHandler([ApprovalAnswer("reject-always", "never from there")])
+        session = await kernel.session(approval_handler=person)
         first = await session.call("bank.pay", {"source": "a", "amount": 1})
         assert first.error_kind == "denied" and "never from there" in (first.error_text or "")
         again = await session.call("bank.pay", {"source": "a", "amount": 1})
         assert again.error_kind == "denied" and len(person.requests) == 1
-        assert (person.requests[0].never or "none") in str(again.error_text)
+        assert (person.requests[0].suggested_deny or "none") in str(again.error_text)
     async with kernel_in(tmp_path, tools=[pay], rules=["allow bank.pay"]) as kernel:
         session = await kernel.session()
         assert (await session.call("bank.pay", {"source": "a", "amount": 1})).error_kind == "denied"
@@ -246,7 +246,7 @@ async def test_a_yes_is_for_the_tool_as_it_was_shown_and_not_for_another_definit
         return await pay(source, 2 * amount)
 
     async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
-        session = await kernel.session(attendant=Elsewhere())
+        session = await kernel.session(approval_handler=Elsewhere())
         asked = Asked(session)
         call = start(session, source="a")
         await asked.times(1)
@@ -265,20 +265,20 @@ async def test_a_yes_is_for_the_tool_as_it_was_shown_and_not_for_another_definit
 @pytest.mark.proves("P-07")
 async def test_stop_ends_the_work_of_the_session_and_of_no_other(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
-        session = await kernel.session(attendant=Elsewhere())
-        other = await kernel.session(attendant=Elsewhere())
+        session = await kernel.session(approval_handler=Elsewhere())
+        other = await kernel.session(approval_handler=Elsewhere())
         asked, elsewhere = Asked(session), Asked(other)
         calls = [start(session, source=f"a{number}") for number in range(3)]
         spared = start(other, source="b")
         await asked.times(3)
         await elsewhere.times(1)
-        rows = kernel.approvals.pending(session.id)
+        rows = kernel.approvals.list_pending(session.id)
         await kernel.approvals.decide(rows[1].id, ApprovalAnswer("stop", "enough"), by="test")
         results = await asyncio.gather(*calls)
         assert {result.error_kind for result in results} == {"cancelled"}
         assert any("enough" in (result.error_text or "") for result in results)
         await kernel.log.flush()
-        assert not kernel.approvals.pending(session.id)
+        assert not kernel.approvals.list_pending(session.id)
         with pytest.raises(UsageError, match="stopped by the user"):
             await session.call("bank.pay", {"source": "c"})
         await kernel.approvals.decide(one(kernel).id, ONCE, by="test")
@@ -292,7 +292,7 @@ async def test_a_call_that_waits_at_the_end_of_its_process_is_parked_and_runs_on
     kernel_in: Opens,
 ) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
-        session = await kernel.session(attendant=Elsewhere())
+        session = await kernel.session(approval_handler=Elsewhere())
         asked = Asked(session)
         call = start(session, source="a")
         await asked.times(1)
@@ -301,14 +301,14 @@ async def test_a_call_that_waits_at_the_end_of_its_process_is_parked_and_runs_on
     assert result.error_kind == "unavailable" and result.metadata["parked"] == row.id
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
         (logged,) = kernel.log.reader.calls()
-        assert logged.state == "parked" and not kernel.interrupted
+        assert logged.state == "parked" and not kernel.interrupted_calls
         await kernel.approvals.decide(row.id, ONCE, by="days later")
         assert ran == []  # answering runs nothing
         session = await kernel.session(session.id)
-        (answer,) = await session.resume_parked()
+        (answer,) = await session.resume_suspended_calls()
         assert answer.call_id == row.request.call_id and answer.result.data == "paid 1 from a"
-        assert await session.resume_parked() == []
-        assert (await session.recall(row.request.call_id)).result.data == "paid 1 from a"
+        assert await session.resume_suspended_calls() == []
+        assert (await session.recover_result(row.request.call_id)).result.data == "paid 1 from a"
         assert kernel.approvals.get(row.id).state == "used"
     assert ran == ["a:1"]
 
@@ -316,20 +316,20 @@ async def test_a_call_that_waits_at_the_end_of_its_process_is_parked_and_runs_on
 @pytest.mark.proves("P-09")
 async def test_parked_calls_are_taken_up_by_what_was_decided_of_each(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
-        session = await kernel.session(attendant=Away())
+        session = await kernel.session(approval_handler=DeferApprovals())
         results = await session.call_all([("bank.pay", {"source": f"a{number}"}) for number in range(4)])
         ids = [str(result.metadata["parked"]) for result in results]
-        assert [row.id for row in kernel.approvals.pending()] == ids
+        assert [row.id for row in kernel.approvals.list_pending()] == ids
         decide = kernel.approvals.decide
         await decide(ids[0], ApprovalAnswer("reject", "no"), by="test")
         await decide(ids[2], ApprovalAnswer("once", arguments={"source": "a2", "amount": 9}), by="test")
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
-        session = await kernel.session(session.id, attendant=Away())
-        answers = [answer.result for answer in await session.resume_parked()]
+        session = await kernel.session(session.id, approval_handler=DeferApprovals())
+        answers = [answer.result for answer in await session.resume_suspended_calls()]
         assert answers[0].error_kind == "denied" and answers[2].data == "paid 9 from a2"
         assert [answers[number].metadata.get("parked") for number in (1, 3)] == [ids[1], ids[3]]
         await kernel.approvals.decide(ids[3], ONCE, by="test")
-        answers = [answer.result for answer in await session.resume_parked()]
+        answers = [answer.result for answer in await session.resume_suspended_calls()]
         assert answers[0].metadata["parked"] == ids[1] and answers[1].data == "paid 1 from a3"
     assert ran == ["a2:9", "a3:1"]
 
@@ -337,17 +337,17 @@ async def test_parked_calls_are_taken_up_by_what_was_decided_of_each(tmp_path: P
 @pytest.mark.proves("P-09")
 async def test_a_grant_answers_asks_never_a_deny(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
-        session = await kernel.session(attendant=Away())
+        session = await kernel.session(approval_handler=DeferApprovals())
         result = await session.call("bank.pay", {"source": "a"})
         await kernel.approvals.decide(str(result.metadata["parked"]), ONCE, by="test")
     async with kernel_in(tmp_path, tools=[pay], rules=["deny bank.pay"]) as kernel:
-        session = await kernel.session(session.id, attendant=Away())
-        (answer,) = await session.resume_parked()
+        session = await kernel.session(session.id, approval_handler=DeferApprovals())
+        (answer,) = await session.resume_suspended_calls()
         assert answer.result.error_kind == "denied" and "deny bank.pay" in (answer.result.error_text or "")
         await kernel.log.flush()
         assert kernel.approvals.get(str(result.metadata["parked"])).state == "withdrawn"
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
-        assert await (await kernel.session(session.id, attendant=Away())).resume_parked() == []
+        assert await (await kernel.session(session.id, approval_handler=DeferApprovals())).resume_suspended_calls() == []
     assert ran == []
 
 
@@ -366,12 +366,12 @@ async def test_a_tool_that_is_defined_otherwise_when_its_call_is_taken_up_is_ref
     tmp_path: Path, kernel_in: Opens
 ) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
-        session = await kernel.session(attendant=Away())
+        session = await kernel.session(approval_handler=DeferApprovals())
         result = await session.call("bank.pay", {"source": "a"})
         await kernel.approvals.decide(str(result.metadata["parked"]), ONCE, by="test")
     async with kernel_in(tmp_path, tools=[other_pay()]) as kernel:
-        session = await kernel.session(session.id, attendant=Away())
-        (answer,) = await session.resume_parked()
+        session = await kernel.session(session.id, approval_handler=DeferApprovals())
+        (answer,) = await session.resume_suspended_calls()
         assert answer.result.error_kind == "conflict" and "The definition of" in (answer.result.error_text or "")
     assert ran == []
 
@@ -381,7 +381,7 @@ async def test_a_tool_that_is_defined_otherwise_while_a_person_thinks_is_refused
     tmp_path: Path, kernel_in: Opens
 ) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
-        session = await kernel.session(attendant=Elsewhere())
+        session = await kernel.session(approval_handler=Elsewhere())
         asked = Asked(session)
         call = start(session, source="a")
         await asked.times(1)
@@ -394,14 +394,14 @@ async def test_a_tool_that_is_defined_otherwise_while_a_person_thinks_is_refused
 async def test_arguments_with_a_secret_are_not_kept_and_are_not_taken_up(tmp_path: Path, kernel_in: Opens) -> None:
     secrets: Mapping[str, str] = {"key": "hunter2-hunter2"}
     async with kernel_in(tmp_path, tools=[pay], secrets=secrets) as kernel:
-        session = await kernel.session(attendant=Away())
+        session = await kernel.session(approval_handler=DeferApprovals())
         result = await session.call("bank.pay", {"source": "hunter2-hunter2"})
         approval = str(result.metadata["parked"])
         assert kernel.approvals.get(approval).request.arguments == {"source": "[secret:key]"}
         secret = ApprovalAnswer("once", arguments={"source": "x hunter2-hunter2"})
         await refused(kernel.approvals.decide(approval, secret, by="test"), "invalid_input", "secret")
         await kernel.approvals.decide(approval, ONCE, by="test")
-        (answer,) = await session.resume_parked()
+        (answer,) = await session.resume_suspended_calls()
         assert answer.result.error_kind == "conflict" and "secret" in (answer.result.error_text or "")
     assert ran == []
     for file in tmp_path.rglob("*"):
@@ -411,7 +411,7 @@ async def test_arguments_with_a_secret_are_not_kept_and_are_not_taken_up(tmp_pat
 @pytest.mark.proves("P-09")
 async def test_a_stopped_call_can_no_longer_be_approved(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
-        session = await kernel.session(attendant=Elsewhere())
+        session = await kernel.session(approval_handler=Elsewhere())
         asked = Asked(session)
         call = start(session, source="a")
         await asked.times(1)
@@ -420,13 +420,13 @@ async def test_a_stopped_call_can_no_longer_be_approved(tmp_path: Path, kernel_i
         assert (await call).error_kind == "cancelled"
         await refused(kernel.approvals.decide(row.id, ONCE, by="test"), "conflict", "was withdrawn")
         await kernel.log.flush()
-        assert not kernel.approvals.pending() and await session.resume_parked() == []
+        assert not kernel.approvals.list_pending() and await session.resume_suspended_calls() == []
     assert ran == []
 
 
 async def test_closing_a_session_ends_what_it_waited_for(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
-        session = await kernel.session(attendant=Away())
+        session = await kernel.session(approval_handler=DeferApprovals())
         approval = str((await session.call("bank.pay", {"source": "a"})).metadata["parked"])
         await session.close()
         await refused(kernel.approvals.decide(approval, ONCE, by="test"), "conflict", "was withdrawn")
@@ -438,30 +438,30 @@ async def test_closing_a_session_ends_what_it_waited_for(tmp_path: Path, kernel_
 async def test_a_question_is_parked_and_answered_days_later_one_list_for_each(tmp_path: Path, kernel_in: Opens) -> None:
     asked = {"questions": [{"question": "Which?", "options": [{"label": "x"}, {"label": "y"}]}, {"question": "Why?"}]}
     async with kernel_in(tmp_path) as kernel:
-        session = await kernel.session(attendant=Away())
+        session = await kernel.session(approval_handler=DeferApprovals())
         result = await session.call("question", asked)
         approval = str(result.metadata["parked"])
         row = kernel.approvals.get(approval)
         assert row.kind == "question" and [question.question for question in row.questions] == ["Which?", "Why?"]
         await refused(kernel.approvals.decide(approval, ONCE, by="test"), "invalid_input", "asks a question")
-        await refused(kernel.approvals.answer(approval, [["x"]], by="test"), "invalid_input", "2 questions")
+        await refused(kernel.approvals.answer_questions(approval, [["x"]], by="test"), "invalid_input", "2 questions")
     async with kernel_in(tmp_path) as kernel:
-        assert not kernel.interrupted
-        await kernel.approvals.answer(approval, [["x"], ["because"]], by="test")
-        await refused(kernel.approvals.answer(approval, [["y"], [""]], by="test"), "conflict")
+        assert not kernel.interrupted_calls
+        await kernel.approvals.answer_questions(approval, [["x"], ["because"]], by="test")
+        await refused(kernel.approvals.answer_questions(approval, [["y"], [""]], by="test"), "conflict")
         session = await kernel.session(session.id)
-        (answer,) = await session.resume_parked()
+        (answer,) = await session.resume_suspended_calls()
         assert answer.result.data == {"answers": [["x"], ["because"]]}
 
 
 @pytest.mark.proves("A-05")
 async def test_a_question_is_answered_at_another_door_while_its_call_waits(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path) as kernel:
-        session = await kernel.session(attendant=Elsewhere())
+        session = await kernel.session(approval_handler=Elsewhere())
         asked = Asked(session)
         call = asyncio.create_task(session.call("question", {"questions": [{"question": "Which?"}]}))
         await asked.times(1)
-        await kernel.approvals.answer(one(kernel).id, [["this"]], by="test")
+        await kernel.approvals.answer_questions(one(kernel).id, [["this"]], by="test")
         assert (await call).data == {"answers": [["this"]]}
         declined = asyncio.create_task(session.call("question", {"questions": [{"question": "Why?"}]}))
         await asked.times(2)
@@ -471,10 +471,10 @@ async def test_a_question_is_answered_at_another_door_while_its_call_waits(tmp_p
 
 async def test_rows_are_plain_data_and_come_back_whole(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
-        session = await kernel.session(attendant=Away())
+        session = await kernel.session(approval_handler=DeferApprovals())
         await session.call("bank.pay", {"source": "a\x1b[2J"})
         await session.call("question", {"questions": [{"question": "Which?", "options": [{"label": "x"}]}]})
-        for row in kernel.approvals.pending():
+        for row in kernel.approvals.list_pending():
             assert reader_of(Approval)(decode(encode(write(Approval, row)))) == row
             assert json.loads(json.dumps(row.to_dict()))["id"] == row.id
 
@@ -483,15 +483,15 @@ async def test_a_rule_that_was_forgotten_does_not_come_back_with_the_call_that_w
     tmp_path: Path, kernel_in: Opens
 ) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
-        session = await kernel.session(attendant=Away())
+        session = await kernel.session(approval_handler=DeferApprovals())
         await session.call("bank.pay", {"source": "a"})
-        (row,) = kernel.approvals.pending()
+        (row,) = kernel.approvals.list_pending()
         await session.suspend()
         await kernel.approvals.decide(row.id, ApprovalAnswer("project"), by="test")
-        (rule,) = kernel.approvals.rules()
-        await kernel.approvals.forget_rule(rule.id)
-        session = await kernel.session(session.id, attendant=Away())
-        (answer,) = await session.resume_parked()
+        (rule,) = kernel.approvals.list_rules()
+        await kernel.approvals.revoke_rule(rule.id)
+        session = await kernel.session(session.id, approval_handler=DeferApprovals())
+        (answer,) = await session.resume_suspended_calls()
         assert answer.result.ok and ran == ["a:1"]
         again = await session.call("bank.pay", {"source": "a"})
         assert again.error_kind == "unavailable" and ran == ["a:1"]
@@ -501,13 +501,13 @@ async def test_a_stop_that_was_answered_while_its_session_was_left_holds_when_it
     tmp_path: Path, kernel_in: Opens
 ) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
-        session = await kernel.session(attendant=Away())
+        session = await kernel.session(approval_handler=DeferApprovals())
         await session.call("bank.pay", {"source": "a"})
-        (row,) = kernel.approvals.pending()
+        (row,) = kernel.approvals.list_pending()
         await session.suspend()
         await kernel.approvals.decide(row.id, ApprovalAnswer("stop"), by="test")
-        session = await kernel.session(session.id, rules=["allow bank.pay"], attendant=Away())
-        (answer,) = await session.resume_parked()
+        session = await kernel.session(session.id, rules=["allow bank.pay"], approval_handler=DeferApprovals())
+        (answer,) = await session.resume_suspended_calls()
         assert answer.result.error_kind == "cancelled"
         with pytest.raises(UsageError, match="was stopped by the user"):
             await session.call("bank.pay", {"source": "b"})

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from handrail import ApprovalAnswer, ApprovalRequest, Away, Question, ToolError, tool
-from handrail.arbiter.approvals.desk import HOUR_NS, Lifetimes
+from handrail import ApprovalAnswer, ApprovalRequest, DeferApprovals, UserQuestion, ToolError, tool
+from handrail.arbiter.approvals.broker import HOUR_NS, ApprovalLifetimes
 from handrail.testing.kernels import temporary_kernel
 
 ran: list[str] = []
@@ -29,58 +29,58 @@ class Silent:
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]] | None:
+    async def answer_questions(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]] | None:
         await asyncio.Event().wait()
 
 
 async def test_the_configuration_says_for_how_long(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
-        assert kernel.approvals.lifetimes == Lifetimes(7 * 24 * HOUR_NS, 24 * HOUR_NS)
+        assert kernel.approvals.lifetimes == ApprovalLifetimes(7 * 24 * HOUR_NS, 24 * HOUR_NS)
     settings = "[approvals]\nrequest_days = 3\ngrant_hours = 2\n"
     async with temporary_kernel(tmp_path, settings=settings) as kernel:
-        assert kernel.approvals.lifetimes == Lifetimes(3 * 24 * HOUR_NS, 2 * HOUR_NS)
+        assert kernel.approvals.lifetimes == ApprovalLifetimes(3 * 24 * HOUR_NS, 2 * HOUR_NS)
 
 
 @pytest.mark.proves("P-07", "P-09")
 async def test_a_grant_that_was_not_used_in_time_runs_nothing(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
-        kernel.approvals.lifetimes = Lifetimes(grant_ns=1)
-        session = await kernel.session(attendant=Away())
+        kernel.approvals.lifetimes = ApprovalLifetimes(grant_ns=1)
+        session = await kernel.session(approval_handler=DeferApprovals())
         approval = str((await session.call("bank.pay", {"source": "a"})).metadata["parked"])
         await kernel.approvals.decide(approval, ApprovalAnswer("once"), by="test")
-        (answer,) = await session.resume_parked()
+        (answer,) = await session.resume_suspended_calls()
         assert answer.result.error_kind == "conflict" and "expired unused" in (answer.result.error_text or "")
         await kernel.log.flush()
         kinds = [record.kind for record in kernel.log.reader.records(call=answer.call_id)]
         assert kinds[-1] == "refused" and "intended" not in kinds
-        assert await session.resume_parked() == []
+        assert await session.resume_suspended_calls() == []
     assert ran == []
 
 
 @pytest.mark.proves("P-09")
 async def test_a_call_that_nobody_answers_in_time_is_refused_while_it_waits(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
-        kernel.approvals.lifetimes = Lifetimes(request_ns=1)
-        session = await kernel.session(attendant=Silent())
+        kernel.approvals.lifetimes = ApprovalLifetimes(request_ns=1)
+        session = await kernel.session(approval_handler=Silent())
         result = await session.call("bank.pay", {"source": "a"})
         assert result.error_kind == "denied" and "without an answer" in (result.error_text or "")
         question = await session.call("question", {"questions": [{"question": "Which?"}]})
         assert question.error_kind == "denied"
-        assert kernel.approvals.pending() == []
+        assert kernel.approvals.list_pending() == []
     assert ran == []
 
 
 @pytest.mark.proves("P-09")
 async def test_a_request_that_expired_while_its_process_was_away_is_refused_when_it_is_taken_up(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
-        kernel.approvals.lifetimes = Lifetimes(request_ns=1)
-        session = await kernel.session(attendant=Away())
+        kernel.approvals.lifetimes = ApprovalLifetimes(request_ns=1)
+        session = await kernel.session(approval_handler=DeferApprovals())
         approval = str((await session.call("bank.pay", {"source": "a"})).metadata["parked"])
     async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
         with pytest.raises(ToolError, match="expired"):
             await kernel.approvals.decide(approval, ApprovalAnswer("once"), by="test")
-        session = await kernel.session(session.id, attendant=Away())
-        (answer,) = await session.resume_parked()
+        session = await kernel.session(session.id, approval_handler=DeferApprovals())
+        (answer,) = await session.resume_suspended_calls()
         assert answer.result.error_kind == "denied" and "without an answer" in (answer.result.error_text or "")
     assert ran == []
 
@@ -96,20 +96,20 @@ async def test_a_lock_wait_after_the_answer_does_not_lose_the_grant_at_a_shutdow
         return ""
 
     async with temporary_kernel(tmp_path, tools=[pay, hold], rules=["allow hold"]) as kernel:
-        session = await kernel.session(attendant=Silent())
+        session = await kernel.session(approval_handler=Silent())
         waits, asks = asyncio.Event(), asyncio.Event()
         session.watch(lambda event: {"waiting": waits, "asking": asks}.get(event.kind, asyncio.Event()).set())
         holding = asyncio.create_task(session.call("hold", {}))
         await entered.wait()
         call = asyncio.create_task(session.call("bank.pay", {"source": "a"}))
         await asks.wait()
-        (row,) = kernel.approvals.pending()
+        (row,) = kernel.approvals.list_pending()
         await kernel.approvals.decide(row.id, ApprovalAnswer("once"), by="test")
         await waits.wait()
     assert (await holding).error_kind == "cancelled"
     assert (await call).metadata["parked"] == row.id and ran == []
     async with temporary_kernel(tmp_path, tools=[pay, hold]) as kernel:
         session = await kernel.session(session.id)
-        (answer,) = await session.resume_parked()
+        (answer,) = await session.resume_suspended_calls()
         assert answer.result.data == "a"
     assert ran == ["a"]

@@ -82,16 +82,16 @@ def told(process: subprocess.Popen[str], word: str) -> list[str]:
 async def test_who_waited_when_its_process_was_killed_is_answered_afterwards_and_runs_once(tmp_path: Path) -> None:
     approval, call, session_id = die_by_itself(tmp_path, CHILD, "plain").split()[1:]
     async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
-        assert [row.id for row in kernel.approvals.pending()] == [approval] and not kernel.interrupted
+        assert [row.id for row in kernel.approvals.list_pending()] == [approval] and not kernel.interrupted_calls
         await kernel.approvals.decide(approval, ApprovalAnswer("once"), by="later")
         assert [row.state for row in kernel.log.reader.calls()] == ["parked"]
     assert not (tmp_path / "paid").exists()
     async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(session_id)
-        answer = await session.recall(call)
+        answer = await session.recover_result(call)
         # Another definition of the tool than the child's would be a conflict; this one is the same, word by word.
         assert answer.result.data == "a", answer.result
-        assert (await session.recall(call)).result.data == "a"
+        assert (await session.recover_result(call)).result.data == "a"
         kinds = [record.kind for record in kernel.log.reader.records(call=call)]
         assert kinds.count("intended") == 1 and kinds.count("committed") == 1 and kinds.count("resumed") == 1
 
@@ -101,10 +101,10 @@ async def test_an_approved_call_that_had_begun_when_it_was_killed_is_never_run_a
     _, call, session_id = die_by_itself(tmp_path, CHILD, "hang").split()[1:]
     assert (tmp_path / "paid").read_text() == "a\n"
     async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
-        assert [lost.call_id for lost in kernel.interrupted] == [call]
+        assert [lost.call_id for lost in kernel.interrupted_calls] == [call]
         session = await kernel.session(session_id)
-        assert await session.resume_parked() == [] and kernel.approvals.pending() == []
-        assert (await session.recall(call)).result.error_kind == "interrupted"
+        assert await session.resume_suspended_calls() == [] and kernel.approvals.list_pending() == []
+        assert (await session.recover_result(call)).result.error_kind == "interrupted"
     assert (tmp_path / "paid").read_text() == "a\n"
 
 
@@ -117,9 +117,9 @@ async def test_what_a_process_that_joined_had_asked_when_it_was_killed_still_wai
         loop = asyncio.get_running_loop()
         with start(tmp_path, "joined") as child:
             approval, call, _ = await loop.run_in_executor(None, told, child, "ASKED")
-            assert kernel.approvals.get(approval).pending
+            assert kernel.approvals.get(approval).is_pending
             child.send_signal(signal.SIGKILL)
-        assert kernel.approvals.get(approval).pending
+        assert kernel.approvals.get(approval).is_pending
         await kernel.approvals.decide(approval, ApprovalAnswer("once"), by="holder")
         await kernel.log.flush()
         assert not list(kernel.log.reader.records(call=call, kind="intended"))

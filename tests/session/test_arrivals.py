@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.session.arriving import SECOND, Clock, place
 
-from handrail.contract.doors.channels import Trigger
+from handrail.contract.services.channels import Trigger
 from handrail.contract.errors import LogUnavailable, ToolError
-from handrail.kernel.held import HeldKernel
-from handrail.session.arrivals import channels as channelling
-from handrail.session.arrivals import channels as noticing
-from handrail.session.arrivals.triggers import next_after
-from handrail.session.session import HeldSession
-from handrail.store.tables.arrivals import TriggerTable
+from handrail.kernel.local import LocalKernel
+from handrail.session.inbound import channels as channelling
+from handrail.session.inbound import channels as noticing
+from handrail.session.inbound.triggers import next_firing_ns
+from handrail.session.local_session import LocalSession
+from handrail.store.tables.inbound import TriggerTable
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("A-07")
@@ -33,19 +33,19 @@ async def test_a_timer_fires_at_its_interval_and_once_where_that_is_asked(tmp_pa
     clock = Clock()
     async with place(tmp_path, clock) as there:
         triggers = there.triggers("s")
-        await triggers.timer(10_000, "look again", name="poll")
-        await triggers.timer(15_000, "only once", name="soon", once=True)
-        await triggers.timer(60_000, "now", name="now", immediate=True)
+        await triggers.add_timer(10_000, "look again", name="poll")
+        await triggers.add_timer(15_000, "only once", name="soon", once=True)
+        await triggers.add_timer(60_000, "now", name="now", immediate=True)
         assert [notice.text for notice in await there.told("s")] == ["The trigger now (every 60 s) fired: now"]
         clock.now += 9 * SECOND
-        await there.clockwork.due()
+        await there.clockwork.fire_due()
         assert len(await there.told("s")) == 1
         for _ in range(3):
             clock.now += 10 * SECOND
-            await there.clockwork.due()
+            await there.clockwork.fire_due()
         fired = [notice.source for notice in await there.told("s")]
         assert fired == ["now", "poll", "poll", "soon", "poll"] or sorted(fired) == ["now", *["poll"] * 3, "soon"]
-        assert [trigger.name for trigger in await triggers.list()] == ["now", "poll"]
+        assert [trigger.name for trigger in await triggers.list_triggers()] == ["now", "poll"]
         notice = (await there.told("s"))[1]
         assert notice.kind == "trigger" and notice.data is not None and notice.data["trigger"] == "poll"
 
@@ -54,26 +54,26 @@ async def test_a_name_is_taken_once_and_a_removed_trigger_fires_no_more(tmp_path
     clock = Clock()
     async with place(tmp_path, clock) as there:
         triggers = there.triggers("s")
-        await triggers.timer(10_000, "p", name="t")
+        await triggers.add_timer(10_000, "p", name="t")
         with pytest.raises(ToolError, match="already") as taken:
-            await triggers.timer(10_000, "p", name="t")
+            await triggers.add_timer(10_000, "p", name="t")
         assert taken.value.kind == "conflict"
-        await there.triggers("other").timer(10_000, "p", name="t")
+        await there.triggers("other").add_timer(10_000, "p", name="t")
         await triggers.remove("t")
         with pytest.raises(ToolError, match="Triggers: none"):
             await triggers.remove("t")
         clock.now += 20 * SECOND
-        await there.clockwork.due()
+        await there.clockwork.fire_due()
         assert await there.told("s") == [] and len(await there.told("other")) == 1
 
 
 async def test_triggers_that_are_added_at_once_are_all_kept(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         triggers = there.triggers("s")
-        made = await asyncio.gather(*(triggers.timer(10_000, str(number)) for number in range(5)))
+        made = await asyncio.gather(*(triggers.add_timer(10_000, str(number)) for number in range(5)))
         assert [trigger.prompt for trigger in sorted(made, key=lambda one: one.name)] == list("01234")
-        assert await triggers.list() == sorted(made, key=lambda one: one.name)
-        same = (triggers.timer(10_000, "p", name="t"), triggers.schedule("* * * * *", "p", name="t"))
+        assert await triggers.list_triggers() == sorted(made, key=lambda one: one.name)
+        same = (triggers.add_timer(10_000, "p", name="t"), triggers.add_schedule("* * * * *", "p", name="t"))
         first, second = await asyncio.gather(*same, return_exceptions=True)
         assert isinstance(first, Trigger) and isinstance(second, ToolError) and second.kind == "conflict"
 
@@ -82,61 +82,61 @@ async def test_triggers_that_are_added_at_once_are_all_kept(tmp_path: Path) -> N
 async def test_a_trigger_that_is_removed_while_it_fires_stays_removed(tmp_path: Path, turns: int) -> None:
     clock = Clock()
     async with place(tmp_path, clock) as there:
-        await there.triggers("s").timer(10_000, "p", name="t")
+        await there.triggers("s").add_timer(10_000, "p", name="t")
         clock.now += 10 * SECOND
-        firing = asyncio.ensure_future(there.clockwork.due())
+        firing = asyncio.ensure_future(there.clockwork.fire_due())
         for _ in range(turns):
             await asyncio.sleep(0)
         await there.triggers("s").remove("t")
         await firing
-        assert await there.triggers("s").list() == [] and there.clockwork.table.all() == []
+        assert await there.triggers("s").list_triggers() == [] and there.clockwork.table.list_all() == []
 
 
 async def test_a_firing_that_is_broken_off_is_made_up_for(tmp_path: Path) -> None:
     clock = Clock()
     async with place(tmp_path, clock) as there:
-        await there.triggers("s").timer(10_000, "p", name="t")
+        await there.triggers("s").add_timer(10_000, "p", name="t")
         clock.now += 10 * SECOND
-        firing = asyncio.ensure_future(there.clockwork.due())
+        firing = asyncio.ensure_future(there.clockwork.fire_due())
         await asyncio.sleep(0)
         firing.cancel()
         await asyncio.wait({firing})
-        await there.clockwork.due()
+        await there.clockwork.fire_due()
         assert len(await there.told("s")) == 1
-        assert [trigger.fired for trigger in await there.triggers("s").list()] == [1]
+        assert [trigger.fire_count for trigger in await there.triggers("s").list_triggers()] == [1]
 
 
 async def test_what_came_due_while_nobody_was_there_fires_once_and_says_that_it_is_late(tmp_path: Path) -> None:
     clock = Clock()
     async with place(tmp_path, clock) as there:
-        await there.triggers("s").timer(60_000, "poll", name="poll")
-        await there.triggers("s").schedule("0 9 * * *", "report", name="daily")
-        await there.triggers("s").timer(30_000, "once", name="once", once=True)
+        await there.triggers("s").add_timer(60_000, "poll", name="poll")
+        await there.triggers("s").add_schedule("0 9 * * *", "report", name="daily")
+        await there.triggers("s").add_timer(30_000, "once", name="once", once=True)
     clock.now += 3 * 3600 * SECOND
     async with place(tmp_path, clock) as there:
-        await there.clockwork.begin()
+        await there.clockwork.start()
         told = {notice.source: notice.text for notice in await there.told("s")}
         assert told == {
             "poll": "The trigger poll (every 60 s) fired (late) (179 firings before it were missed): poll",
             "daily": "The trigger daily (at 0 9 * * *) fired (late): report",
             "once": "The trigger once (once) fired (late): once",
         }
-        await there.clockwork.begin()
+        await there.clockwork.start()
         assert len(await there.told("s")) == 3
-        assert [trigger.name for trigger in await there.triggers("s").list()] == ["daily", "poll"]
+        assert [trigger.name for trigger in await there.triggers("s").list_triggers()] == ["daily", "poll"]
 
 
 async def test_a_process_that_ended_between_telling_and_noting_tells_nothing_twice(tmp_path: Path) -> None:
     clock = Clock()
     async with place(tmp_path, clock) as there:
-        made = await there.triggers("s").timer(10_000, "p", name="t")
+        made = await there.triggers("s").add_timer(10_000, "p", name="t")
         clock.now += 10 * SECOND
         assert made.next_ns is not None
-        await there.clockwork.tell(made, f"{made.next_ns}", clock.now, about="x")  # told, and then it ends
+        await there.clockwork.notify(made, f"{made.next_ns}", clock.now, about="x")  # told, and then it ends
     async with place(tmp_path, clock) as there:
-        await there.clockwork.begin()
+        await there.clockwork.start()
         assert len(await there.told("s")) == 1
-        (after,) = await there.triggers("s").list()
+        (after,) = await there.triggers("s").list_triggers()
         assert after.next_ns == clock.now + 10 * SECOND
 
 
@@ -154,14 +154,14 @@ async def test_a_process_that_ended_between_telling_and_noting_tells_nothing_twi
 async def test_a_schedule_that_is_none_or_never_comes_is_refused(tmp_path: Path, cron: str, said: str) -> None:
     async with place(tmp_path) as there:
         with pytest.raises(ToolError, match=said):
-            await there.triggers("s").schedule(cron, "p")
-        assert await there.triggers("s").list() == []
+            await there.triggers("s").add_schedule(cron, "p")
+        assert await there.triggers("s").list_triggers() == []
 
 
 @given(every=st.integers(1, 10**6), begun=st.integers(0, 10**9), passed=st.integers(0, 10**9))
 def test_the_next_firing_is_always_ahead_and_on_the_beat(every: int, begun: int, passed: int) -> None:
-    trigger = Trigger("t", "s", "timer", "p", begun, every_ns=every, next_ns=begun)
-    following = next_after(trigger, begun + passed)
+    trigger = Trigger("t", "s", "timer", "p", begun, interval_ns=every, next_ns=begun)
+    following = next_firing_ns(trigger, begun + passed)
     assert following is not None and following > begun + passed and (following - begun) % every == 0
     assert following - (begun + passed) <= every
 
@@ -171,15 +171,15 @@ async def test_one_that_fires_once_waits_until_it_can_be_told(tmp_path: Path, mo
     clock = Clock()
     async with place(tmp_path, clock) as there:
         for name in ("first", "second"):
-            await there.triggers("s").timer(10_000, name, name=name, once=True)
+            await there.triggers("s").add_timer(10_000, name, name=name, once=True)
         clock.now += 10 * SECOND
-        await there.clockwork.due()
+        await there.clockwork.fire_due()
         (told,) = await there.told("s")
-        assert [trigger.name for trigger in there.clockwork.of("s")] == ["second"]
-        await there.board.of("s").take([told.id])
+        assert [trigger.name for trigger in there.clockwork.list_triggers("s")] == ["second"]
+        await there.board.for_session("s").mark_delivered([told.id])
         clock.now += 60 * SECOND
-        await there.clockwork.due()
-        assert [told.source for told in await there.told("s")] == ["second"] and not there.clockwork.of("s")
+        await there.clockwork.fire_due()
+        assert [told.source for told in await there.told("s")] == ["second"] and not there.clockwork.list_triggers("s")
 
 
 async def test_a_trigger_that_is_added_while_its_sub_agent_ends_does_not_outlive_it(
@@ -197,14 +197,14 @@ async def test_a_trigger_that_is_added_while_its_sub_agent_ends_does_not_outlive
 
         monkeypatch.setattr(clockwork.table, "put", slowly)
         assert session.lane.triggers is not None
-        adding = asyncio.ensure_future(session.lane.triggers.timer(60_000, "x"))
+        adding = asyncio.ensure_future(session.lane.triggers.add_timer(60_000, "x"))
         await reached.wait()
         adding.cancel()
-        ending = asyncio.ensure_future(kernel.arrivals.end(session.id))
+        ending = asyncio.ensure_future(kernel.arrivals.end_subagent(session.id))
         await asyncio.sleep(0)
         go_on.set()
         await asyncio.gather(ending, kept.wait())
-        assert clockwork.of(session.id) == clockwork.table.all() == []
+        assert clockwork.list_triggers(session.id) == clockwork.table.list_all() == []
 
 
 @pytest.fixture
@@ -234,7 +234,7 @@ def test_a_schedule_is_kept_where_the_clocks_are_put_back_or_forward(cron: str, 
     trigger = Trigger("t", "s", "schedule", "x", now, cron=cron)
     found: list[str] = []
     for _ in times.split(", "):
-        following = next_after(trigger, now)
+        following = next_firing_ns(trigger, now)
         assert following is not None and following > now
         now = following
         found.append(datetime.fromtimestamp(now / SECOND, UTC).strftime("%d %H:%M"))
@@ -245,7 +245,7 @@ async def test_a_watched_channel_tells_its_session_of_each_message_once(tmp_path
     async with place(tmp_path) as there:
         sender = there.channels("s", agent="worker")
         await sender.send("done", "before")
-        await there.triggers("s").watch("done", "check it", name="w", sender="worker")
+        await there.triggers("s").watch_channel("done", "check it", name="w", sender="worker")
         await sender.send("done", "after \x1b[31m")
         await there.channels("s", agent="other").send("done", "not for it")
         told = [notice.text for notice in await there.told("s")]
@@ -262,7 +262,7 @@ async def test_what_a_watcher_cannot_be_told_waits_where_it_is_and_fills_the_cha
     monkeypatch.setattr(channelling, "HISTORY", 3)
     async with place(tmp_path) as there:
         sender = there.channels("s", agent="worker")
-        await there.triggers("s").watch("c", "look", name="w")
+        await there.triggers("s").watch_channel("c", "look", name="w")
         for number in range(5):
             await sender.send("c", str(number))
         with pytest.raises(ToolError, match="is full"):
@@ -270,7 +270,7 @@ async def test_what_a_watcher_cannot_be_told_waits_where_it_is_and_fills_the_cha
         heard: list[str] = []
         while told := await there.told("s"):
             heard += [notice.text.rpartition(": ")[2] for notice in told]
-            await there.board.of("s").take([notice.id for notice in told])
+            await there.board.for_session("s").mark_delivered([notice.id for notice in told])
             await sender.send("c", "more") if len(heard) < 4 else None
         assert heard == ["0", "1", "2", "3"]
         message = (await sender.receive("c", timeout_ms=0)).message
@@ -292,13 +292,13 @@ async def test_shared_channels_make_room_and_nobody_who_is_gone_is_a_reader(
         with pytest.raises(ToolError, match="maximum of 2 channels"):
             await sender.send("shared/e", "x")
         for session in ("t", "u"):
-            await there.triggers(session).watch("shared/news", "look", name="w")
+            await there.triggers(session).watch_channel("shared/news", "look", name="w")
         assert "over shared/news," in (await there.told("t"))[0].text
         await there.triggers("t").remove("w")
-        await there.clockwork.remove_all("u")
-        await there.switchboard.remove("u")
-        key = sender.key("shared/news")
-        assert [there.switchboard.table.position(key, f"trigger/{one}/w") for one in "tu"] == [None, None]
+        await there.clockwork.remove_session("u")
+        await there.switchboard.remove_session("u")
+        key = sender.resolve_key("shared/news")
+        assert [there.switchboard.table.find_position(key, f"trigger/{one}/w") for one in "tu"] == [None, None]
 
 
 # ── as tools ─────────────────────────────────────────────────────────────────────────────────────
@@ -316,9 +316,9 @@ async def test_the_tools_send_wait_and_add_triggers_and_a_closed_session_leaves_
         assert (await session.call("wait_channel", {"channel": "c", "timeout_ms": 0})).data["message"] is None
         made = await session.call("add_timer", {"interval": 1, "prompt": "go on", "immediate": True, "name": "t"})
         assert made.ok and made.data["trigger_id"] == "t"
-        assert session.notices is not None
-        await session.notices.arrived()
-        (notice,) = await session.notices.pending()
+        assert session.notifications is not None
+        await session.notifications.wait_until_pending()
+        (notice,) = await session.notifications.list_pending()
         assert notice.text == "The trigger t (every 1 s) fired: go on"
         both = await session.call("add_schedule", {"prompt": "x", "daily_at": "8:30", "hourly_at": 5})
         assert both.error_kind == "invalid_input" and "daily_at" in str(both.error_text)
@@ -337,13 +337,13 @@ async def test_what_is_to_come_every_so_many_minutes_comes_every_so_many_minutes
         for minutes in range(1, 60):
             added = await session.call("add_schedule", {"prompt": "x", "every_minutes": minutes, "name": f"t{minutes}"})
             assert added.ok, added.error_text
-        made = kernel.arrivals.triggers.table.all()
+        made = kernel.arrivals.triggers.table.list_all()
         assert len(made) == 59
         for trigger in made:
-            at = next_after(trigger, 1_700_000_000 * SECOND)
+            at = next_firing_ns(trigger, 1_700_000_000 * SECOND)
             for _ in range(70):
                 assert at is not None
-                at, before = next_after(trigger, at), at
+                at, before = next_firing_ns(trigger, at), at
                 assert at is not None and at - before == int(trigger.name[1:]) * 60 * SECOND
 
 
@@ -375,10 +375,10 @@ async def test_the_scratchpad_keeps_notes_by_name(tmp_path: Path) -> None:
 RULES = ["allow watch_channel", "allow send_message"]
 
 
-async def told_of_a_message(kernel: HeldKernel, session: HeldSession) -> list[str]:
+async def told_of_a_message(kernel: LocalKernel, session: LocalSession) -> list[str]:
     """What the session's agent hears once something was sent over the channel that it watches."""
     assert (await session.call("send_message", {"channel": "news", "message": "it rains"})).ok
-    return [notice.source for notice in await kernel.sessions.arrivals.notices.of(session.id).pending()]
+    return [notice.source for notice in await kernel.sessions.arrivals.notifications.for_session(session.id).list_pending()]
 
 
 async def test_triggers_of_sessions_that_are_opened_at_once_all_go_on(
@@ -391,10 +391,10 @@ async def test_triggers_of_sessions_that_are_opened_at_once_all_go_on(
             assert (await session.call("watch_channel", {"channel": "news", "prompt": "read", "name": "news"})).ok
             ids.append(session.id)
     async with temporary_kernel(tmp_path, rules=RULES) as kernel:
-        removes = TriggerTable.remove_below
+        removes = TriggerTable.remove_subagent_triggers
 
         async def takes_its_time(table: TriggerTable) -> None:  # as where a killed process left some
-            await kernel.rooms.store.database.writer.flush()
+            await kernel.components.store.database.writer.flush()
             await removes(table)
 
         monkeypatch.setattr(TriggerTable, "remove_below", takes_its_time)

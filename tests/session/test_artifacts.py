@@ -10,8 +10,8 @@ from tests.kernel.test_sub_agents import kernel_of, models, task
 
 from handrail import Blob, Session, tool
 from handrail.agent.loop import Agent
-from handrail.agent.model import shown
-from handrail.testing.histories import PlayedModel, call_reply, text_reply
+from handrail.agent.model import make_user_message
+from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("O-04")
@@ -117,7 +117,7 @@ async def test_it_passes_every_stage_again(tmp_path: Path) -> None:
         acting, long = await made(session, text=ACTS), await made(session, text="0123456789", times=50_000)
         keeping = await made(session, text=f"a {SECRET} in it")
         foreign_ref = await made(session, "made.foreign")
-        top = PlayedModel(call_reply(("artifact__read", {"ref": acting})), text_reply("."))
+        top = PlaybackModel(call_reply(("artifact__read", {"ref": acting})), text_reply("."))
         await Agent(session, top).complete("Read it.")
         told = str(top.requests[-1].messages)
         assert "⟦U+001B⟧[2J" in told and "⟦U+200B⟧" in told and "⟦<⟧|im_start|>" in told
@@ -150,17 +150,17 @@ async def test_neither_a_sub_agent_nor_its_parent_reads_what_the_other_made(tmp_
     async with kernel_of(tmp_path, {"maker": manifest}, tools=TOOLS, rules=RULES) as kernel:
         session = await kernel.session()
         above = await made(session, text="above")
-        maker = PlayedModel(
+        maker = PlaybackModel(
             call_reply(("made__text", {"text": "below"}), ("artifact__read", {"ref": above})), text_reply(".")
         )
-        top = PlayedModel(call_reply(task("maker")), text_reply("."))
+        top = PlaybackModel(call_reply(task("maker")), text_reply("."))
         await Agent(session, top, models=models(maker=maker)).complete("Go.")
         told = str(maker.requests[-1].messages)
         assert "does not exist in this session" in told
-        (child,) = kernel.rooms.store.sessions.under(session.id)
+        (child,) = kernel.components.store.sessions.list_children(session.id)
         await kernel.log.flush()
         (call,) = (row for row in kernel.log.reader.calls(session=child.id) if row.tool == "made.text")
-        outcome = kernel.log.reader.outcome_of(call.call_id)
+        outcome = kernel.log.reader.find_outcome(call.call_id)
         assert outcome is not None and outcome.body is not None
         (below,) = outcome.body["result"]["metadata"]["artifacts"]
         await refused(session, below)
@@ -182,7 +182,7 @@ async def test_a_fork_reads_what_was_made_before_it_was_forked(tmp_path: Path) -
         parent = await kernel.session()
         before = await made(parent, text="before")
         await kernel.log.flush()
-        fork = await kernel.session(await kernel.fork(parent.id))
+        fork = await kernel.session(await kernel.fork_session(parent.id))
         after = await made(parent, text="after")
         assert (await read(fork, before)).data["text"] == "before"
         await refused(fork, after)
@@ -193,16 +193,16 @@ async def test_what_a_user_showed_or_a_provider_made_in_it_is_its_own(tmp_path: 
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
         session, other = await kernel.session(), await kernel.session()
         assert session.history is not None
-        said = await shown("Look.", [Blob(PNG, "image/png")], session.history)
+        said = await make_user_message("Look.", [Blob(PNG, "image/png")], session.history)
         ref = said.pictures[0].ref
         await refused(session, ref)  # it is not said yet
-        await Agent(session, PlayedModel(text_reply("Seen."))).complete(said)
+        await Agent(session, PlaybackModel(text_reply("Seen."))).complete(said)
         assert (await read(session, ref)).data["image"]["artifact"] == ref
         await refused(other, ref)
-        (given,) = await session.history.provided({"provider": "p", "name": "image_gen"}, {"made": "by a provider"})
+        (given,) = await session.history.record_provider_tool({"provider": "p", "name": "image_gen"}, {"made": "by a provider"})
         await refused(session, given)  # it is in no message yet
         part: dict[str, Any] = {"kept": "p", "block": {}, "said": True, "artifacts": [given]}
-        await session.history.keep([(9, {"v": 1, "role": "assistant", "parts": [part]})])
+        await session.history.store_entries([(9, {"v": 1, "role": "assistant", "parts": [part]})])
         answer = await read(session, given)
         assert answer.data["text"] == '{"made": "by a provider"}' and "provider" in answer.metadata["untrusted"]
         await refused(other, given)

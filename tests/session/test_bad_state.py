@@ -19,7 +19,7 @@ from tests.prefork import command as prefork
 from handrail import Kernel, tool
 from handrail.contract.errors import LogUnavailable, StartError
 from handrail.frontends.cli.app import CANNOT_START, ERROR, OUTPUT, run
-from handrail.sandbox.start.spawn import binaries
+from handrail.sandbox.start.spawn import find_binaries
 from handrail.store.database.schema import VERSION
 from handrail.testing.kernels import temporary_kernel
 
@@ -281,7 +281,7 @@ async def test_where_the_disk_fills_up_reads_are_refused_too_and_calls_go_on_onc
 async def test_a_read_only_state_folder_is_told_in_a_line(tmp_path: Path) -> None:
     await used(tmp_path)
     state = tmp_path / "state"
-    bwrap = next(binaries(), None)
+    bwrap = next(find_binaries(), None)
     if bwrap is None:
         pytest.skip("nothing here can mount a folder read-only")
     for part in (state, *(state / "ws").iterdir()):

@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from handrail import tool
-from handrail.arbiter.locks import Resources
-from handrail.contract.call import Answer
-from handrail.contract.text.json import MAX_ARGUMENT_BYTES
-from handrail.contract.tool.requires import Layer
+from handrail.arbiter.locks import LockResolver
+from handrail.contract.call import CallAnswer
+from handrail.contract.text.json_text import MAX_ARGUMENT_BYTES
+from handrail.contract.tool.requires import CapabilityLayer
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("X-09")
@@ -29,23 +29,23 @@ async def put(path: str, text: str = "", n: int = 0) -> dict[str, Any]:
     return {"path": path, "length": len(text), "n": n}
 
 
-def denied(answer: Answer) -> bool:
+def denied(answer: CallAnswer) -> bool:
     return answer.result.error_kind == "denied"
 
 
 async def test_an_object_that_is_changed_after_the_look_is_judged_as_it_is(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[put], rules=["allow test.put", "deny fs.write secret"]) as kernel:
-        turn = (await kernel.session()).turn()
+        turn = (await kernel.session()).start_turn()
         arguments = {"path": "plain"}
-        turn.look_ahead(("test.put", arguments))
+        turn.prevalidate(("test.put", arguments))
         arguments["path"] = "secret"
         assert denied(await turn.submit(("test.put", arguments)))
 
 
 async def test_an_equal_object_is_another_call(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[put], rules=["allow test.put"]) as kernel:
-        turn = (await kernel.session()).turn()
-        turn.look_ahead(("test.put", {"path": "a", "n": 1}))
+        turn = (await kernel.session()).start_turn()
+        turn.prevalidate(("test.put", {"path": "a", "n": 1}))
         answer = await turn.submit(("test.put", {"path": "a", "n": True}))
     assert answer.result.error_kind == "invalid_input"
 
@@ -53,8 +53,8 @@ async def test_an_equal_object_is_another_call(tmp_path: Path) -> None:
 async def test_what_is_more_than_a_call_may_carry_is_refused_all_the_same(tmp_path: Path) -> None:
     call = ("test.put", '{"path":"a","text":"' + "\u4e00" * (MAX_ARGUMENT_BYTES // 3) + '"}')
     async with temporary_kernel(tmp_path, tools=[put], rules=["allow test.put"]) as kernel:
-        turn = (await kernel.session()).turn()
-        turn.look_ahead(call)
+        turn = (await kernel.session()).start_turn()
+        turn.prevalidate(call)
         answer = await turn.submit(call)
     assert answer.result.error_kind == "invalid_input" and "at most" in str(answer.result.error_text)
 
@@ -63,9 +63,9 @@ async def test_capabilities_that_came_after_the_look_decide(tmp_path: Path) -> N
     call = ("test.put", '{"path":"a"}')
     async with temporary_kernel(tmp_path, tools=[put], rules=["allow test.put"]) as kernel:
         session = await kernel.session()
-        turn = session.turn()
-        turn.look_ahead(call)
-        session._lane.authority.renew(Layer("another agent"))  # pyright: ignore[reportPrivateUsage]
+        turn = session.start_turn()
+        turn.prevalidate(call)
+        session._lane.authority.replace_layer(CapabilityLayer("another agent"))  # pyright: ignore[reportPrivateUsage]
         assert denied(await turn.submit(call))
 
 
@@ -78,9 +78,9 @@ async def test_a_watcher_that_changes_what_it_is_told_changes_nothing(
     async with temporary_kernel(tmp_path, tools=[put], rules=["allow test.put"], secrets=secrets) as kernel:
         session = await kernel.session()
         session.watch(lambda event: cast("dict[str, Any]", event.data).get("arguments", {}).clear())
-        turn = session.turn()
+        turn = session.start_turn()
         if ahead:
-            turn.look_ahead(call)
+            turn.prevalidate(call)
         answer = await turn.submit(call)
     assert answer.result.data == {"path": "a", "length": 0, "n": 1}
 
@@ -93,8 +93,8 @@ async def test_a_defect_that_the_look_meets_is_told_by_the_call(
 
     call = ("test.put", '{"path":"a"}')
     async with temporary_kernel(tmp_path, tools=[put], rules=["allow test.put"]) as kernel:
-        turn = (await kernel.session()).turn()
-        monkeypatch.setattr(Resources, "wants", broken)
-        turn.look_ahead(call)
+        turn = (await kernel.session()).start_turn()
+        monkeypatch.setattr(LockResolver, "wants", broken)
+        turn.prevalidate(call)
         answer = await turn.submit(call)
     assert answer.result.error_kind == "backend" and "too many open files" in str(answer.result.error_text)

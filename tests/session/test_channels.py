@@ -9,10 +9,10 @@ import pytest
 from tests.session.arriving import Clock, place
 
 from handrail import Requires, Runtime, tool
-from handrail.contract.doors.channels import ChannelKind
+from handrail.contract.services.channels import ChannelKind
 from handrail.contract.errors import ToolError
-from handrail.session.arrivals import channels as channelling
-from handrail.store.tables import arrivals as storing
+from handrail.session.inbound import channels as channelling
+from handrail.store.tables import inbound as storing
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("A-07")
@@ -141,7 +141,7 @@ async def test_a_channel_is_its_trees_own_unless_it_is_shared(tmp_path: Path) ->
         assert message is not None and (message.text, message.sender) == ("ours", "writer")
         for name in ("", "../x", "a b", "shared/", "x" * 65, "a\n"):
             with pytest.raises(ToolError, match="Invalid channel name"):
-                there.channels("a").key(name)
+                there.channels("a").resolve_key(name)
 
 
 async def test_a_channel_that_nobody_reads_fills_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ async def test_what_a_reader_of_a_broadcast_left_out_by_its_sender_it_may_read_l
         for number in range(2 * HISTORY):
             await anna.send("news", f"anna {number}")
         assert await read("anna") == (f"anna {HISTORY}", HISTORY - 4 + HISTORY)
-        count = there.store.database.reading.execute("SELECT count(*) FROM channel_given").fetchone()
+        count = there.store.database.reader.execute("SELECT count(*) FROM channel_given").fetchone()
         assert count == (0,)  # nothing is kept of what is there no more
 
 
@@ -201,20 +201,20 @@ async def test_what_is_sent_reaches_who_waits_and_who_watches_wherever_the_sende
     async with place(tmp_path) as there:
         for turns in range(8):
             waits = asyncio.ensure_future(there.channels("b", top="a").receive(f"c{turns}", timeout_ms=60_000))
-            await there.triggers("a").watch(f"w{turns}", "Look.")
+            await there.triggers("a").watch_channel(f"w{turns}", "Look.")
             for channel in (f"c{turns}", f"w{turns}"):
                 sending = asyncio.ensure_future(there.channels("a").send(channel, "it"))
                 for _ in range(turns):
                     await asyncio.sleep(0)
                 sending.cancel()
                 await asyncio.wait({sending})
-            sent = there.switchboard.table.kind(there.channels("a").key(f"c{turns}")) is not None
+            sent = there.switchboard.table.find_kind(there.channels("a").resolve_key(f"c{turns}")) is not None
             if not sent:
                 await there.channels("a").send(f"c{turns}", "it")
             message = (await waits).message
             assert message is not None and message.text == "it"
-            watched = there.channels("a").key(f"w{turns}")
-            while there.switchboard.table.after(watched):
+            watched = there.channels("a").resolve_key(f"w{turns}")
+            while there.switchboard.table.list_after(watched):
                 await asyncio.sleep(0.001)
             assert len(await there.told("a")) <= turns + 1
 
@@ -226,7 +226,7 @@ async def test_a_message_whose_wait_is_cut_off_anywhere_is_received_by_the_next(
 ) -> None:
     async with place(tmp_path) as there:
         for turns in range(8):
-            sender, waits = there.channels("a"), there.channels("b", top="a").of_call(call and f"{call}{turns}")
+            sender, waits = there.channels("a"), there.channels("b", top="a").for_call(call and f"{call}{turns}")
             await sender.send(f"c{turns}", "it", kind=kind)
             wait = asyncio.ensure_future(waits.receive(f"c{turns}", timeout_ms=60_000))
             for _ in range(turns):
@@ -249,10 +249,10 @@ async def test_what_a_call_has_received_is_read_once_the_log_says_that_it_went_w
         door = there.channels("b", top="a")
         for text in ("1", "2", "3"):
             await there.channels("a").send("c", text, kind=kind)
-        got = [(await door.of_call(call).receive("c", timeout_ms=0)).message for call in ("good", "bad")]
+        got = [(await door.for_call(call).receive("c", timeout_ms=0)).message for call in ("good", "bad")]
         assert [one and one.text for one in got] == ["1", "2"]
         outcomes.update(good=True, bad=False)
-        left = [(await door.of_call(f"later{n}").receive("c", timeout_ms=0)).message for n in range(3)]
+        left = [(await door.for_call(f"later{n}").receive("c", timeout_ms=0)).message for n in range(3)]
         assert [one and one.text for one in left] == ["2", "3", None]
     async with place(tmp_path, outcomes={"later1": True}) as there:  # a process that ended in the middle of later0
         left = [(await there.channels("b", top="a").receive("c", timeout_ms=0)).message for _ in range(2)]
@@ -272,16 +272,16 @@ async def test_a_broadcast_over_which_nothing_came_for_long_makes_room_and_no_nu
         await sender.send("shared/b", "y", kind="broadcast")
         with pytest.raises(ToolError, match="maximum of 2 channels"):
             await sender.send("shared/c", "z")
-        before = there.switchboard.table.after(sender.key("shared/b"))[0].number
+        before = there.switchboard.table.list_after(sender.resolve_key("shared/b"))[0].number
         clock.now += channelling.IDLE_NS // 2 + 1
         await sender.send("shared/c", "z")
-        assert there.switchboard.table.named("") == ["b", "c"]
-        assert there.switchboard.table.position(sender.key("shared/a"), "t") is None
+        assert there.switchboard.table.list_names("") == ["b", "c"]
+        assert there.switchboard.table.find_position(sender.resolve_key("shared/a"), "t") is None
         clock.now += 2 * channelling.IDLE_NS
         await reader.receive("shared/c", timeout_ms=0)
-        await there.switchboard.table.forget_idle("", clock.now)
+        await there.switchboard.table.remove_idle("", clock.now)
         await sender.send("shared/d", "w")
-        assert there.switchboard.table.after(sender.key("shared/d"))[0].number > before + 1
+        assert there.switchboard.table.list_after(sender.resolve_key("shared/d"))[0].number > before + 1
 
 
 async def test_messages_and_places_in_a_broadcast_outlive_the_process(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ async def test_nothing_stays_of_channels_that_were_waited_at_or_of_readers_that_
     outcomes: dict[str, bool | None] = {}
     async with place(tmp_path, outcomes=outcomes) as there:
         board, reader = there.switchboard, there.channels("a")
-        turns, waiting, calls = board._turns, board._waiting, board._calls  # pyright: ignore[reportPrivateUsage]
+        turns, waiting, calls = board._locks, board._waiting, board._calls  # pyright: ignore[reportPrivateUsage]
         for number in range(3):
             assert (await reader.receive(f"never-{number}", timeout_ms=0)).message is None
             await reader.send(f"sent-{number}", "x")
@@ -310,14 +310,14 @@ async def test_nothing_stays_of_channels_that_were_waited_at_or_of_readers_that_
             await asyncio.sleep(0)
         for text in ("1", "2"):
             await there.channels("s").send("shared/news", text, kind="broadcast")
-            await reader.of_call(f"call {text}").receive("shared/news", timeout_ms=0)
-            await reader.of_call(f"own {text}").receive("sent-0", timeout_ms=0)
-        await board.remove("a")
+            await reader.for_call(f"call {text}").receive("shared/news", timeout_ms=0)
+            await reader.for_call(f"own {text}").receive("sent-0", timeout_ms=0)
+        await board.remove_session("a")
         outcomes.update({"call 1": False, "call 2": False})
         await there.channels("b").receive("shared/news", timeout_ms=0)
         await there.channels("s").send("shared/news", "3")
         assert not calls
-        assert there.store.database.reading.execute("SELECT * FROM channel_given").fetchall() == []
+        assert there.store.database.reader.execute("SELECT * FROM channel_given").fetchall() == []
 
 
 @tool(id="mail.handle", side_effect="write", locks=[], requires=Requires(capabilities=("channels",)))
@@ -340,6 +340,6 @@ async def test_a_message_that_a_failed_call_received_waits_for_the_next_one(tmp_
         assert (await session.call("wait_channel", {"channel": "c"})).data["message"] == "two"
         await session.suspend()
         table = kernel.arrivals.channels.table
-        assert len(table.unsettled()) == 1
+        assert len(table.list_unsettled()) == 1
         await kernel.arrivals.channels.aclose()  # as when the kernel ends
-        assert table.unsettled() == []
+        assert table.list_unsettled() == []

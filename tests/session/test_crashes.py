@@ -8,14 +8,14 @@ import pytest
 from tests.session.crashing import Crashes, die_by_itself, records_of
 
 from handrail import tool
-from handrail.record.verification import verify
+from handrail.record.verification import verify_log
 from handrail.testing.kernels import temporary_kernel
 
 EACH_STEP = """
 import asyncio, os, sqlite3, sys
 from pathlib import Path
 from handrail import tool
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 folder = Path(sys.argv[1])
 effects = os.open(folder / "effects", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -48,7 +48,7 @@ async def until(condition):
         await asyncio.sleep(0)
 
 async def main():
-    person = ScriptedPerson()
+    person = ScriptedApprovalHandler()
     person.may_answer.clear()
     rules = ["allow crash.*", "ask crash.write name=asking"]
     async with temporary_kernel(folder, tools=(write, hold, last), rules=rules) as kernel:
@@ -96,10 +96,10 @@ async def test_a_process_killed_with_a_call_at_each_step(tmp_path: Path) -> None
     tools = (write, hold)
     async with temporary_kernel(tmp_path, tools=tools, rules=["allow crash.*"]) as kernel:
         # The last one's intent may have been noted by then or not, and it ran in neither case.
-        lost = {lost.call_id.rpartition(":")[2]: lost.tool for lost in kernel.interrupted}
+        lost = {lost.call_id.rpartition(":")[2]: lost.tool for lost in kernel.interrupted_calls}
         unsure = lost.pop("ses_each/1.0", None)
         assert lost == {"executing": "crash.hold", "executed": "crash.last"} and unsure in (None, "crash.write")
-        assert verify(kernel.log.reader).ok
+        assert verify_log(kernel.log.reader).ok
         rows = {row.call_id.rpartition(":")[2]: row for row in kernel.log.reader.calls()}
         states = {name: row.state for name, row in rows.items()}
         assert states.pop("ses_each/1.0", "not-run") == ("not-run" if unsure is None else "interrupted")
@@ -124,7 +124,7 @@ async def test_a_process_killed_with_a_call_at_each_step(tmp_path: Path) -> None
     assert shown["executing"] == shown["executed"] == "interrupted"
     assert shown["asking"] == shown["waiting"] == "output"
     async with temporary_kernel(tmp_path) as kernel:
-        assert kernel.interrupted == ()
+        assert kernel.interrupted_calls == ()
 
 
 @pytest.mark.proves("G-05", "G-01")

@@ -15,14 +15,14 @@ import pytest
 from tests.kernel.doors import HELD, JOINED, opened
 
 from handrail import Kernel, tool
-from handrail.contract.approvals import ApprovalAnswer, Away
-from handrail.contract.call import Answer, Result
-from handrail.contract.doors.runtime import Runtime
+from handrail.contract.approvals import ApprovalAnswer, DeferApprovals
+from handrail.contract.call import CallAnswer, Result
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.errors import LogUnavailable, StartError, ToolError
 from handrail.frontends.cli.app import CANNOT_START, OUTPUT, run
-from handrail.kernel.held import HeldKernel
-from handrail.session.session import HeldSession
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.kernel.local import LocalKernel
+from handrail.session.local_session import LocalSession
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 TOLD = {None, "unavailable", "conflict", "interrupted", "denied"}
 
@@ -73,20 +73,20 @@ async def used(folder: Path) -> Path:
     """A workspace with rows in every table; gives its database. One call of ``ses_used`` waits for a person."""
     async with temporary_kernel(folder, tools=TOOLS, rules=RULES) as kernel:
         (folder / "ws" / "a.txt").write_text("text\n")
-        person = ScriptedPerson([ApprovalAnswer("session"), ApprovalAnswer("project")])
-        session = await kernel.session("ses_used", headless=False, attendant=person)
+        person = ScriptedApprovalHandler([ApprovalAnswer("session"), ApprovalAnswer("project")])
+        session = await kernel.session("ses_used", headless=False, approval_handler=person)
         assert (await session.call("test.lend", {"to": "x"})).ok
         assert (await session.call("test.give", {"to": "x"})).ok
         assert (await session.call("test.count", {})).ok
         assert (await session.call("read", {"path": "a.txt"})).ok
         assert (await session.call("test.keep", {"to": "k"}, key="k")).ok
         await session.suspend()
-        session = await kernel.session("ses_used", headless=False, attendant=Away())
+        session = await kernel.session("ses_used", headless=False, approval_handler=DeferApprovals())
         parked = await session.call("test.pay", {"to": "parked"})
         assert parked.metadata.get("parked"), parked
         for _ in range(AT_THE_END):
             assert (await session.call("read", {"path": "a.txt"})).ok
-        await kernel.rooms.store.messages.keep("ses_used", [(0, {"role": "user", "text": "a task"})], 1)
+        await kernel.components.store.messages.write("ses_used", [(0, {"role": "user", "text": "a task"})], 1)
     ran.clear()
     return next((folder / "state").rglob("handrail.db"))
 
@@ -108,7 +108,7 @@ async def told(attempt: Callable[[], Awaitable[Any]]) -> Any:
 
 def results_in(found: object) -> list[Result]:
     each = cast("list[object]", found if isinstance(found, list) else [found])
-    results = [one.result if isinstance(one, Answer) else one for one in each]
+    results = [one.result if isinstance(one, CallAnswer) else one for one in each]
     return [result for result in results if isinstance(result, Result)]
 
 
@@ -116,27 +116,27 @@ async def everything(kernel: Kernel) -> list[Any]:
     """Each way in which a running kernel reads its rows."""
 
     async def pending() -> Any:
-        return kernel.approvals.pending()
+        return kernel.approvals.list_pending()
 
     async def rules() -> Any:
-        return kernel.approvals.rules()
+        return kernel.approvals.list_rules()
 
-    seen = [await told(pending), await told(rules), await told(lambda: kernel.fork("ses_used"))]
-    session = await told(lambda: kernel.session("ses_used", headless=False, attendant=Away()))
+    seen = [await told(pending), await told(rules), await told(lambda: kernel.fork_session("ses_used"))]
+    session = await told(lambda: kernel.session("ses_used", headless=False, approval_handler=DeferApprovals()))
     seen.append(session)
     if isinstance(session, Exception):
         return seen
     for approval in () if isinstance(seen[0], Exception) else seen[0]:
         seen.append(await told(lambda id=approval.id: kernel.approvals.decide(id, ApprovalAnswer("once"), by="test")))
-    if isinstance(session, HeldSession):
-        seen.append(await told(session.parked))
-    seen.append(await told(session.resume_parked))
+    if isinstance(session, LocalSession):
+        seen.append(await told(session.calls_awaiting_approval))
+    seen.append(await told(session.resume_suspended_calls))
     seen.append(await told(lambda: session.call("test.count", {})))
     seen.append(await told(lambda: session.call("test.keep", {"to": "k"}, key="k")))
     seen.append(await told(lambda: session.call("test.pay", {"to": "another"})))
-    seen.append(await told(lambda: kernel.explain("test.pay", {"to": "x"})))
-    if isinstance(kernel, HeldKernel):
-        seen.append(await told(lambda: kernel.rooms.store.messages.read("ses_used")))
+    seen.append(await told(lambda: kernel.explain_call("test.pay", {"to": "x"})))
+    if isinstance(kernel, LocalKernel):
+        seen.append(await told(lambda: kernel.components.store.messages.read("ses_used")))
     return seen
 
 
@@ -281,7 +281,7 @@ def test_a_page_of_any_table_that_is_damaged_is_told_in_words_at_the_start_and_w
 async def test_a_session_whose_closing_failed_can_be_opened_and_closed_again(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session("ses_1")
-        with closing(sqlite3.connect(kernel.rooms.store.folders.database)) as other:
+        with closing(sqlite3.connect(kernel.components.store.folders.database_file)) as other:
             other.execute("ALTER TABLE approval RENAME TO elsewhere")
             with pytest.raises(LogUnavailable):
                 await session.close()

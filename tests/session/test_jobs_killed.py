@@ -17,16 +17,16 @@ from tests.session.crashing import die_by_itself, records_of
 from handrail import Kernel, Session, tool
 from handrail.contract.errors import LogUnavailable
 from handrail.contract.tool.tool import Tool
-from handrail.record.reading import LoggedRecord
-from handrail.record.verification import verify
-from handrail.store.tables.jobs import Retention
+from handrail.record.log_reader import LoggedRecord
+from handrail.record.verification import verify_log
+from handrail.store.tables.jobs import JobRetention
 from handrail.testing.kernels import temporary_kernel
 
 EACH_STEP = """
 import asyncio, os, sqlite3, sys
 from handrail import ApprovalAnswer
 from pathlib import Path
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 from tests.session.test_jobs_killed import RULES, job_tools
 
 folder = Path(sys.argv[1])
@@ -43,7 +43,7 @@ async def until(condition):
         await asyncio.sleep(0)
 
 async def main():
-    person = ScriptedPerson([ApprovalAnswer("once")])
+    person = ScriptedApprovalHandler([ApprovalAnswer("once")])
     tools = job_tools(folder / "effects", executed)
     async with temporary_kernel(folder, tools=tools, rules=RULES) as kernel:
         session = await kernel.session("ses_jobs", attendant=person)
@@ -140,21 +140,21 @@ async def test_a_process_killed_with_a_job_at_each_step(tmp_path: Path) -> None:
     effects = tmp_path / "effects"
     assert sorted(effects.read_text().split()) == sorted(before)
     async with temporary_kernel(tmp_path, tools=job_tools(effects, hold=False), rules=["allow *"]) as kernel:
-        assert verify(kernel.log.reader).ok
+        assert verify_log(kernel.log.reader).ok
         lost = {"running-hold", "granted-hold", "promoted-hold", "queued"}
         found = await states(await kernel.jobs.list())
         assert found.pop("ended") == ("done", 1)
         assert {about for about, state in found.items() if state == ("interrupted", 1)} == lost
         assert {about for about, state in found.items() if state == ("pending", 1)} == set(found) - lost
         assert sorted(effects.read_text().split()) == sorted(before), "nothing runs before its session is opened"
-        (given_up,) = [job for job in await kernel.jobs.list() if job.about == "given-up-hold"]
+        (given_up,) = [job for job in await kernel.jobs.list() if job.summary == "given-up-hold"]
         assert (await kernel.jobs.stop(given_up.id)).state == "interrupted"
         result = await kernel.jobs.wait(given_up.id, timeout_ms=0)
         assert result is not None and result.metadata["stopped_by"] == "user"
         assert "The user stopped a further attempt" in str(result.error_text)
         lost.add("given-up-hold")
         session = await kernel.session("ses_jobs")
-        jobs = {job.about: job for job in await session.jobs.list()}
+        jobs = {job.summary: job for job in await session.jobs.list()}
         for about, job in jobs.items():
             result = await session.jobs.wait(job.id, timeout_ms=60_000)
             assert result is not None
@@ -182,9 +182,9 @@ async def test_a_process_killed_with_a_job_at_each_step(tmp_path: Path) -> None:
 
 
 async def told(session: Session) -> list[str]:
-    notices = session.notices
+    notices = session.notifications
     assert notices is not None
-    return sorted(notice.source for notice in await notices.pending())
+    return sorted(notice.source for notice in await notices.list_pending())
 
 
 @pytest.mark.proves("X-06")
@@ -225,8 +225,8 @@ async def test_a_job_that_is_stopped_while_its_session_is_opened_has_one_end(
             await asyncio.sleep(0)
     async with temporary_kernel(tmp_path, tools=job_tools(effects), rules=["allow *"]) as kernel:
         (job,) = await kernel.jobs.list()
-        arbiter, reached, may_go_on = kernel.rooms.arbiter, asyncio.Event(), asyncio.Event()
-        outcome_of = arbiter.log.outcome_of
+        arbiter, reached, may_go_on = kernel.components.arbiter, asyncio.Event(), asyncio.Event()
+        outcome_of = arbiter.log.find_outcome
 
         async def slow(call_id: str) -> LoggedRecord | None:
             found = await outcome_of(call_id)
@@ -248,7 +248,7 @@ async def test_a_job_that_is_stopped_while_its_session_is_opened_has_one_end(
             stopped = await kernel.jobs.stop(job.id)
             may_go_on.set()
             session = await opening
-        assert stopped.ended and not arbiter.jobs.live, "and nothing of it runs"
+        assert stopped.has_ended and not arbiter.jobs.running, "and nothing of it runs"
         await kernel.log.flush()
         assert (await kernel.jobs.get(job.id)).state == stopped.state
         assert await told(session) == [job.id]
@@ -261,7 +261,7 @@ async def test_a_job_outlives_the_opening_of_its_session_and_ends_with_its_close
         session = await kernel.session("ses_jobs")
         job_id = (await session.call("once", {"name": "a-hold"})).data["job_id"]
         await session.suspend()
-        assert not (await kernel.jobs.get(job_id)).ended
+        assert not (await kernel.jobs.get(job_id)).has_ended
         session = await kernel.session("ses_jobs")
         assert [job.id for job in await session.jobs.list()] == [job_id]
         await session.close()
@@ -272,8 +272,8 @@ async def test_a_job_outlives_the_opening_of_its_session_and_ends_with_its_close
 async def test_a_session_is_told_of_its_job_however_many_others_have_ended_before_it_goes_on(tmp_path: Path) -> None:
     effects = tmp_path / "effects"
     async with temporary_kernel(tmp_path, tools=job_tools(effects), rules=["allow *"]) as kernel:
-        arbiter = kernel.rooms.arbiter
-        arbiter.jobs.limits = replace(arbiter.jobs.limits, keep=Retention(most=2, sure_ns=0))
+        arbiter = kernel.components.arbiter
+        arbiter.jobs.limits = replace(arbiter.jobs.limits, keep=JobRetention(max_jobs=2, min_age_ns=0))
         session, other = await kernel.session("ses_jobs"), await kernel.session("ses_other")
         job_id = (await session.call("once", {"name": "a-hold"})).data["job_id"]
         await session.suspend()
@@ -282,12 +282,12 @@ async def test_a_session_is_told_of_its_job_however_many_others_have_ended_befor
             ended = (await other.call("again", {"name": name})).data["job_id"]
             await other.jobs.wait(ended, timeout_ms=30_000)
         await kernel.log.flush()
-        await arbiter.jobs.retire()
+        await arbiter.jobs.remove_old()
         assert len(await other.jobs.list()) == 2, "those it was told of make room"
         session = await kernel.session("ses_jobs")
         assert await told(session) == [job_id]
         await kernel.log.flush()
-        await arbiter.jobs.retire()
+        await arbiter.jobs.remove_old()
         assert not await session.jobs.list()
 
 
@@ -308,20 +308,20 @@ async def test_the_end_of_a_job_that_cannot_be_kept_is_kept_and_told_when_it_can
         return kept
 
     async with temporary_kernel(tmp_path, tools=job_tools(tmp_path / "effects"), rules=["allow *"]) as kernel:
-        session, jobs = await kernel.session("ses_jobs"), kernel.rooms.arbiter.jobs
+        session, jobs = await kernel.session("ses_jobs"), kernel.components.arbiter.jobs
         jobs.limits = replace(jobs.limits, again_s=0.0)
         job_id = (await session.call("once", {"name": "a-hold"})).data["job_id"]
-        owner, name = (jobs.table, "commit") if what == "end" else (kernel.arrivals.notices, "post")
+        owner, name = (jobs.table, "commit") if what == "end" else (kernel.arrivals.notifications, "post")
         monkeypatch.setattr(owner, name, while_full(getattr(owner, name)))
         assert (await session.jobs.stop(job_id)).state == "cancelled"
         await failed.wait()
-        assert (await session.jobs.get(job_id)).state == "cancelled" and not (await session.jobs.get(job_id)).rests
+        assert (await session.jobs.get(job_id)).state == "cancelled" and not (await session.jobs.get(job_id)).is_suspended
         result = await session.jobs.wait(job_id, timeout_ms=30_000)
         assert result is not None and result.error_kind == "cancelled" and await told(session) == []
         full = False
-        assert session.notices is not None and await session.notices.awaited()
+        assert session.notifications is not None and await session.notifications.wait_for_next()
         assert await told(session) == [job_id]
-        while jobs.live:
+        while jobs.running:
             await asyncio.sleep(0)
         assert (await session.jobs.get(job_id)).state == "cancelled"
         full = True

@@ -14,8 +14,8 @@ from tests.session import killed
 from tests.session.killed import CALLS, SESSION, STEPS, person, workplace
 
 from handrail.agent.loop import Agent
-from handrail.record.verification import verify
-from handrail.testing.histories import PlayedModel, text_reply
+from handrail.record.verification import verify_log
+from handrail.testing.request_checks import PlaybackModel, text_reply
 
 LEAN = {
     ("job", "notice written"),
@@ -57,18 +57,18 @@ async def test_a_process_killed_at_a_step_is_followed_by_one_that_knows_what_bec
     assert before <= 1
     asked = person()
     async with workplace(tmp_path) as kernel:
-        assert verify(kernel.log.reader).ok
+        assert verify_log(kernel.log.reader).ok
         if case.startswith("task"):
-            assert not kernel.approvals.pending(), "what a sub-agent asked, nobody answers any more"
-        session = await kernel.session(SESSION, attendant=asked)
-        model = PlayedModel(*(text_reply(f"On, {n}.") for n in range(5)))
+            assert not kernel.approvals.list_pending(), "what a sub-agent asked, nobody answers any more"
+        session = await kernel.session(SESSION, approval_handler=asked)
+        model = PlaybackModel(*(text_reply(f"On, {n}.") for n in range(5)))
         assert (await Agent(session, model).complete("And now?", until="idle")).ok
         jobs = await session.jobs.list()
-        assert all(job.ended for job in await kernel.jobs.list()) and not kernel.approvals.pending()
+        assert all(job.has_ended for job in await kernel.jobs.list()) and not kernel.approvals.list_pending()
         await kernel.log.flush()
         ended = {row.call_id: row.state for row in kernel.log.reader.calls()}
         assert not {"parked", "running", "not-run"} & {state for id, state in ended.items() if id.startswith(SESSION)}
-        below = kernel.rooms.store.sessions.under(SESSION)
+        below = kernel.components.store.sessions.list_children(SESSION)
     said = str(model.requests[-1].messages)
     again = case == "job that may be run again" and step not in ("ended", "row ended") and "notice" not in step
     assert effects(tmp_path) <= before + (again or case in ("approval", "question")), "nothing runs twice"
@@ -96,7 +96,7 @@ async def test_a_process_killed_at_a_step_is_followed_by_one_that_knows_what_bec
         assert effects(tmp_path) == (step != "taken up") and bool(asked.requests) is (step == "asked")
     async with workplace(tmp_path) as kernel:
         session = await kernel.session(SESSION)
-        model = PlayedModel(text_reply("The end."))
+        model = PlaybackModel(text_reply("The end."))
         assert (await Agent(session, model).complete("And again?", until="idle")).text == "The end."
         said = str(model.requests[0].messages)
         assert all(said.count(f"The job {job.id} (") == notices for job in jobs), "and not again"
@@ -112,12 +112,12 @@ async def test_killed_again_and_again_with_everything_at_work_nothing_runs_twice
     for life in range(lives):
         kill(tmp_path, "awhile", str(life), f"{chance.uniform(0.0, 0.6):.3f}")
     async with workplace(tmp_path) as kernel:
-        assert verify(kernel.log.reader).ok
-        session = await kernel.session(SESSION, attendant=person())
-        model = PlayedModel(*(text_reply("On.") for _ in range(50)))
+        assert verify_log(kernel.log.reader).ok
+        session = await kernel.session(SESSION, approval_handler=person())
+        model = PlaybackModel(*(text_reply("On.") for _ in range(50)))
         assert (await Agent(session, model).complete("The last one.", until="idle")).ok
         jobs = await session.jobs.list()
-        assert jobs and all(job.ended for job in await kernel.jobs.list()) and not kernel.approvals.pending()
+        assert jobs and all(job.has_ended for job in await kernel.jobs.list()) and not kernel.approvals.list_pending()
         await kernel.log.flush()
         ended = Counter(row.state for row in kernel.log.reader.calls(limit=10_000))
         assert not {"parked", "running"} & set(ended), ended

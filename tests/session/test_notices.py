@@ -10,80 +10,80 @@ from pathlib import Path
 
 import pytest
 
-from handrail.contract.doors.channels import Notice
+from handrail.contract.services.channels import Notification
 from handrail.contract.errors import UsageError
-from handrail.session.arrivals import channels as noticing
-from handrail.store.tables.arrivals import MOST_AT_ONCE
+from handrail.session.inbound import channels as noticing
+from handrail.store.tables.inbound import MAX_NOTIFICATIONS_AT_ONCE
 from handrail.testing.kernels import temporary_kernel
 
 
-def notice(session_id: str, id: str = "n1", text: str = "it is done") -> Notice:
-    return Notice(id, session_id, "job", "bash_00000001", text, 1, {"exit_code": 0}, "bash")
+def notice(session_id: str, id: str = "n1", text: str = "it is done") -> Notification:
+    return Notification(id, session_id, "job", "bash_00000001", text, 1, {"exit_code": 0}, "bash")
 
 
 async def test_a_notice_waits_in_order_across_restarts_and_is_taken_once(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
-        assert session.notices is not None and session.lane.notices is not None
-        await session.lane.notices.post(notice(session.id, "b"))
-        await kernel.arrivals.notices.post(notice(session.id, "a"))
-        await kernel.arrivals.notices.post(notice(session.id, "b", "the same delivery again"))
+        assert session.notifications is not None and session.lane.notifications is not None
+        await session.lane.notifications.post(notice(session.id, "b"))
+        await kernel.arrivals.notifications.post(notice(session.id, "a"))
+        await kernel.arrivals.notifications.post(notice(session.id, "b", "the same delivery again"))
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session(session.id)
-        assert session.notices is not None
-        waiting = await session.notices.pending()
+        assert session.notifications is not None
+        waiting = await session.notifications.list_pending()
         assert waiting == [notice(session.id, "b"), notice(session.id, "a")]
-        await session.notices.take(["b"])
-        await session.notices.take(["b"])
-        await kernel.arrivals.notices.post(notice(session.id, "b"))
-        assert [one.id for one in await session.notices.pending()] == ["a"]
+        await session.notifications.mark_delivered(["b"])
+        await session.notifications.mark_delivered(["b"])
+        await kernel.arrivals.notifications.post(notice(session.id, "b"))
+        assert [one.id for one in await session.notifications.list_pending()] == ["a"]
 
 
 async def test_a_notice_is_another_sessions_only_by_its_id_and_goes_when_that_is_closed(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         mine, other = await kernel.session(), await kernel.session()
-        await kernel.arrivals.notices.post(notice(other.id))
-        assert mine.notices is not None and not await mine.notices.pending()
-        await mine.notices.take(["n1"])
-        assert other.notices is not None and len(await other.notices.pending()) == 1
-        forked = await kernel.session(await kernel.fork(other.id))
-        assert forked.notices is not None and not await forked.notices.pending(), "it was told to the other"
+        await kernel.arrivals.notifications.post(notice(other.id))
+        assert mine.notifications is not None and not await mine.notifications.list_pending()
+        await mine.notifications.mark_delivered(["n1"])
+        assert other.notifications is not None and len(await other.notifications.list_pending()) == 1
+        forked = await kernel.session(await kernel.fork_session(other.id))
+        assert forked.notifications is not None and not await forked.notifications.list_pending(), "it was told to the other"
         await other.close()
-        assert kernel.arrivals.notices.table.count(other.id) == 0
+        assert kernel.arrivals.notifications.table.count_pending(other.id) == 0
 
 
 async def test_who_waits_for_a_notice_hears_of_it_and_of_there_being_none_to_come(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
-        notices = kernel.arrivals.notices.of(session.id)
-        assert not await notices.awaited(), "nothing runs"
-        notices.expect("bash_00000001")
-        notices.expect("bash_00000002")
-        lives, idles = asyncio.create_task(notices.arrived()), asyncio.create_task(notices.awaited())
-        await kernel.arrivals.notices.post(notice(session.id))
+        notices = kernel.arrivals.notifications.for_session(session.id)
+        assert not await notices.wait_for_next(), "nothing runs"
+        notices.expect_from("bash_00000001")
+        notices.expect_from("bash_00000002")
+        lives, idles = asyncio.create_task(notices.wait_until_pending()), asyncio.create_task(notices.wait_for_next())
+        await kernel.arrivals.notifications.post(notice(session.id))
         await lives
         assert await idles
-        await notices.take(["n1"])
-        idles = asyncio.create_task(notices.awaited())
-        notices.forget("bash_00000002")
+        await notices.mark_delivered(["n1"])
+        idles = asyncio.create_task(notices.wait_for_next())
+        notices.stop_expecting("bash_00000002")
         assert not await idles
 
 
 async def test_what_a_session_that_was_left_had_to_wait_for_is_let_go_when_that_has_ended(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
-        board = kernel.arrivals.notices
-        left = board.of("ses_left")
-        left.expect("bash_1")
-        left.expect("bash_2")
-        board.forget("ses_left")
-        left.forget("bash_1")
-        assert board.of("ses_left") is left, "opened again, it is still told of the other"
-        board.forget("ses_left")
-        left.forget("bash_2")
-        opened = board.of("ses_left")
+        board = kernel.arrivals.notifications
+        left = board.for_session("ses_left")
+        left.expect_from("bash_1")
+        left.expect_from("bash_2")
+        board.leave_session("ses_left")
+        left.stop_expecting("bash_1")
+        assert board.for_session("ses_left") is left, "opened again, it is still told of the other"
+        board.leave_session("ses_left")
+        left.stop_expecting("bash_2")
+        opened = board.for_session("ses_left")
         assert opened is not left
-        left.forget("bash_2")
-        assert board.of("ses_left") is opened
+        left.stop_expecting("bash_2")
+        assert board.for_session("ses_left") is opened
 
 
 async def test_no_notice_is_kept_with_a_secret_and_none_without_bound(
@@ -91,40 +91,40 @@ async def test_no_notice_is_kept_with_a_secret_and_none_without_bound(
 ) -> None:
     async with temporary_kernel(tmp_path, secrets={"KEY": "hunter2hunter2"}) as kernel:
         session = await kernel.session()
-        await kernel.arrivals.notices.post(notice(session.id, text="the key is hunter2hunter2 " + "x" * 100_000))
-        (kept,) = kernel.arrivals.notices.table.pending(session.id)
+        await kernel.arrivals.notifications.post(notice(session.id, text="the key is hunter2hunter2 " + "x" * 100_000))
+        (kept,) = kernel.arrivals.notifications.table.list_pending(session.id)
         assert "hunter2" not in kept.text and "more characters are omitted" in kept.text
         monkeypatch.setattr(noticing, "MAX_PENDING", 2)
-        await kernel.arrivals.notices.post(notice(session.id, "n2"))
+        await kernel.arrivals.notifications.post(notice(session.id, "n2"))
         with pytest.raises(UsageError, match="2 pending notifications"):
-            await kernel.arrivals.notices.post(notice(session.id, "n3"))
+            await kernel.arrivals.notifications.post(notice(session.id, "n3"))
         other = await kernel.session()
-        await kernel.arrivals.notices.post(replace(notice(other.id), id="n3"))
+        await kernel.arrivals.notifications.post(replace(notice(other.id), id="n3"))
 
 
 async def test_of_very_many_the_first_are_looked_at_and_a_damaged_one_keeps_nobody_waiting(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
-        notices = kernel.arrivals.notices.of(session.id)
-        for n in range(MOST_AT_ONCE + 5):
+        notices = kernel.arrivals.notifications.for_session(session.id)
+        for n in range(MAX_NOTIFICATIONS_AT_ONCE + 5):
             await notices.post(notice(session.id, f"n{n:03}"))
-        assert [one.id for one in await notices.pending()] == [f"n{n:03}" for n in range(MOST_AT_ONCE)]
-        await notices.take([one.id for one in await notices.pending()])
-        with contextlib.closing(sqlite3.connect(kernel.rooms.store.database.path)) as other:
+        assert [one.id for one in await notices.list_pending()] == [f"n{n:03}" for n in range(MAX_NOTIFICATIONS_AT_ONCE)]
+        await notices.mark_delivered([one.id for one in await notices.list_pending()])
+        with contextlib.closing(sqlite3.connect(kernel.components.store.database.path)) as other:
             other.execute("UPDATE notice SET body = x'00' WHERE taken = 0")
             other.commit()
-        while kernel.arrivals.notices.table.count(session.id):
-            assert not await notices.pending()
+        while kernel.arrivals.notifications.table.count_pending(session.id):
+            assert not await notices.list_pending()
             await asyncio.sleep(0)
-        assert not await notices.awaited()
+        assert not await notices.wait_for_next()
 
 
 async def test_what_was_taken_is_forgotten_when_it_is_very_many(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
-        notices = kernel.arrivals.notices.of(session.id)
+        notices = kernel.arrivals.notifications.for_session(session.id)
         for n in range(1_005):
             await notices.post(notice(session.id, f"n{n}"))
-        await notices.take([f"n{n}" for n in range(1_005)])
-        rows = kernel.rooms.store.database.reading.execute("SELECT count(*) FROM notice").fetchone()[0]
-        assert rows == 1_000 and not await notices.pending()
+        await notices.mark_delivered([f"n{n}" for n in range(1_005)])
+        rows = kernel.components.store.database.reader.execute("SELECT count(*) FROM notice").fetchone()[0]
+        assert rows == 1_000 and not await notices.list_pending()

@@ -13,9 +13,9 @@ from handrail import ApprovalAnswer, UsageError, tool
 from handrail.agent.loop import Agent
 from handrail.agent.model import AssistantMessage, ResultsMessage, UserMessage
 from handrail.contract.session import Session
-from handrail.session.past import SessionReader
-from handrail.testing.histories import PlayedModel, call_reply, faults_in_openai_request, text_reply
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.session.transcript import SessionReader
+from handrail.testing.request_checks import PlaybackModel, call_reply, openai_request_faults, text_reply
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 SECRET = "correct-horse-battery"
 
@@ -47,7 +47,7 @@ def database(folder: Path) -> Path:
 
 async def talk(session: Session, *replies: Any, task: str | None = "go on") -> Agent:
     """One run to its end, whatever it is."""
-    agent = Agent(session, PlayedModel(*replies))
+    agent = Agent(session, PlaybackModel(*replies))
     await agent.complete(task)
     return agent
 
@@ -61,7 +61,7 @@ async def test_a_conversation_goes_on_with_everything_that_was_said(tmp_path: Pa
         )
         assert len(first.messages) == 4
     async with opened(tmp_path) as kernel:
-        model = PlayedModel(text_reply("as I said: two"))
+        model = PlaybackModel(text_reply("as I said: two"))
         agent = Agent(await kernel.session(session.id), model)
         assert (await agent.complete("and?")).ok
         assert model.requests[0].messages == (*first.messages, UserMessage("and?"))
@@ -105,7 +105,7 @@ async def test_a_history_cut_off_anywhere_goes_on_with_every_call_answered_from_
     with sqlite3.connect(database(tmp_path)) as connection:
         connection.execute("DELETE FROM message WHERE position >= ?", (kept,))
     async with opened(tmp_path) as kernel:
-        model = PlayedModel(text_reply("end"))
+        model = PlaybackModel(text_reply("end"))
         agent = Agent(await kernel.session("ses_1"), model)
         assert (await agent.complete("again")).ok
         ids_and_texts = {
@@ -123,7 +123,7 @@ async def test_a_history_cut_off_anywhere_goes_on_with_every_call_answered_from_
         assert asked[0].text == "count" and asked[-1].text == "again"
         from handrail.agent.providers.openai import _messages  # pyright: ignore[reportPrivateUsage]
 
-        assert faults_in_openai_request({"messages": list(_messages(model.requests[0]))}) == []
+        assert openai_request_faults({"messages": list(_messages(model.requests[0]))}) == []
 
 
 async def test_without_a_task_a_session_goes_on_where_it_stopped_unless_it_was_answered(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ async def test_todos_and_folders_come_back_and_go_only_when_it_is_closed(tmp_pat
         with pytest.raises(UsageError, match="is closed"):
             await kernel.close_session("ses_1")
         with pytest.raises(UsageError, match="is closed"):
-            await kernel.fork("ses_1")
+            await kernel.fork_session("ses_1")
         with pytest.raises(UsageError, match="does not exist"):
             await kernel.close_session("ses_nobody")
         session = await kernel.session("ses_1")
@@ -191,13 +191,13 @@ async def test_todos_and_folders_come_back_and_go_only_when_it_is_closed(tmp_pat
 
 @pytest.mark.proves("A-10")
 async def test_an_answer_for_this_session_comes_back_with_it_and_not_with_its_fork(tmp_path: Path) -> None:
-    person = ScriptedPerson([ApprovalAnswer("session")])
+    person = ScriptedApprovalHandler([ApprovalAnswer("session")])
     async with opened(tmp_path, rules=["ask test.count"]) as kernel:
-        session = await kernel.session("ses_1", attendant=person, rules=["allow test.masked"])
+        session = await kernel.session("ses_1", approval_handler=person, rules=["allow test.masked"])
         assert (await session.call("test.count", {"n": 1})).ok
         assert (await session.call("test.masked", {})).ok
     async with opened(tmp_path, rules=["ask test.count"]) as kernel:
-        forked = await kernel.session(await kernel.fork("ses_1"))
+        forked = await kernel.session(await kernel.fork_session("ses_1"))
         assert (await forked.call("test.count", {"n": 1})).error_kind == "denied"
         session = await kernel.session("ses_1")
         assert (await session.call("test.count", {"n": 1})).ok
@@ -212,7 +212,7 @@ async def test_a_fork_begins_with_what_was_said_and_goes_its_own_way(tmp_path: P
         session = await kernel.session("ses_1", topic="counting")
         await session.call("todo", {"todos": [{"id": "1", "content": "go on", "status": "pending"}]})
         parent = await talk(session, call_reply(("test.count", {"n": 1})), text_reply("two"), task="count")
-        forked = await kernel.session(await kernel.fork("ses_1"))
+        forked = await kernel.session(await kernel.fork_session("ses_1"))
         child = await talk(forked, text_reply("elsewhere"), task="go elsewhere")
         assert child.messages[:4] == parent.messages
         assert (await forked.call("todo", {})).data["todos"][0]["content"] == "go on"
@@ -222,7 +222,7 @@ async def test_a_fork_begins_with_what_was_said_and_goes_its_own_way(tmp_path: P
         assert again.messages[:4] == parent.messages and "elsewhere" not in str(again.messages)
     with sqlite3.connect(database(tmp_path)) as connection:
         facts = SessionReader(connection, None).get(forked.id)
-    assert facts is not None and (facts.parent, facts.topic, facts.state) == ("ses_1", "counting", "suspended")
+    assert facts is not None and (facts.forked_from, facts.topic, facts.state) == ("ses_1", "counting", "suspended")
 
 
 async def test_a_call_left_open_in_the_parent_is_not_run_in_its_fork(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ async def test_a_call_left_open_in_the_parent_is_not_run_in_its_fork(tmp_path: P
     assert at[0] > 0
     forget_head(tmp_path)
     async with opened(tmp_path) as kernel:
-        forked = await kernel.session(await kernel.fork("ses_1"))
+        forked = await kernel.session(await kernel.fork_session("ses_1"))
         agent = await talk(forked, text_reply("so be it"))
         (results,) = [message for message in agent.messages if isinstance(message, ResultsMessage)]
         assert "forked from" in results.results[0].text and results.results[0].is_error
@@ -291,15 +291,15 @@ async def test_how_sessions_stand_is_told_by_any_process(tmp_path: Path) -> None
         )
         with sqlite3.connect(database(tmp_path)) as connection:
             reader = SessionReader(connection, token)
-            assert {facts.id: facts.state for facts in reader.all()} == {
+            assert {facts.id: facts.state for facts in reader.list_sessions()} == {
                 "ses_1": "open",
                 "ses_2": "open",
                 "ses_3": "closed",
             }
-            assert reader.latest() is None
+            assert reader.find_latest() is None
             # As after a kill: nobody holds the workspace, or somebody else does.
-            assert {f.state for f in SessionReader(connection, None).all()} == {"suspended", "closed"}
-            latest = SessionReader(connection, token + 1).latest()
+            assert {f.state for f in SessionReader(connection, None).list_sessions()} == {"suspended", "closed"}
+            latest = SessionReader(connection, token + 1).find_latest()
     assert latest is not None and latest.id == "ses_1"
     assert (latest.messages, latest.calls, latest.task, latest.topic) == (4, 1, "count to two", "counting")
     with sqlite3.connect(database(tmp_path)) as connection:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handrail.contract.doors.channels import Trigger
-from handrail.session.arrivals.triggers import SECOND_NS, Zone, next_after
+from handrail.contract.services.channels import Trigger
+from handrail.session.inbound.triggers import SECOND_NS, UtcOffset, next_firing_ns
 
 pytestmark = [
     pytest.mark.proves("A-07"),
@@ -38,12 +38,12 @@ class Change:
     after: int
 
 
-def of(zone: str) -> Zone:
+def of(zone: str) -> UtcOffset:
     return _of(zone)
 
 
 @functools.cache
-def _of(zone: str) -> Zone:
+def _of(zone: str) -> UtcOffset:
     info = zoneinfo.ZoneInfo(zone)
 
     def ahead(at_s: int) -> int:
@@ -127,7 +127,7 @@ def fires(fields: Fields, change: Change, start: int, end: int) -> list[int]:
     trigger = Trigger("t", "s", "schedule", "x", start * SECOND_NS, cron=fields.cron)
     found: list[int] = []
     now = start * SECOND_NS
-    while (following := next_after(trigger, now, of(change.zone))) is not None and following <= end * SECOND_NS:
+    while (following := next_firing_ns(trigger, now, of(change.zone))) is not None and following <= end * SECOND_NS:
         assert following > now
         found.append(following // SECOND_NS)
         now = following
@@ -187,7 +187,7 @@ def test_half_an_hour_shifts_no_schedule(cron: str, from_: str, times: str) -> N
     trigger = Trigger("t", "s", "schedule", "x", now, cron=cron)
     found: list[int] = []
     for _ in times.split():
-        following = next_after(trigger, now, of("Australia/Lord_Howe"))
+        following = next_firing_ns(trigger, now, of("Australia/Lord_Howe"))
         assert following is not None
         now = following
         found.append(now // SECOND_NS)
@@ -200,6 +200,6 @@ def test_a_firing_that_was_late_where_the_clocks_were_put_back_does_not_come_aga
         for when in ("20T12:00", "25T01:10")
     )
     trigger = Trigger("t", "s", "schedule", "x", added, cron="30 2 * * *")
-    following = next_after(trigger, late, of("Europe/Berlin"))
+    following = next_firing_ns(trigger, late, of("Europe/Berlin"))
     assert following is not None
     assert told([following // SECOND_NS], "Europe/Berlin") == ["26 02:30 +0100"]

@@ -14,8 +14,8 @@ from tests.kernel.doors import Opens, by_both_doors
 from handrail import Event, Kernel, Runtime, ToolError, UsageError, tool
 from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest
 from handrail.contract.session import Session
-from handrail.kernel.held import HeldKernel
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.kernel.local import LocalKernel
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 ALLOW = ["allow test.*"]
 SHORT = "[limits]\ngrace_ms = 20\n"
@@ -75,7 +75,7 @@ async def wait() -> str:
 async def flood(runtime: Runtime, count: int) -> str:
     """Report much progress."""
     for number in range(count):
-        runtime.progress(str(number))
+        runtime.report_progress(str(number))
     return "flooded"
 
 
@@ -100,7 +100,7 @@ def kinds(kernel: Kernel, call_id: str) -> list[str]:
 async def test_call_ids_stay_unique_when_a_session_goes_on(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path) as kernel:
         session = await kernel.session("ses_long")
-        early = session.turn()  # its calls come last, so that the newest call is not of the highest turn
+        early = session.start_turn()  # its calls come last, so that the newest call is not of the highest turn
         for _ in range(3):
             assert (await session.call("test.look", {})).ok
         assert (await session.call("test.look", {}, key="77.0")).ok
@@ -187,8 +187,8 @@ async def test_a_session_whose_opening_was_cut_off_is_open_nowhere(tmp_path: Pat
             await asyncio.wait({opening})
             if not opening.cancelled():
                 await opening.result().suspend()
-        await kernel.rooms.store.database.writer.flush()
-        row = kernel.rooms.store.sessions.get("ses_cut")
+        await kernel.components.store.database.writer.flush()
+        row = kernel.components.store.sessions.get("ses_cut")
         assert row is not None and row.holder is None, "nobody would be let to go on with it elsewhere"
         assert (await (await kernel.session("ses_cut")).call("test.look", {})).ok
 
@@ -225,14 +225,14 @@ async def test_a_closed_session_takes_no_call_by_any_door_and_makes_no_folder_ag
 ) -> None:
     async with kernel_in(tmp_path) as kernel:
         session = await kernel.session("ses_gone")
-        turn = session.turn()
+        turn = session.start_turn()
         await session.close()
         await session.close()
         for attempt in (session.call("test.look", {}), session.call("test.look", {}, key="k")):
             with pytest.raises(UsageError, match="closed"):
                 await attempt
         with pytest.raises(UsageError, match="closed"):
-            session.turn()
+            session.start_turn()
         answers = await turn.call_all([("test.look", {}), ("test.send", {"name": "x"})])
         assert [answer.result.error_kind for answer in answers] == ["cancelled", "cancelled"]
         assert held.ran == [] and session_folders(tmp_path, "ses_gone") == []
@@ -245,19 +245,19 @@ async def test_a_closed_session_takes_no_call_by_any_door_and_makes_no_folder_ag
 
 @pytest.mark.proves("X-08", "G-01")
 async def test_closing_the_kernel_answers_and_records_whatever_is_in_flight(tmp_path: Path, kernel_in: Opens) -> None:
-    person = ScriptedPerson([ApprovalAnswer("once")])
+    person = ScriptedApprovalHandler([ApprovalAnswer("once")])
     person.may_answer.clear()
     async with temporary_kernel(
         tmp_path, tools=TOOLS, rules=["allow test.*", "ask test.look"], settings=SHORT
     ) as kernel:
-        session = await kernel.session("ses_1", attendant=person)
+        session = await kernel.session("ses_1", approval_handler=person)
         events: list[Event] = []
         session.watch(events.append)
         running = asyncio.create_task(session.call("test.hold", {}))
         await held.entered.wait()
         queued = asyncio.create_task(session.call("test.send", {"name": "never"}))
         asking = asyncio.create_task(session.call("test.look", {}))
-        await person.asked.wait()
+        await person.request_received.wait()
         while not any(event.kind == "waiting" for event in events):
             await asyncio.sleep(0)
     results = [await call for call in (running, queued, asking)]
@@ -269,7 +269,7 @@ async def test_closing_the_kernel_answers_and_records_whatever_is_in_flight(tmp_
     assert results[2].metadata["parked"] == person.requests[0].id
     assert all("unrecorded" not in result.metadata for result in results)
     async with kernel_in(tmp_path) as kernel:
-        assert kernel.interrupted == ()
+        assert kernel.interrupted_calls == ()
         assert kinds(kernel, "ses_1/1.0")[-1] == "committed"
         assert kinds(kernel, "ses_1/2.0")[-1] == "refused" and kinds(kernel, "ses_1/3.0")[-1] == "approval-requested"
         assert list(kernel.log.reader.records(kind="lost")) == []
@@ -279,7 +279,7 @@ async def test_closing_the_kernel_answers_and_records_whatever_is_in_flight(tmp_
 async def test_a_closed_kernel_runs_nothing_not_even_a_read(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path) as kernel:
         session = await kernel.session()
-        turn = session.turn()
+        turn = session.start_turn()
         assert (await session.call("test.look", {"name": "before"})).ok
     with pytest.raises(UsageError, match="kernel"):
         await session.call("test.look", {"name": "after"})
@@ -337,7 +337,7 @@ async def test_a_slow_reader_of_events_misses_progress_first_and_is_then_let_go(
         for _ in range(10_000):
             kinds_read[(await anext(reader)).kind] += 1
         assert kinds_read == {"proposed": 1, "started": 1, "progress": 9_998, "finished": 1}
-        turn = session.turn()
+        turn = session.start_turn()
         for _ in range(7):
             await asyncio.gather(*(turn.call_all([("test.look", {})]) for _ in range(1_000)))
         with pytest.raises(UsageError, match="behind"):
@@ -364,7 +364,7 @@ async def test_the_events_of_each_call_come_in_the_order_of_its_steps(tmp_path: 
 
 @pytest.mark.parametrize("how", ["raises", "nonsense", "cancels"])
 async def test_a_face_that_cannot_ask_means_no_and_harms_no_other_call(tmp_path: Path, how: str) -> None:
-    class Broken(ScriptedPerson):
+    class Broken(ScriptedApprovalHandler):
         async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
             if how == "raises":
                 raise ToolError("the terminal is gone")
@@ -375,7 +375,7 @@ async def test_a_face_that_cannot_ask_means_no_and_harms_no_other_call(tmp_path:
             return None  # type: ignore[return-value]
 
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=["allow test.*", "ask test.send"]) as kernel:
-        session = await kernel.session(attendant=Broken())
+        session = await kernel.session(approval_handler=Broken())
         refused, fine = await session.call_all([("test.send", {"name": "x"}), ("test.look", {"name": "y"})])
         assert refused.error_kind == "denied" and fine.ok
         assert refused.error_text is not None and "could not be asked" in refused.error_text
@@ -419,14 +419,14 @@ async def test_a_long_session_keeps_nothing_of_its_calls_in_memory(tmp_path: Pat
         session = await kernel.session()
         objects, tasks = await grown(kernel, session, 500)
         assert objects < 250 and tasks == 0
-        if isinstance(kernel, HeldKernel):
-            assert kernel.rooms.arbiter.locks.size == 0
+        if isinstance(kernel, LocalKernel):
+            assert kernel.components.arbiter.locks.size == 0
 
 
 def _parameters_of(made: Any) -> Any:
-    from handrail.contract.tool.decorator import parameters_of
+    from handrail.contract.tool.decorator import read_parameters
 
-    return parameters_of(made.function, "look", {}, None, {})
+    return read_parameters(made.function, "look", {}, None, {})
 
 
 @pytest.mark.proves("P-04")

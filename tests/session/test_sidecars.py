@@ -65,8 +65,8 @@ async def test_a_fork_reads_what_was_cut_before_it_was_made_and_nothing_after(tm
         path = cut.metadata["output_path"]
         history = session.history
         assert history is not None
-        await history.keep([(0, {"role": "results", "text": f"the rest is in {path}", "n": 1.5})])
-        forked = await kernel.session(await kernel.fork(session.id))
+        await history.store_entries([(0, {"role": "results", "text": f"the rest is in {path}", "n": 1.5})])
+        forked = await kernel.session(await kernel.fork_session(session.id))
         assert forked.history is not None
         ((_, said),) = await forked.history.read()
         its = str(said["text"]).removeprefix("the rest is in ")

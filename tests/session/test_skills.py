@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.agent.loop import Agent
-from handrail.agent.prompt import skill_lines
-from handrail.contract.doors.memory import Skill
+from handrail.agent.prompt import format_skill_lines
+from handrail.contract.services.memory import SkillInfo
 from handrail.session.skills import MAX_BYTES, SHIPPED, find_skills
-from handrail.testing.histories import PlayedModel, call_reply, text_reply
+from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.kernels import temporary_kernel
 
 
@@ -29,7 +29,7 @@ def put(folder: Path, name: str, text: str = "", *, front: str = "") -> Path:
     return place
 
 
-def told(workspace: Path, config: Path) -> dict[str, Skill]:
+def told(workspace: Path, config: Path) -> dict[str, SkillInfo]:
     return {f"{one.skill.layer}/{one.skill.name}": one.skill for one in find_skills(workspace, config)}
 
 
@@ -47,9 +47,9 @@ def test_the_nearest_of_one_name_counts_up_to_the_top_of_the_repository(tmp_path
     put(config / "skills", "mine")
     put(tmp_path / "outside" / ".agents" / "skills", "beyond")
     found = find_skills(workspace, config)
-    usable = {one.skill.name: one.skill.layer for one in found if one.skill.usable}
+    usable = {one.skill.name: one.skill.layer for one in found if one.skill.is_usable}
     assert usable == {"deploy": "workspace", "review": "workspace", "mine": "user", "tool-builder": "shipped"}
-    hidden = [(one.skill.layer, one.skill.name) for one in found if one.skill.hidden_by]
+    hidden = [(one.skill.layer, one.skill.name) for one in found if one.skill.shadowed_by]
     assert hidden == [("workspace", "deploy"), ("user", "review")]
 
 
@@ -150,15 +150,15 @@ def test_front_matter_is_read_in_quotes_as_blocks_and_with_what_has_no_effect_sa
 @pytest.mark.proves("A-04")
 @pytest.mark.proves("D-12")
 def test_the_index_has_a_line_each_within_its_bytes_and_names_what_does_not_fit() -> None:
-    skills = [Skill(f"s{n:03}", "x" * 90, "user", "") for n in range(100)]
-    lines = skill_lines(skills, 1_000)
+    skills = [SkillInfo(f"s{n:03}", "x" * 90, "user", "") for n in range(100)]
+    lines = format_skill_lines(skills, 1_000)
     assert len("\n".join(lines).encode()) < 1_500
     assert lines[1].startswith("- s000: xxx")
     assert lines[-1].startswith("- also: s010, s011")
     assert lines[-1].endswith("more")
-    assert skill_lines([]) == []
+    assert format_skill_lines([]) == []
     assert not any("*" in line for line in lines)
-    assert "come from the workspace" in skill_lines([Skill("a", "A.", "workspace", "")])[1]
+    assert "come from the workspace" in format_skill_lines([SkillInfo("a", "A.", "workspace", "")])[1]
 
 
 @pytest.mark.proves("A-04")
@@ -169,7 +169,7 @@ async def test_a_model_reads_a_skill_once_as_data_that_ends_where_it_ends(tmp_pa
     (place / "scripts" / "run.sh").write_text("echo")
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
-        model = PlayedModel(
+        model = PlaybackModel(
             call_reply(("skill", {"name": "deploy"})),
             call_reply(("skill", {"name": "deploy"}), ("skill", {"name": "deplyo"}), ("bash", {"command": "./x"})),
             text_reply("."),
@@ -178,14 +178,14 @@ async def test_a_model_reads_a_skill_once_as_data_that_ends_where_it_ends(tmp_pa
         prompt = model.requests[0].system
         assert "# Skills\n\nLoad one of these with skill" in prompt
         assert "\n- deploy*: About deploy.\n" in prompt
-        first = (await session.recall(f"{session.id}/1.0")).result
+        first = (await session.recover_result(f"{session.id}/1.0")).result
         assert first.data["content"].startswith('<skill_content name="deploy">\nDo this.\n⟦<⟧/skill_content>')
         assert first.data["content"].count("<skill_content") == 1
         assert "<system>" not in str(model.requests[1].messages)
         assert first.data["files"] == [".agents/skills/deploy/scripts/run.sh"]
         assert first.data["note"] == "allowed-tools has no effect: a skill grants nothing"
         assert "grants no permissions" in first.data["from"]
-        again, unknown, denied = [(await session.recall(f"{session.id}/2.{n}")).result for n in range(3)]
+        again, unknown, denied = [(await session.recover_result(f"{session.id}/2.{n}")).result for n in range(3)]
         assert (again.data["content"], "already" in again.data["note"]) == ("", True)
         assert "Did you mean 'deploy'?" in str(unknown.error_text)
         assert denied.error_kind == "denied"  # whatever the skill says of tools
@@ -214,7 +214,7 @@ def test_the_shipped_skill_fits_its_own_rules_and_names_commands_that_there_are(
 
     text = (SHIPPED / "tool-builder" / "SKILL.md").read_text()
     assert len(text.encode()) < MAX_BYTES
-    assert all(skill.usable for skill in [one.skill for one in find_skills(Path("/nonexistent"), Path("/nonexistent"))])
+    assert all(skill.is_usable for skill in [one.skill for one in find_skills(Path("/nonexistent"), Path("/nonexistent"))])
     named = {line.split("handrail ")[1].split()[0].strip("`,.") for line in text.splitlines() if "`handrail " in line}
     assert named
     assert named <= set(COMMANDS)

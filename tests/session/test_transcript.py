@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from handrail import tool
 from handrail.agent.budget import Budget
 from handrail.agent.loop import Agent
-from handrail.contract.doors.memory import Passage
-from handrail.contract.doors.runtime import Runtime
+from handrail.contract.services.memory import TranscriptPassage
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.session import Session
-from handrail.session import past as searching
-from handrail.session.past import best_of, excerpt, terms_of
-from handrail.testing.histories import PlayedModel, call_reply, text_reply
+from handrail.session import transcript as searching
+from handrail.session.transcript import rank_passages, cut_excerpt, parse_terms
+from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("T-03b")
@@ -39,7 +39,7 @@ async def found(session: Session, query: str, **more: Any) -> list[dict[str, Any
 
 
 async def test_messages_calls_and_results_are_found_by_words_and_phrases_and_read_whole(tmp_path: Path) -> None:
-    model = PlayedModel(
+    model = PlaybackModel(
         call_reply(("notes__look", {"about": "planets"}), text="I look at the zebra file."),
         text_reply("It says forty-two."),
     )
@@ -81,7 +81,7 @@ async def test_what_was_cut_out_of_the_models_view_is_still_found_and_secrets_ar
         tmp_path, tools=[look], rules=["allow notes.look"], secrets={"k": "key-5d0c1f7ab2e94c63"}
     ) as kernel:
         session = await kernel.session()
-        agent = Agent(session, PlayedModel(*replies), budget=Budget(context=2_000))
+        agent = Agent(session, PlaybackModel(*replies), budget=Budget(context=2_000))
         for number in range(12):
             assert (await agent.complete(f"Question {number} of the xylophone.")).ok
         assert "Question 1 of" not in str(agent.messages[1:])
@@ -134,9 +134,9 @@ async def test_a_search_is_bounded_and_says_what_it_left_out(tmp_path: Path, mon
 @settings(max_examples=40)
 @given(st.text(max_size=60), st.lists(st.text(max_size=600), max_size=5))
 def test_any_query_over_any_text_gives_what_holds_a_term_of_it(query: str, texts: list[str]) -> None:
-    terms = terms_of(query)
-    there = [Passage(str(n), "user", n, text) for n, text in enumerate(texts)]
-    best = best_of(there, terms)
+    terms = parse_terms(query)
+    there = [TranscriptPassage(str(n), "user", n, text) for n, text in enumerate(texts)]
+    best = rank_passages(there, terms)
     wanted = {one.id for one in there if any(term in one.text.casefold() for term in terms)}
     assert {one.id for one in best} == wanted and len(best) == len(wanted)
-    assert all(len(excerpt(one.text, terms)) <= searching.EXCERPT + 2 for one in best)
+    assert all(len(cut_excerpt(one.text, terms)) <= searching.EXCERPT_CHARACTERS + 2 for one in best)

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from tests.session.arriving import place
 
-from handrail import Fired, TriggerTool, Waiting, trigger_spec
-from handrail.contract.doors.channels import Notice, Trigger
+from handrail import TriggerEvent, TriggerTool, TriggerContext, make_trigger_spec
+from handrail.contract.services.channels import Notification, Trigger
 from handrail.contract.session import Session
-from handrail.registry.sources.code import PluginSource
-from handrail.session.arrivals import triggers as triggering
-from handrail.session.arrivals import waits
+from handrail.registry.sources.code_sources import PluginSource
+from handrail.session.inbound import triggers as triggering
+from handrail.session.inbound import trigger_waits
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("A-07")
@@ -27,13 +27,13 @@ pytestmark = pytest.mark.proves("A-07")
 class Line(TriggerTool):
     """Fires at each line that a file of the workspace gets."""
 
-    spec = trigger_spec("add_line_watch", "Trigger: be told of each new line.", {"path": {"type": "string"}}, "path")
+    spec = make_trigger_spec("add_line_watch", "Trigger: be told of each new line.", {"path": {"type": "string"}}, "path")
 
     def __init__(self) -> None:
         self.looked = asyncio.Condition()
         self.waits = 0
 
-    async def wait(self, waiting: Waiting) -> Fired:
+    async def wait(self, waiting: TriggerContext) -> TriggerEvent:
         path, seen = Path(waiting.workdir, waiting.arguments["path"]), waiting.position or 0
         self.waits += 1
         try:
@@ -42,7 +42,7 @@ class Line(TriggerTool):
         finally:
             self.waits -= 1
         line = path.read_text().splitlines()[seen]
-        return Fired(line, seen + 1, last=line == "end")
+        return TriggerEvent(line, seen + 1, is_last=line == "end")
 
     async def look(self) -> None:
         async with self.looked:
@@ -50,7 +50,7 @@ class Line(TriggerTool):
 
 
 class Beat(TriggerTool):
-    spec = trigger_spec("clock.add_beat", "Trigger: be told at times.", {"times": {"type": "array"}}, "times")
+    spec = make_trigger_spec("clock.add_beat", "Trigger: be told at times.", {"times": {"type": "array"}}, "times")
 
     def next_ns(self, arguments: Mapping[str, Any], now_ns: int) -> int | None:
         times = arguments["times"]
@@ -60,9 +60,9 @@ class Beat(TriggerTool):
 
 
 class Broken(TriggerTool):
-    spec = trigger_spec("add_broken", "Trigger: fail.", {"how": {"type": "string"}}, "how")
+    spec = make_trigger_spec("add_broken", "Trigger: fail.", {"how": {"type": "string"}}, "how")
 
-    async def wait(self, waiting: Waiting) -> Fired:
+    async def wait(self, waiting: TriggerContext) -> TriggerEvent:
         match waiting.arguments["how"]:
             case "raise":
                 raise ValueError("no such place \x1b[31m")
@@ -71,7 +71,7 @@ class Broken(TriggerTool):
             case "exit":
                 sys.exit("no place to go")
             case "position":
-                return Fired("x", "y" * waits.MAX_POSITION)
+                return TriggerEvent("x", "y" * trigger_waits.MAX_POSITION)
             case _:
                 return "text"  # type: ignore[return-value]
 
@@ -81,13 +81,13 @@ RULES = ("allow add_line_watch", "allow clock.add_beat", "allow add_broken")
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waits, "LEAST_S", 0.0)
+    monkeypatch.setattr(trigger_waits, "LEAST_S", 0.0)
 
 
-async def told(session: Session, count: int) -> Sequence[Notice]:
+async def told(session: Session, count: int) -> Sequence[Notification]:
     """Wait until so many have come."""
-    assert session.notices is not None
-    while len(found := await session.notices.pending()) < count:
+    assert session.notifications is not None
+    while len(found := await session.notifications.list_pending()) < count:
         await asyncio.sleep(0.001)
     return found
 
@@ -111,12 +111,12 @@ async def test_what_a_class_waits_for_is_told_once_labelled_and_goes_on_in_a_new
         (first,) = await told(session, 1)
         assert "log (add_line_watch) fired: Read it." in first.text and "\x1b" not in first.text
         assert first.untrusted == "what add_line_watch has seen" and first.kind == "trigger"
-        while (before := kernel.arrivals.triggers.of(session.id)[0]).fired < 1:
+        while (before := kernel.arrivals.triggers.list_triggers(session.id)[0]).fire_count < 1:
             await asyncio.sleep(0.001)
         file.write_text("one\ntwo\n")
         await line.look()
         await told(session, 2)
-        while kernel.arrivals.triggers.of(session.id)[0].fired < 2:
+        while kernel.arrivals.triggers.list_triggers(session.id)[0].fire_count < 2:
             await asyncio.sleep(0.001)
         await kernel.arrivals.triggers.table.put(before)  # as a process leaves it that ends after it has told
         await session.suspend()
@@ -130,9 +130,9 @@ async def test_what_a_class_waits_for_is_told_once_labelled_and_goes_on_in_a_new
         session = await kernel.session(session.id)
         lines = [notice.text.splitlines()[1] for notice in await told(session, 4)]
         assert lines == [lines[0], "two", "three", "end"]
-        while kernel.arrivals.triggers.of(session.id):  # that was the last one
+        while kernel.arrivals.triggers.list_triggers(session.id):  # that was the last one
             await asyncio.sleep(0.001)
-        assert kernel.arrivals.triggers.table.all() == []
+        assert kernel.arrivals.triggers.table.list_all() == []
 
 
 async def test_a_removed_one_waits_no_more_and_a_session_has_so_many(
@@ -157,7 +157,7 @@ async def test_a_removed_one_waits_no_more_and_a_session_has_so_many(
         await session.close()
         while line.waits:
             await asyncio.sleep(0.001)
-        assert kernel.arrivals.triggers.table.all() == []
+        assert kernel.arrivals.triggers.table.list_all() == []
 
 
 async def test_a_class_that_fails_is_told_of_once_and_waits_no_more(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ async def test_a_class_that_fails_is_told_of_once_and_waits_no_more(tmp_path: Pa
             await session.call("add_broken", {"how": how, "prompt": "Do it.", "name": how})
         failed = {notice.source: notice.text for notice in await told(session, len(ways))}
         assert set(failed) == set(ways)
-        while any(one.fault is None for one in kernel.arrivals.triggers.of(session.id) if one.name != "log"):
+        while any(one.problem is None for one in kernel.arrivals.triggers.list_triggers(session.id) if one.name != "log"):
             await asyncio.sleep(0.001)
         listed = {one["trigger_id"]: one for one in (await session.call("list_triggers", {})).data["triggers"]}
         for how in ways:
@@ -190,37 +190,37 @@ async def test_a_class_that_goes_by_time_fires_when_it_says_and_not_where_it_can
         assert made.ok and "next" in made.data
         now = clockwork.clock()
         clockwork.clock = lambda: now + 3_601 * 10**9
-        await clockwork.due()
+        await clockwork.fire_due()
         assert [notice.text for notice in await told(session, 1)] == ["The trigger hour (clock.add_beat) fired: Beat."]
-        (trigger,) = clockwork.of(session.id)
-        assert trigger.fired == 1 and trigger.next_ns == now + 7_201 * 10**9
+        (trigger,) = clockwork.list_triggers(session.id)
+        assert trigger.fire_count == 1 and trigger.next_ns == now + 7_201 * 10**9
         never = await session.call("clock.add_beat", {**add, "times": ["never"], "name": "n"})
         assert never.error_kind == "invalid_input" and "never fire" in str(never.error_text)
         for times in ([], ["soon"], [-(2**70)]):
             wrong = await session.call("clock.add_beat", {**add, "times": times, "name": "w"})
             assert wrong.error_kind == "failed" and "Traceback" not in str(wrong.error_text), times
-        assert len(clockwork.of(session.id)) == 1
+        assert len(clockwork.list_triggers(session.id)) == 1
 
 
 async def test_one_that_fired_for_the_last_time_while_its_class_was_not_there_is_gone(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[Line(), Beat(), Broken()], rules=RULES) as kernel:
         session, clockwork = await kernel.session(), kernel.arrivals.triggers
         await session.call("clock.add_beat", {"times": [3_600 * 10**9], "prompt": "Last.", "name": "last"})
-        (trigger,) = clockwork.of(session.id)
+        (trigger,) = clockwork.list_triggers(session.id)
         await clockwork.table.put(replace(trigger, next_ns=1, arguments={"times": ["never"]}))
         await session.suspend()
     async with temporary_kernel(tmp_path, tools=[Line(), Beat(), Broken()], rules=RULES) as kernel:
         session = await kernel.session(session.id)
         assert [notice.source for notice in await told(session, 1)] == ["last"]
         assert (await session.call("list_triggers", {})).data == {"triggers": []}
-        assert kernel.arrivals.triggers.table.all() == []
+        assert kernel.arrivals.triggers.table.list_all() == []
 
 
 async def test_a_firing_and_where_the_next_wait_goes_on_from_are_kept_as_one(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         clockwork, commits = there.clockwork, list[str]()
         await clockwork.add(Trigger("t", "s", "class", "Read it.", 1, tool="add_line_watch", arguments={}), "t")
-        commit, together = there.store.database.commit, there.store.database.commit_together
+        commit, together = there.store.database.commit, there.store.database.commit_all
 
         async def counted(table: Any, payload: Any) -> None:
             commits.append("alone")
@@ -231,12 +231,12 @@ async def test_a_firing_and_where_the_next_wait_goes_on_from_are_kept_as_one(tmp
             await together(works)
 
         there.store.database.commit = counted  # type: ignore[method-assign]
-        there.store.database.commit_together = counted_together  # type: ignore[method-assign]
-        assert await clockwork.happened(("s", "t"), waits.Happened("one", position=[1]))
-        (kept,) = clockwork.table.all()
-        assert (kept.fired, kept.position, len(await there.told("s"))) == (1, [1], 1)
-        assert await clockwork.happened(("s", "t"), waits.Happened("two", last=True))
-        assert clockwork.table.all() == [] and len(await there.told("s")) == 2
+        there.store.database.commit_all = counted_together  # type: ignore[method-assign]
+        assert await clockwork.record_wait_result(("s", "t"), trigger_waits.WaitResult("one", position=[1]))
+        (kept,) = clockwork.table.list_all()
+        assert (kept.fire_count, kept.position, len(await there.told("s"))) == (1, [1], 1)
+        assert await clockwork.record_wait_result(("s", "t"), trigger_waits.WaitResult("two", last=True))
+        assert clockwork.table.list_all() == [] and len(await there.told("s")) == 2
         assert commits == ["together", "together"]  # nothing can end between telling and noting
 
 
@@ -244,7 +244,7 @@ def test_a_class_says_when_it_fires_and_keeps_off_the_parameters_of_all() -> Non
     with pytest.raises(TypeError, match="neither wait"):
         type("Nothing", (TriggerTool,), {})
     with pytest.raises(ValueError, match="name yours otherwise"):
-        trigger_spec("add_x", "x", {"prompt": {}})
+        make_trigger_spec("add_x", "x", {"prompt": {}})
 
 
 @pytest.mark.proves("R-09")

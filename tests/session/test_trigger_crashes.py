@@ -15,11 +15,11 @@ import pytest
 from tests.session.arriving import SECOND, Clock, Place, place
 
 from handrail.agent.conversation import Conversation
-from handrail.agent.loop import hear
-from handrail.contract.doors.memory import Entry
-from handrail.record.reading import LogReader
+from handrail.agent.loop import deliver_notifications
+from handrail.contract.services.memory import HistoryEntry
+from handrail.record.log_reader import LogReader
 from handrail.store.encoding import decode
-from handrail.store.opening import Store
+from handrail.store.workspace_store import WorkspaceStore
 
 pytestmark = pytest.mark.proves("A-07", "G-05")
 
@@ -27,34 +27,34 @@ pytestmark = pytest.mark.proves("A-07", "G-05")
 class Kept:
     """A conversation's rows, in the same database as what is told in it."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: WorkspaceStore) -> None:
         self._store = store
 
-    async def read(self) -> list[Entry]:
+    async def read(self) -> list[HistoryEntry]:
         return await self._store.messages.read("s")
 
-    def keep(self, entries: Any) -> Any:
-        return self._store.messages.keep("s", entries, 1)
+    def store_entries(self, entries: Any) -> Any:
+        return self._store.messages.write("s", entries, 1)
 
-    async def attached(self, data: bytes, media_type: str) -> str:
+    async def store_attachment(self, data: bytes, media_type: str) -> str:
         raise AssertionError("nobody here shows anything")
 
-    async def attachment(self, ref: str) -> bytes:
+    async def load_attachment(self, ref: str) -> bytes:
         raise AssertionError("nobody here shows anything")
 
-    async def compacted(self, told: Any) -> None:
+    async def record_compaction(self, told: Any) -> None:
         pass
 
-    async def provided(self, about: Any, content: Any) -> list[str]:
+    async def record_provider_tool(self, about: Any, content: Any) -> list[str]:
         return []
 
 
-async def heard_after(folder: Path, there: Place, clock: Clock, store: Store) -> list[str]:
+async def heard_after(folder: Path, there: Place, clock: Clock, store: WorkspaceStore) -> list[str]:
     """Go on from what is there: fire what is due and hear what was told. Gives the whole conversation's lines."""
-    await there.clockwork.begin()
+    await there.clockwork.start()
     conversation = Conversation(Kept(store))
     await conversation.load()
-    await hear(there.board.of("s"), conversation)
+    await deliver_notifications(there.board.for_session("s"), conversation)
     rows = await store.messages.read("s")
     return [line for _, data in rows for line in str(data["text"]).splitlines()[1:]]
 
@@ -62,7 +62,7 @@ async def heard_after(folder: Path, there: Place, clock: Clock, store: Store) ->
 async def test_a_kill_after_any_commit_leaves_what_is_told_exactly_once(tmp_path: Path) -> None:
     clock, left = Clock(), list[Path]()
 
-    def killed_here(store: Store) -> None:
+    def killed_here(store: WorkspaceStore) -> None:
         """Keep the database as a kill at this moment would leave it."""
         copy = tmp_path / f"kill-{len(left)}"
         (copy / "ws").mkdir(parents=True)
@@ -79,8 +79,8 @@ async def test_a_kill_after_any_commit_leaves_what_is_told_exactly_once(tmp_path
             killed_here(store)
 
         store.database.commit = and_look  # type: ignore[method-assign]
-        await there.triggers("s").timer(10_000, "every", name="every")
-        await there.triggers("s").timer(10_000, "once", name="once", once=True)
+        await there.triggers("s").add_timer(10_000, "every", name="every")
+        await there.triggers("s").add_timer(10_000, "once", name="once", once=True)
         added = len(left)
         clock.now += 10 * SECOND
         whole = await heard_after(tmp_path, there, clock, store)
@@ -98,7 +98,7 @@ async def test_a_kill_after_any_commit_leaves_what_is_told_exactly_once(tmp_path
                 to.commit()
             again = await heard_after(copy, there, clock, there.store)
             assert sorted(again) == sorted(whole), f"after commit {number}"
-            (trigger,) = there.clockwork.of("s")
+            (trigger,) = there.clockwork.list_triggers("s")
             assert trigger.name == "every" and trigger.next_ns == clock.now + 10 * SECOND
 
 
@@ -107,14 +107,14 @@ import asyncio, sys
 from pathlib import Path
 from handrail.agent.loop import Agent
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.histories import PlayedModel, call_reply, text_reply
+from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 
 async def main(folder, id):
     async with temporary_kernel(folder, rules=["allow add_timer"]) as kernel:
         session = await kernel.session(id or None)
         print(session.id, flush=True)
         add = [call_reply(("add_timer", {"interval": 1, "prompt": "beat", "name": "t", "immediate": True})), text_reply("ok")]
-        agent = Agent(session, PlayedModel(*([] if id else add), *([text_reply("heard")] * 1000)))
+        agent = Agent(session, PlaybackModel(*([] if id else add), *([text_reply("heard")] * 1000)))
         async for event in agent.live(None if id else "begin"):
             print(type(event).__name__, flush=True)
 
@@ -124,7 +124,7 @@ asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
 
 @pytest.mark.slow
 def test_a_living_agent_that_is_killed_again_and_again_hears_each_beat_once(tmp_path: Path) -> None:
-    session_id, signs = "", ("RunFinished", "Waiting", "NoticesHeard", "TurnStarted", "TextDelta")
+    session_id, signs = "", ("RunFinished", "Waiting", "NotificationsDelivered", "TurnStarted", "TextDelta")
     for round_ in range(15):
         command = [sys.executable, "-c", _PROGRAM, str(tmp_path), session_id]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
@@ -137,7 +137,7 @@ def test_a_living_agent_that_is_killed_again_and_again_hears_each_beat_once(tmp_
                     break
             os.kill(program.pid, signal.SIGKILL)
     (database,) = (tmp_path / "state").glob("ws/*/handrail.db")
-    with LogReader.at(database) as reader:
+    with LogReader.open_database(database) as reader:
         rows = [decode(body) for (body,) in reader.connection.execute("SELECT body FROM message ORDER BY position")]
         told = [id for row in rows for id in row.get("notices", ())]
         kept = [decode(body) for (body,) in reader.connection.execute("SELECT body FROM trigger_row")]

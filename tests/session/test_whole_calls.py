@@ -52,7 +52,7 @@ def afresh() -> None:
 @tool(id="test.tell", side_effect="read", locks=[])
 async def tell(runtime: Runtime, waits: bool = False) -> str:
     """Report progress, and perhaps wait."""
-    runtime.progress("half")
+    runtime.report_progress("half")
     if waits:
         await held.open.wait()
     return "told"
@@ -194,7 +194,7 @@ def loop_in_thread(runtime: Runtime) -> str:
     """Run a loop of its own."""
 
     async def inside() -> None:
-        runtime.progress("from another loop")
+        runtime.report_progress("from another loop")
 
     asyncio.run(inside())
     return "done"

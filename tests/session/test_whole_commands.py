@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from handrail import ApprovalAnswer, Event, Kernel
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def processes() -> dict[int, str]:
     ],
 )
 async def test_nothing_a_command_started_survives_its_call(kernel: Kernel, script: str) -> None:
-    session = await kernel.session(attendant=ScriptedPerson([ApprovalAnswer("once")]))
+    session = await kernel.session(approval_handler=ScriptedApprovalHandler([ApprovalAnswer("once")]))
     mark = f"99{os.getpid():07d}"
     async with asyncio.timeout(300):
         result = await session.call("bash", {"command": script.replace("{s}", mark)})
@@ -52,7 +52,7 @@ async def test_nothing_a_command_started_survives_its_call(kernel: Kernel, scrip
 
 @pytest.mark.proves("S-05", "X-08")
 async def test_a_stop_reaches_the_whole_tree_of_a_command(kernel: Kernel) -> None:
-    session = await kernel.session(attendant=ScriptedPerson([ApprovalAnswer("once")]))
+    session = await kernel.session(approval_handler=ScriptedApprovalHandler([ApprovalAnswer("once")]))
     mark = f"98{os.getpid():07d}"
     events: list[Event] = []
     session.watch(events.append)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.kernel.doors import Opens, by_both_doors
 
-from handrail.contract.approvals import ApprovalAnswer, Choice
-from handrail.testing.kernels import ScriptedPerson
+from handrail.contract.approvals import ApprovalAnswer, ApprovalChoice
+from handrail.testing.kernels import ScriptedApprovalHandler
 
 kernel_in = by_both_doors()
 
@@ -16,14 +16,14 @@ kernel_in = by_both_doors()
 @pytest.mark.proves("P-08")
 @pytest.mark.parametrize("choice", ["session-wider", "project-wider"])
 async def test_the_wider_rule_is_stored_as_it_was_shown_and_where_there_is_none_it_is_once(
-    tmp_path: Path, kernel_in: Opens, choice: Choice
+    tmp_path: Path, kernel_in: Opens, choice: ApprovalChoice
 ) -> None:
-    person = ScriptedPerson([ApprovalAnswer(choice)] * 3)
+    person = ScriptedApprovalHandler([ApprovalAnswer(choice)] * 3)
     async with kernel_in(tmp_path) as kernel:
-        session = await kernel.session(attendant=person)
+        session = await kernel.session(approval_handler=person)
         for path in ("src/a.txt", "src/b.txt", "top.txt", "other.txt"):
             assert (await session.call("write", {"path": path, "content": "x"})).ok
-        assert [request.wider for request in person.requests] == ["allow write src/**", None, None]
-        assert [rule.text for rule in kernel.approvals.rules()] == ["allow write src/**"] * (choice == "project-wider")
+        assert [request.suggested_wider_rule for request in person.requests] == ["allow write src/**", None, None]
+        assert [rule.text for rule in kernel.approvals.list_rules()] == ["allow write src/**"] * (choice == "project-wider")
         other = await (await kernel.session()).call("write", {"path": "src/c.txt", "content": "x"})
         assert other.ok is (choice == "project-wider")

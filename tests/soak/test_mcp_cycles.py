@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from handrail.sandbox.start.process import settled
+from handrail.sandbox.start.process import wait_for_dismantling
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.upstreams import Program, http_server
+from handrail.testing.upstream_servers import StdioServerProgram, http_server
 
 CYCLES, WARMING = 1_000, 100
 FEW, FIRST = {"http": 8, "stdio": 4}, 2
@@ -91,7 +91,7 @@ async def _cycled(
 
     :param made: gives the threads that the loop has for what blocks
     """
-    program = Program(tmp_path)
+    program = StdioServerProgram(tmp_path)
     loop, threads = asyncio.get_running_loop(), made()
     loop.set_default_executor(threads)
 
@@ -107,16 +107,16 @@ async def _cycled(
 
     async with http_server() as http, temporary_kernel(tmp_path, rules=["allow mcp:t:*"]) as kernel:
         session = await kernel.session()
-        given: dict[str, Any] = program.given() if over == "stdio" else {"url": http.url}
+        given: dict[str, Any] = program.connect_arguments() if over == "stdio" else {"url": http.url}
 
         async def cycles(count: int) -> None:
             for _ in range(count):
-                async with kernel.mcp.connect("t", **given) as connected:
+                async with kernel.mcp_servers.connect("t", **given) as connected:
                     await connected.approve()
                     result = await session.call("t_echo", {"text": "x"})
                     assert result.data == "x", result.error_text
-                http.asked.clear()
-            await settled()
+                http.requests.clear()
+            await wait_for_dismantling()
             await kernel.log.flush()
             await let_go()
 

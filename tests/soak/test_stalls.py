@@ -21,7 +21,7 @@ from tests.soak.hostile import VALUES, texts
 from tests.soak.stalls import StallWatch, watch_threads
 
 from handrail import ApprovalAnswer, ApprovalRequest, Result, tool
-from handrail.contract.doors.runtime import Question
+from handrail.contract.services.runtime import UserQuestion
 from handrail.contract.session import Session
 from handrail.contract.tool.tool import Tool
 from handrail.testing.kernels import temporary_kernel
@@ -50,7 +50,7 @@ class Agreeing:
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
         return ApprovalAnswer("once")
 
-    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]]:
+    async def answer_questions(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]]:
         return [[""] for _ in questions]
 
 
@@ -118,7 +118,7 @@ async def test_no_argument_of_any_tool_holds_the_event_loop(tmp_path: Path, size
     (workspace / "small.txt").write_text("abc\nabc\n")
     held: list[str] = []
     async with temporary_kernel(tmp_path, secrets=_SECRETS) as kernel:
-        session = await kernel.session(attendant=Agreeing())
+        session = await kernel.session(approval_handler=Agreeing())
         for tool_id, entry in kernel.generation.entries.items():
             schema = entry.spec.parameters
             tried: list[tuple[Place, Schema]] = [*places(schema), (("unknown",), {"type": "object"})]
@@ -199,7 +199,7 @@ async def test_no_list_of_many_files_holds_the_event_loop(tmp_path: Path) -> Non
     subprocess.run([*git, "config", "user.email", "e@example.org"], check=True)
     held: list[str] = []
     async with temporary_kernel(tmp_path, secrets=_SECRETS) as kernel:
-        session = await kernel.session(attendant=Agreeing())
+        session = await kernel.session(approval_handler=Agreeing())
         for tool_id, arguments in (
             ("git.status", {}),
             ("git.diff", {"staged": True, "counts_only": True}),
@@ -223,7 +223,7 @@ async def test_no_list_of_many_files_holds_the_event_loop(tmp_path: Path) -> Non
 async def test_no_program_holds_the_event_loop_with_what_it_writes(tmp_path: Path) -> None:
     held: list[str] = []
     async with temporary_kernel(tmp_path, secrets=_SECRETS) as kernel:
-        session = await kernel.session(attendant=Agreeing())
+        session = await kernel.session(approval_handler=Agreeing())
         for command in (
             "head -c 70000000 /dev/urandom",
             "yes '' | head -c 100000000",
@@ -246,7 +246,7 @@ async def test_no_large_file_that_is_edited_holds_the_event_loop(tmp_path: Path,
     whole = f"first\n{texts(size)[kind]}\nlast\n"
     held: list[str] = []
     async with temporary_kernel(tmp_path, secrets=_SECRETS) as kernel:
-        session = await kernel.session(attendant=Agreeing())
+        session = await kernel.session(approval_handler=Agreeing())
         for tool_id, arguments in (
             ("edit", {"old": "last", "new": "end"}),
             ("edit", {"old": whole[10:12], "new": "x", "replace_all": True}),

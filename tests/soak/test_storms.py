@@ -24,7 +24,7 @@ async def test_ten_thousand_calls_in_a_storm_are_answered_once_each_and_nothing_
             for session in found.sessions:
                 await session.close()
             del found
-            kernel.own.authority._prepared.clear()  # pyright: ignore[reportPrivateUsage] - bounded, and not yet full
+            kernel.own_context.authority._prepared.clear()  # pyright: ignore[reportPrivateUsage] - bounded, and not yet full
             gc.collect()
             sizes.append(len(gc.get_objects()))
         assert sizes[-1] < sizes[2] + 2_000, sizes

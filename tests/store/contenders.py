@@ -23,7 +23,7 @@ say("ready")
 for line in sys.stdin:
     folders = prepare(line.strip(), sys.argv[2])
     try:
-        lease = Lease.acquire(folders, face="cli", clock=lambda: 0)
+        lease = Lease.acquire(folders, frontend="cli", clock=lambda: 0)
     except WorkspaceHeld as held:
         say("turned-away", held.holder.token)
     else:
@@ -40,13 +40,13 @@ import asyncio, itertools, sys
 from handrail.record.log import CommitLog, Record
 from handrail.store.folders import prepare
 from handrail.store.lease import Lease, WorkspaceHeld
-from handrail.store.opening import Store
+from handrail.store.workspace_store import Store
 
 async def held():
     while True:
         await Lease.until_free(prepare(sys.argv[1], sys.argv[2]), interval_s=0.02)
         try:
-            return Store.open(sys.argv[1], sys.argv[2], face="cli")
+            return Store.open(sys.argv[1], sys.argv[2], frontend="cli")
         except WorkspaceHeld as error:
             if error.holder.state != "alive":
                 say("blocked", error.holder.pid)
@@ -74,7 +74,7 @@ PAUSED = """
 import asyncio, sys, threading
 from handrail.contract.errors import LogUnavailable
 from handrail.record.log import CommitLog, Record
-from handrail.store.opening import Store
+from handrail.store.workspace_store import Store
 
 class Gate:
     "A table that holds the writer up, just before it would begin a transaction."
@@ -90,7 +90,7 @@ def record(mark):
     return Record("committed", "ses_1", mark, {})
 
 async def main():
-    store = Store.open(sys.argv[1], sys.argv[2], face="mcp")
+    store = Store.open(sys.argv[1], sys.argv[2], frontend="mcp")
     log = CommitLog(store.database)
     await log.commit([record("before")])
     gate = Gate()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from handrail.store.folders import Folders
-from handrail.store.lease import Lease
+from handrail.store.folders import StateFolders
+from handrail.store.lease import WorkspaceLease
 
 
 class Time:
@@ -27,19 +27,19 @@ def first_line(stream: object) -> str:
     return getattr(stream, "readline")()  # noqa: B009
 
 
-def taken(folders: Folders, time: Time, face: str = "one") -> Lease:
-    return Lease.acquire(folders, face=face, clock=lambda: 0, monotonic=time, renewing=False)
+def taken(folders: StateFolders, time: Time, face: str = "one") -> WorkspaceLease:
+    return WorkspaceLease.acquire(folders, frontend=face, clock=lambda: 0, monotonic=time, renewing=False)
 
 
-def file_of(lease: Lease, folders: Folders) -> Path:
-    return folders.own / f"holder-{lease.token}"
+def file_of(lease: WorkspaceLease, folders: StateFolders) -> Path:
+    return folders.workspace_state / f"holder-{lease.token}"
 
 
-def abandon(lease: Lease) -> None:
+def abandon(lease: WorkspaceLease) -> None:
     """Let go as the operating system does when a process is killed: nothing is tidied up."""
-    lease._file.let_go()  # pyright: ignore[reportPrivateUsage]
+    lease._file.close_descriptor()  # pyright: ignore[reportPrivateUsage]
     lease._connection.close()  # pyright: ignore[reportPrivateUsage]
 
 
-def left_alone(_folders: Folders, _token: int) -> None:
+def left_alone(_folders: StateFolders, _token: int) -> None:
     """Instead of removing what former holders left."""

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from handrail.store.folders import Folders, locate
-from handrail.store.opening import Store
+from handrail.store.folders import StateFolders, locate_folders
+from handrail.store.workspace_store import WorkspaceStore
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Place:
         return Place(workspace, folder / "state")
 
     @property
-    def folders(self) -> Folders:
-        return locate(self.workspace, self.state)
+    def folders(self) -> StateFolders:
+        return locate_folders(self.workspace, self.state)
 
-    def open(self, face: str = "library", clock: Callable[[], int] | None = None) -> Store:
+    def open(self, face: str = "library", clock: Callable[[], int] | None = None) -> WorkspaceStore:
         if clock is None:
-            return Store.open(self.workspace, self.state, face=face)
-        return Store.open(self.workspace, self.state, face=face, clock=clock)
+            return WorkspaceStore.open(self.workspace, self.state, frontend=face)
+        return WorkspaceStore.open(self.workspace, self.state, frontend=face, clock=clock)
 
     @contextmanager
     def process(self, text: str, *arguments: str) -> Generator[subprocess.Popen[str]]:

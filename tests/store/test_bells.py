@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from handrail.store.database import writer
-from handrail.store.database.writer import Bell, LoopBell, new_bell
+from handrail.store.database.writer import WakeupSignal, LoopWakeup, create_wakeup
 
 pytestmark = pytest.mark.proves("G-01")
 
-KINDS = ["counters", "none left", "plain"] if writer.COUNTERS else ["plain"]
+KINDS = ["counters", "none left", "plain"] if writer.HAS_EVENTFD else ["plain"]
 
 
 @pytest.fixture(params=KINDS)
@@ -41,26 +41,26 @@ def open_descriptors() -> int:
 
 @pytest.mark.usefixtures("kind")
 def test_a_ring_that_nobody_waits_for_is_kept_and_several_are_one() -> None:
-    bell: Bell = new_bell()
-    bell.ring()
-    bell.ring()
+    bell: WakeupSignal = create_wakeup()
+    bell.set()
+    bell.set()
     bell.wait()
     assert not bell.wait_for(0.0)
-    bell.ring()
+    bell.set()
     assert bell.wait_for(60)
     bell.close()
 
 
 @pytest.mark.usefixtures("kind")
 def test_whoever_rings_after_doing_something_is_heard() -> None:
-    bell: Bell = new_bell()
+    bell: WakeupSignal = create_wakeup()
     done: list[int] = []
     seen = 0
 
     def ringing(which: int) -> None:
         for number in range(300):
             done.append(which * 1000 + number)
-            bell.ring()
+            bell.set()
 
     threads = [threading.Thread(target=ringing, args=(which,)) for which in range(3)]
     for thread in threads:
@@ -73,13 +73,13 @@ def test_whoever_rings_after_doing_something_is_heard() -> None:
     bell.close()
 
 
-@pytest.mark.skipif(not writer.COUNTERS, reason="no counters here")
+@pytest.mark.skipif(not writer.HAS_EVENTFD, reason="no counters here")
 def test_a_closed_bell_rings_nobody_who_has_its_descriptor_now() -> None:
     before = open_descriptors()
-    bell = new_bell()
+    bell = create_wakeup()
     bell.close()
     reading, writing = os.pipe2(os.O_NONBLOCK)
-    bell.ring()
+    bell.set()
     with pytest.raises(BlockingIOError):
         os.read(reading, 8)
     os.close(reading)
@@ -91,7 +91,7 @@ def test_a_closed_bell_rings_nobody_who_has_its_descriptor_now() -> None:
 @pytest.mark.usefixtures("kind")
 async def test_a_loop_calls_what_other_threads_ask_for_in_order_and_what_is_left_at_the_end() -> None:
     loop = asyncio.get_running_loop()
-    bell, called, all_called = LoopBell(loop), list[int](), asyncio.Event()
+    bell, called, all_called = LoopWakeup(loop), list[int](), asyncio.Event()
 
     def call(number: int) -> Callable[[], object]:
         def calling() -> None:
@@ -104,51 +104,51 @@ async def test_a_loop_calls_what_other_threads_ask_for_in_order_and_what_is_left
 
     def ask() -> None:
         for number in range(250):
-            bell.call(call(number))
+            bell.schedule(call(number))
 
     await asyncio.to_thread(ask)
     for number in range(250, 400):
-        bell.call(call(number))
+        bell.schedule(call(number))
     bell.close()
     for number in range(400, 501):  # it is closed soon, or by now
-        bell.call(call(number))
+        bell.schedule(call(number))
     await asyncio.wait_for(all_called.wait(), 60)
     assert called == list(range(501))
-    bell.call(call(501))  # closed: it is called all the same
+    bell.schedule(call(501))  # closed: it is called all the same
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert called[-1] == 501
 
 
-@pytest.mark.skipif(not writer.COUNTERS, reason="needs Linux's eventfd")
+@pytest.mark.skipif(not writer.HAS_EVENTFD, reason="needs Linux's eventfd")
 async def test_a_loop_that_stands_still_at_its_bell_calls_what_it_was_rung_for() -> None:
-    bell, called = LoopBell(asyncio.get_running_loop()), list[int]()
-    bell.wait_for(0)
-    bell.call(lambda: called.append(0))
-    bell._call_all()  # pyright: ignore[reportPrivateUsage] - as when it is rung once more while it calls
-    ringing = threading.Thread(target=lambda: bell.call(lambda: called.append(1)))
+    bell, called = LoopWakeup(asyncio.get_running_loop()), list[int]()
+    bell.run_pending(0)
+    bell.schedule(lambda: called.append(0))
+    bell._run_callbacks()  # pyright: ignore[reportPrivateUsage] - as when it is rung once more while it calls
+    ringing = threading.Thread(target=lambda: bell.schedule(lambda: called.append(1)))
     ringing.start()
-    bell.wait_for(300)
+    bell.run_pending(300)
     assert called == [0, 1]
     ringing.join()
-    bell.wait_for(0)  # it was rung for nothing else
+    bell.run_pending(0)  # it was rung for nothing else
     bell.close()
     await asyncio.sleep(0)
-    bell.wait_for(300)  # closed: nobody rings any more
+    bell.run_pending(300)  # closed: nobody rings any more
     assert called == [0, 1]
 
 
 async def test_a_loop_that_stood_still_for_a_ring_it_had_seen_already_is_not_surprised() -> None:
     loop, called, complaints = asyncio.get_running_loop(), list[int](), list[Mapping[str, Any]]()
     loop.set_exception_handler(lambda _, context: complaints.append(context))
-    bell, over = LoopBell(loop), asyncio.Event()
+    bell, over = LoopWakeup(loop), asyncio.Event()
 
     def ring() -> None:
-        bell.call(lambda: called.append(1))
+        bell.schedule(lambda: called.append(1))
         loop.call_soon(stand_still)  # before what the loop is about to see
 
     def stand_still() -> None:
-        bell.wait_for(0)
+        bell.run_pending(0)
         loop.call_soon(over.set)
 
     loop.call_soon(ring)
@@ -160,17 +160,17 @@ async def test_a_loop_that_stood_still_for_a_ring_it_had_seen_already_is_not_sur
 @pytest.mark.usefixtures("kind")
 def test_a_loop_that_is_closed_is_asked_for_nothing_and_leaves_nothing() -> None:
     before = open_descriptors()
-    made: list[LoopBell] = []
+    made: list[LoopWakeup] = []
 
     async def make() -> None:
-        made.append(LoopBell(asyncio.get_running_loop()))
+        made.append(LoopWakeup(asyncio.get_running_loop()))
 
     asyncio.run(make())
     (bell,) = made
-    assert bell.gone
-    bell.call(lambda: pytest.fail("it was called"))
+    assert bell.is_closed
+    bell.schedule(lambda: pytest.fail("it was called"))
     bell.close()
-    bell.call(lambda: pytest.fail("it was called"))
+    bell.schedule(lambda: pytest.fail("it was called"))
     bell.close()
     assert open_descriptors() == before
 
@@ -180,13 +180,13 @@ async def test_a_bell_keeps_nothing_alive_that_its_maker_worked_with() -> None:
     class Thing:
         pass
 
-    made: list[LoopBell] = []
+    made: list[LoopWakeup] = []
     working_with: ContextVar[Thing] = ContextVar("working_with")
 
     def make() -> weakref.ref[Thing]:
         thing = Thing()
         working_with.set(thing)
-        made.append(LoopBell(asyncio.get_running_loop()))
+        made.append(LoopWakeup(asyncio.get_running_loop()))
         return weakref.ref(thing)
 
     thing = copy_context().run(make)

@@ -10,11 +10,11 @@ import pytest
 
 from handrail.contract.agent import AgentRoot
 from handrail.contract.errors import StartError
-from handrail.kernel.opening import open_kernel
-from handrail.runtime.files.beneath import further_roots
-from handrail.sandbox.start.spawn import binaries
+from handrail.kernel.startup import open_kernel
+from handrail.runtime.files.secure_open import resolve_further_roots
+from handrail.sandbox.start.spawn import find_binaries
 from handrail.store import folders
-from handrail.store.folders import locate, of_the_system, too_broad
+from handrail.store.folders import locate_folders, find_system_folder, explain_too_broad
 
 
 @pytest.fixture
@@ -51,11 +51,11 @@ PRIVATE = (
 def test_a_place_for_keys_or_settings_needs_the_flag(home: Path, tmp_path: Path, name: str) -> None:
     (folder := home / name).mkdir(parents=True)
     with pytest.raises(StartError, match=r"keys, settings .*--allow-home"):
-        locate(folder, tmp_path / "state")
-    assert locate(folder, tmp_path / "state", allow_home=True).workspace == folder
+        locate_folders(folder, tmp_path / "state")
+    assert locate_folders(folder, tmp_path / "state", allow_home=True).workspace == folder
     (link := tmp_path / "innocent").symlink_to(folder)
     with pytest.raises(StartError, match="--allow-home"):
-        locate(link, tmp_path / "state")
+        locate_folders(link, tmp_path / "state")
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_place_for_keys_or_settings_needs_the_flag(home: Path, tmp_path: Path,
 )
 def test_a_project_in_a_home_is_none(home: Path, tmp_path: Path, name: str) -> None:
     (folder := home / name).mkdir(parents=True)
-    assert locate(folder, tmp_path / "state").workspace == folder
+    assert locate_folders(folder, tmp_path / "state").workspace == folder
 
 
 def test_a_folder_that_holds_keys_behind_a_link_of_the_home_needs_the_flag(home: Path, tmp_path: Path) -> None:
@@ -75,10 +75,10 @@ def test_a_folder_that_holds_keys_behind_a_link_of_the_home_needs_the_flag(home:
     (home / ".ssh").symlink_to(kept.parent)
     for folder in (kept.parent.parent, kept.parent, kept):
         with pytest.raises(StartError, match="--allow-home"):
-            locate(folder, tmp_path / "state")
+            locate_folders(folder, tmp_path / "state")
     (dotfiles := home / "src" / "dotfiles").mkdir(parents=True)
     (home / ".dotfiles").symlink_to(dotfiles)
-    assert locate(dotfiles, tmp_path / "state").workspace == dotfiles, "a project that a link leads to"
+    assert locate_folders(dotfiles, tmp_path / "state").workspace == dotfiles, "a project that a link leads to"
 
 
 @pytest.mark.parametrize("name", ["XDG_CONFIG_HOME", "GNUPGHOME", "CLAUDE_CONFIG_DIR", "DOCKER_CONFIG"])
@@ -86,10 +86,10 @@ def test_a_place_that_a_variable_names_needs_the_flag(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     (place := tmp_path / "elsewhere" / "below").mkdir(parents=True)
-    assert too_broad(place) is None
+    assert explain_too_broad(place) is None
     monkeypatch.setenv(name, str(place.parent))
     for folder in (place.parent, place):
-        assert name in (too_broad(folder) or "")
+        assert name in (explain_too_broad(folder) or "")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_the_home_of_another_person_needs_the_flag(home: Path, tmp_path: Path, l
     (other := tmp_path.resolve() / "far" / "bo").mkdir(parents=True)
     (other / ".ssh").mkdir()
     (tmp_path / "passwd").write_text(f"nonsense\n{line.format(other)}\n")
-    assert [too_broad(folder) is not None for folder in (other, other.parent, other / ".ssh")] == [refused] * 3
+    assert [explain_too_broad(folder) is not None for folder in (other, other.parent, other / ".ssh")] == [refused] * 3
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_the_home_of_another_person_needs_the_flag(home: Path, tmp_path: Path, l
 )
 def test_a_folder_of_the_system_needs_the_flag(home: Path, place: str) -> None:
     folder = Path(place)
-    assert (too_broad(folder) or of_the_system(folder)) is not None
+    assert (explain_too_broad(folder) or find_system_folder(folder)) is not None
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_folder_of_the_system_needs_the_flag(home: Path, place: str) -> None:
     ["/usr/src/app", "/srv/site", "/opt/project", "/var/www/site", "/workspace", "/app", "/tmp/x", "/mnt/x/project"],
 )
 def test_a_usual_place_of_projects_needs_no_flag(home: Path, place: str) -> None:
-    assert (too_broad(Path(place)) or of_the_system(Path(place))) is None
+    assert (explain_too_broad(Path(place)) or find_system_folder(Path(place))) is None
 
 
 def test_a_bind_mount_hides_nothing(home: Path, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_bind_mount_hides_nothing(home: Path, tmp_path: Path) -> None:
         "print([(too_broad(one) or of_the_system(one)) is not None for one in found])"
     )
     mounts = {"ssh": home / ".ssh", "home": home, "etc": Path("/etc"), "project": home / "project"}
-    argv = [next(binaries()), "--dev-bind", "/", "/"]
+    argv = [next(find_binaries()), "--dev-bind", "/", "/"]
     for name, source in mounts.items():
         (bound / name).mkdir(parents=True)
         argv += ["--bind", str(source), str(bound / name)]
@@ -183,5 +183,5 @@ async def test_every_way_in_asks_for_the_flag(home: Path, tmp_path: Path) -> Non
 def test_no_further_root_is_a_place_of_keys(home: Path, tmp_path: Path) -> None:
     (keys := home / ".config" / "gh").mkdir(parents=True)
     for path in (str(keys), "~/.config", "~/.config/gh"):
-        _, [(place, problem)] = further_roots([AgentRoot(path=path)], str(tmp_path / "ws"), [])
+        _, [(place, problem)] = resolve_further_roots([AgentRoot(path=path)], str(tmp_path / "ws"), [])
         assert place == "roots[0].path" and "keys, settings" in problem

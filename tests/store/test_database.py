@@ -20,7 +20,7 @@ from handrail.store.tables.sessions import SessionRow
 
 async def made(place: Place) -> Path:
     await place.open().aclose()
-    return place.folders.database
+    return place.folders.database_file
 
 
 @pytest.mark.proves("G-09a")
@@ -52,23 +52,23 @@ async def test_a_database_of_a_newer_version_is_refused_with_the_version_it_need
 async def test_a_disk_without_room_to_open_a_database_is_called_that_and_no_damage(
     place: Place, tmp_path: Path
 ) -> None:
-    connection = store_connection.connect(await made(place))
+    connection = store_connection.open_writer(await made(place))
     connection.execute("UPDATE meta SET value = value")
     left = [
         tmp_path / "copy.db",
         tmp_path / "copy.db-wal",
     ]  # as a killed process leaves them, without its shared memory
     for copy, suffix in zip(left, ("", "-wal"), strict=True):
-        shutil.copy(f"{place.folders.database}{suffix}", copy)
+        shutil.copy(f"{place.folders.database_file}{suffix}", copy)
     connection.close()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (30, hard))
     try:
         with pytest.raises(sqlite3.OperationalError) as failed:
-            store_connection.connect(left[0])
+            store_connection.open_writer(left[0])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert "cannot be written" in store_connection.explained(left[0], failed.value)
+    assert "cannot be written" in store_connection.explain_error(left[0], failed.value)
 
 
 @pytest.mark.parametrize("content", [b"not a database " * 100, b"SQLite format 3\0" + b"\xff" * 5000])
@@ -112,7 +112,7 @@ async def test_a_reader_sees_what_the_owner_has_written_and_cannot_write(place: 
 
 async def test_reading_where_nothing_was_ever_run_says_so(place: Place) -> None:
     with pytest.raises(StartError, match="does not exist yet"):
-        open_reader(place.folders.database)
+        open_reader(place.folders.database_file)
     assert not place.state.exists()
 
 
@@ -126,7 +126,7 @@ def test_a_disk_without_room_stops_the_start_with_the_next_step(place: Place) ->
     said = place.finished(
         "import sys, resource\n"
         "from handrail.contract.errors import StartError\n"
-        "from handrail.store.opening import Store\n"
+        "from handrail.store.workspace_store import Store\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), int(sys.argv[3])))\n"
         "try:\n    Store.open(sys.argv[1], sys.argv[2])\n"
         "except StartError as error:\n    print(error)\n",
@@ -137,7 +137,7 @@ def test_a_disk_without_room_stops_the_start_with_the_next_step(place: Place) ->
 
 def test_a_database_that_is_made_while_it_is_looked_at_is_not_taken_for_another_programs(tmp_path: Path) -> None:
     path = tmp_path / "handrail.db"
-    maker = store_connection.connect(path)  # it is a database already, without any table
+    maker = store_connection.open_writer(path)  # it is a database already, without any table
     looking = sqlite3.connect(path, isolation_level=None)
     seen: list[str] = []
 

@@ -12,33 +12,33 @@ import pytest
 from tests.store.places import Place
 
 from handrail import LoadError, StartError
-from handrail.config import load
-from handrail.record.reading import LogReader
-from handrail.record.verification import verify
+from handrail.config import load_configuration
+from handrail.record.log_reader import LogReader
+from handrail.record.verification import verify_log
 from handrail.store.database import connection as engines
-from handrail.store.database import database, journal
-from handrail.store.database.connection import compact, connect
-from handrail.store.folders import locate
+from handrail.store.database import workspace_database, journal
+from handrail.store.database.connection import compact, open_writer
+from handrail.store.folders import locate_folders
 from handrail.testing.kernels import temporary_kernel
 
 PAGE = 16384
 opened: list[str] = []
 
 
-def large_pages(database: str, **options: Any) -> sqlite3.Connection:
+def large_pages(workspace_database: str, **options: Any) -> sqlite3.Connection:
     """An engine whose databases can be told from others: their pages are larger."""
-    opened.append(database)
-    connection = sqlite3.connect(database, **options)
-    if "mode=ro" not in database:
+    opened.append(workspace_database)
+    connection = sqlite3.connect(workspace_database, **options)
+    if "mode=ro" not in workspace_database:
         connection.execute(f"PRAGMA page_size = {PAGE}")
     return connection
 
 
-def something_else(database: str, **options: Any) -> object:
-    return database, options
+def something_else(workspace_database: str, **options: Any) -> object:
+    return workspace_database, options
 
 
-def failing(database: str, **options: Any) -> object:
+def failing(workspace_database: str, **options: Any) -> object:
     raise RuntimeError(f"no key for {database} and {len(options)} options")
 
 
@@ -47,21 +47,21 @@ def offers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """What packages offer, by name."""
     offered = {"large": "large_pages"}
     opened.clear()
-    engines._engine.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    engines._load_engine.cache_clear()  # pyright: ignore[reportPrivateUsage]
 
     def points() -> list[metadata.EntryPoint]:
         return [
-            metadata.EntryPoint(name, f"{__name__}:{value}" if ":" not in value else value, engines.GROUP)
+            metadata.EntryPoint(name, f"{__name__}:{value}" if ":" not in value else value, engines.ENTRY_POINT_GROUP)
             for name, value in offered.items()
         ]
 
     monkeypatch.setattr(engines, "installed", points)
     yield offered
-    engines._engine.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    engines._load_engine.cache_clear()  # pyright: ignore[reportPrivateUsage]
 
 
-def page_size(database: Path) -> int:
-    return int.from_bytes(database.read_bytes()[16:18], "big")
+def page_size(workspace_database: Path) -> int:
+    return int.from_bytes(workspace_database.read_bytes()[16:18], "big")
 
 
 async def carried_out(folder: Path, store: str | None = "large") -> Path:
@@ -71,21 +71,21 @@ async def carried_out(folder: Path, store: str | None = "large") -> Path:
         (Path(kernel.workdir) / "a.txt").write_text("there")
         result = await (await kernel.session()).call("read", {"path": "a.txt"})
         assert result.data["text"] == "there"
-        return locate(kernel.workdir, folder / "state").database
+        return locate_folders(kernel.workdir, folder / "state").database_file
 
 
 @pytest.mark.proves("R-09")
 async def test_an_operator_has_state_kept_by_an_installed_package(tmp_path: Path) -> None:
-    database = await carried_out(tmp_path)
-    assert page_size(database) == PAGE
+    workspace_database = await carried_out(tmp_path)
+    assert page_size(workspace_database) == PAGE
     opened.clear()
-    with LogReader.at(database) as reader:  # whoever looks later is told nothing of the configuration
-        assert verify(reader).ok
+    with LogReader.open_database(workspace_database) as reader:  # whoever looks later is told nothing of the configuration
+        assert verify_log(reader).ok
     assert len(opened) == 1 and "mode=ro" in opened[0]
     opened.clear()
-    assert compact(database).problem is None
-    assert opened == [str(database)]
-    assert await carried_out(tmp_path) == database
+    assert compact(workspace_database).problem is None
+    assert opened == [str(workspace_database)]
+    assert await carried_out(tmp_path) == workspace_database
 
 
 @pytest.mark.proves("R-09")
@@ -94,20 +94,20 @@ async def test_state_is_not_opened_by_what_has_not_made_it(tmp_path: Path, offer
     with pytest.raises(StartError, match=r"created by store `large`, but `\[state\] store` is `sqlite`"):
         await carried_out(tmp_path, None)
     offers.clear()
-    engines._engine.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    engines._load_engine.cache_clear()  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(StartError, match=r"Store `large` .*Available: sqlite"):
         await carried_out(tmp_path)
 
 
 async def test_plain_state_stays_plain(tmp_path: Path) -> None:
-    database = await carried_out(tmp_path, None)
-    assert page_size(database) != PAGE and not opened and not database.with_name("store").exists()
+    workspace_database = await carried_out(tmp_path, None)
+    assert page_size(workspace_database) != PAGE and not opened and not workspace_database.with_name("store").exists()
     with pytest.raises(StartError, match="created by store `sqlite`"):
         await carried_out(tmp_path)
-    database.rename(database.with_name("kept"))
+    workspace_database.rename(workspace_database.with_name("kept"))
     with pytest.raises(StartError, match=r"record 6 was written.*handrail log acknowledge"):
         await carried_out(tmp_path)
-    (database.parents[2] / "heads" / database.parent.name).unlink()
+    (workspace_database.parents[2] / "heads" / workspace_database.parent.name).unlink()
     assert page_size(await carried_out(tmp_path)) == PAGE
 
 
@@ -133,7 +133,7 @@ def test_a_name_that_somebody_else_could_have_written_is_not_followed(tmp_path: 
     (tmp_path / "store").write_text("large")
     (tmp_path / "store").chmod(0o666)
     with pytest.raises(StartError, match="is not a readable file of yours"):
-        engines.connected(tmp_path / "handrail.db", tmp_path / "handrail.db")
+        engines.connect_engine(tmp_path / "handrail.db", tmp_path / "handrail.db")
     assert not (tmp_path / "handrail.db").exists()
 
 
@@ -142,9 +142,9 @@ def test_a_workspace_does_not_choose_what_keeps_the_record_of_it(tmp_path: Path)
     workspace.mkdir()
     (workspace / "handrail.toml").write_text('[state]\nstore = "large"\n')
     (tmp_path / "own.toml").write_text("")
-    folders = locate(workspace, tmp_path / "state")
+    folders = locate_folders(workspace, tmp_path / "state")
     with pytest.raises(LoadError, match="cannot say how state is kept"):
-        load(tmp_path / "own.toml", folders=folders, environment={})
+        load_configuration(tmp_path / "own.toml", folders=folders, environment={})
 
 
 @pytest.mark.usefixtures("offers")
@@ -158,10 +158,10 @@ def test_a_database_that_cannot_be_opened_to_the_end_is_closed_again(
         raise OSError("a bad sector")
 
     def noticing(path: Path) -> sqlite3.Connection:
-        made.append(connect(path))
+        made.append(open_writer(path))
         return made[-1]
 
-    monkeypatch.setattr(database, "connect", noticing)
+    monkeypatch.setattr(workspace_database, "connect", noticing)
     monkeypatch.setattr(journal, "left_behind", cannot_be_read)
     with pytest.raises(StartError, match="a bad sector"):
         place.open()

@@ -10,21 +10,21 @@ import pytest
 from tests.store.places import Place
 
 from handrail.contract.errors import StartError, UsageError
-from handrail.store.folders import Folders, locate, prepare
+from handrail.store.folders import StateFolders, locate_folders, prepare_folders
 
 
 def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def prepared(place: Place) -> Folders:
-    return prepare(place.workspace, place.state)
+def prepared(place: Place) -> StateFolders:
+    return prepare_folders(place.workspace, place.state)
 
 
 def test_every_folder_of_state_is_private_to_its_user(place: Place) -> None:
     folders = prepared(place)
-    session = folders.output("ses_1"), folders.scratch("ses_1")
-    for folder in (folders.own, folders.artifacts, folders.own.parent, *session, *(s.parent for s in session)):
+    session = folders.prepare_output("ses_1"), folders.prepare_scratch("ses_1")
+    for folder in (folders.workspace_state, folders.artifact_folder, folders.workspace_state.parent, *session, *(s.parent for s in session)):
         assert mode_of(folder) == 0o700, folder
 
 
@@ -33,13 +33,13 @@ def test_two_spellings_of_a_workspace_share_their_state_and_two_workspaces_do_no
     link.symlink_to(place.workspace)
     other = tmp_path / "workspace2"
     other.mkdir()
-    assert locate(link, place.state) == locate(place.workspace / ".." / "workspace", place.state)
-    assert locate(other, place.state).own != locate(place.workspace, place.state).own
+    assert locate_folders(link, place.state) == locate_folders(place.workspace / ".." / "workspace", place.state)
+    assert locate_folders(other, place.state).workspace_state != locate_folders(place.workspace, place.state).workspace_state
 
 
 def test_what_sessions_write_lies_apart_from_the_database_and_from_each_other(place: Place) -> None:
     folders = prepared(place)
-    spots = [folders.own, folders.output("a"), folders.output("b"), folders.scratch("a"), folders.scratch("b")]
+    spots = [folders.workspace_state, folders.prepare_output("a"), folders.prepare_output("b"), folders.prepare_scratch("a"), folders.prepare_scratch("b")]
     for one in spots:
         for other in spots:
             assert one == other or not one.is_relative_to(other)
@@ -48,7 +48,7 @@ def test_what_sessions_write_lies_apart_from_the_database_and_from_each_other(pl
 @pytest.mark.parametrize("session_id", ["", "..", "a/b", "../../x", ".hidden", "a\0b", "a\n", "-rf", "x" * 65, "ü"])
 def test_a_session_id_that_is_no_plain_name_is_refused(place: Place, session_id: str) -> None:
     folders = prepared(place)
-    for use in (folders.output, folders.scratch, folders.discard):
+    for use in (folders.prepare_output, folders.prepare_scratch, folders.remove_session_files):
         with pytest.raises(UsageError, match="session id"):
             use(session_id)
 
@@ -59,27 +59,27 @@ def test_state_inside_the_workspace_is_refused_however_it_is_spelled(place: Plac
     way_around.symlink_to(place.workspace)
     for state in (inside, place.workspace, way_around / "state"):
         with pytest.raises(StartError, match=r"is inside the workspace.*--state"):
-            prepare(place.workspace, state)
+            prepare_folders(place.workspace, state)
     assert not inside.exists()
 
 
 def test_a_workspace_inside_the_state_is_refused(place: Place) -> None:
     folders = prepared(place)
-    folders.search.mkdir()
-    for own in (folders.own, folders.search):
+    folders.search_cache.mkdir()
+    for own in (folders.workspace_state, folders.search_cache):
         with pytest.raises(StartError, match="is inside the state folder"):
-            prepare(own, place.state)
+            prepare_folders(own, place.state)
 
 
 def test_the_state_folder_comes_from_the_argument_then_the_environment_then_the_platform(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HANDRAIL_STATE", str(tmp_path / "from-environment"))
-    assert locate(place.workspace, place.state).state == place.state.resolve()
-    assert locate(place.workspace).state == (tmp_path / "from-environment").resolve()
+    assert locate_folders(place.workspace, place.state).state == place.state.resolve()
+    assert locate_folders(place.workspace).state == (tmp_path / "from-environment").resolve()
     monkeypatch.delenv("HANDRAIL_STATE")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
-    assert locate(place.workspace).state.name == "handrail"
+    assert locate_folders(place.workspace).state.name == "handrail"
 
 
 def test_a_home_folder_or_the_whole_file_system_needs_the_flag(
@@ -91,11 +91,11 @@ def test_a_home_folder_or_the_whole_file_system_needs_the_flag(
     state = tmp_path / "elsewhere"
     for broad in (home, home.parent, Path("/")):
         with pytest.raises(StartError, match="--allow-home"):
-            locate(broad, state)
-    assert locate(home, state, allow_home=True).workspace == home.resolve()
+            locate_folders(broad, state)
+    assert locate_folders(home, state, allow_home=True).workspace == home.resolve()
     project = home / "project"
     project.mkdir()
-    assert locate(project, state).workspace == project.resolve()
+    assert locate_folders(project, state).workspace == project.resolve()
 
 
 def test_a_workspace_that_is_no_folder_is_refused(place: Place) -> None:
@@ -103,12 +103,12 @@ def test_a_workspace_that_is_no_folder_is_refused(place: Place) -> None:
     file.write_text("")
     for wrong in (file, place.workspace / "absent", f"{place.workspace}/nul\0"):
         with pytest.raises(StartError, match="--workspace DIR"):
-            locate(wrong, place.state)
+            locate_folders(wrong, place.state)
 
 
 @pytest.mark.parametrize("mode", [0o750, 0o705, 0o777])
 def test_a_folder_that_somebody_opened_to_others_is_refused(place: Place, mode: int) -> None:
-    own = prepared(place).own
+    own = prepared(place).workspace_state
     own.chmod(mode)
     with pytest.raises(StartError, match=r"Other users can access.*chmod 700"):
         prepared(place)
@@ -133,7 +133,7 @@ def test_a_link_in_the_place_of_a_state_folder_is_refused(place: Place, tmp_path
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 def test_a_folder_of_another_user_is_refused(place: Place) -> None:
-    own = prepared(place).own
+    own = prepared(place).workspace_state
     os.chown(own, 65534, 65534)
     with pytest.raises(StartError, match="belongs to user 65534"):
         prepared(place)
@@ -144,7 +144,7 @@ def test_a_place_that_cannot_be_written_is_named_with_the_next_step(place: Place
     file.write_text("")
     for state in (file / "state", Path("/proc/handrail-state")):
         with pytest.raises(StartError, match=r"cannot be written: .*runs no call.*--state DIR or HANDRAIL_STATE"):
-            prepare(place.workspace, state)
+            prepare_folders(place.workspace, state)
 
 
 def test_discarding_a_session_removes_its_files_and_follows_no_link(place: Place, tmp_path: Path) -> None:
@@ -152,13 +152,13 @@ def test_discarding_a_session_removes_its_files_and_follows_no_link(place: Place
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "file").write_text("kept")
-    scratch, output, neighbour = folders.scratch("ses_1"), folders.output("ses_1"), folders.scratch("ses_2")
+    scratch, output, neighbour = folders.prepare_scratch("ses_1"), folders.prepare_output("ses_1"), folders.prepare_scratch("ses_2")
     (scratch / "link").symlink_to(precious)
     (scratch / "read-only").mkdir()
     (scratch / "read-only" / "file").write_text("")
     (scratch / "read-only").chmod(0o500)
     (output / "call.txt").write_text("")
-    folders.discard("ses_1")
-    folders.discard("ses_1")
+    folders.remove_session_files("ses_1")
+    folders.remove_session_files("ses_1")
     assert not scratch.exists() and not output.exists() and neighbour.exists()
     assert (precious / "file").read_text() == "kept"

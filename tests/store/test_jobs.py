@@ -11,12 +11,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from handrail.contract.doors.jobs import ENDED_STATES, Job, JobState
+from handrail.contract.services.jobs import FINAL_JOB_STATES, Job, JobState
 from handrail.contract.errors import LogUnavailable
-from handrail.store.opening import Store
-from handrail.store.tables.jobs import JobRow, JobTable, Retention
+from handrail.store.workspace_store import WorkspaceStore
+from handrail.store.tables.jobs import JobRow, JobTable, JobRetention
 
-ENDS = sorted(ENDED_STATES)
+ENDS = sorted(FINAL_JOB_STATES)
 
 
 def row(number: int, state: JobState = "pending", session: str = "ses") -> JobRow:
@@ -27,7 +27,7 @@ class Jobs(RuleBasedStateMachine):
     """Any order of moves, whoever makes them; beside it, what must be so."""
 
     loop: asyncio.AbstractEventLoop
-    store: Store
+    store: WorkspaceStore
 
     @initialize(folder=st.builds(Path, st.just("/nowhere")))
     def begin(self, folder: Path) -> None:
@@ -51,9 +51,9 @@ class Jobs(RuleBasedStateMachine):
         if not self.expected:
             return
         before = self.expected[sorted(self.expected)[which % len(self.expected)]]
-        moved = before.moved(to, attempt=attempt)
+        moved = before.with_state(to, attempt=attempt)
         self._commit(self.table.move(moved))
-        if not before.job.ended:
+        if not before.job.has_ended:
             self.expected[before.id] = moved
 
     @rule(which=st.integers(0, 50), to=st.sampled_from(ENDS), at=st.integers(1, 100))
@@ -61,11 +61,11 @@ class Jobs(RuleBasedStateMachine):
         if not self.expected:
             return
         before = self.expected[sorted(self.expected)[which % len(self.expected)]]
-        if before.job.ended:
+        if before.job.has_ended:
             with pytest.raises(LogUnavailable):
-                self._commit(self.table.end(before.moved(to, at)))
+                self._commit(self.table.end(before.with_state(to, at)))
         else:
-            ended = before.moved(to, at)
+            ended = before.with_state(to, at)
             self._commit(self.table.end(ended))
             self.expected[before.id] = ended
 
@@ -75,16 +75,16 @@ class Jobs(RuleBasedStateMachine):
             return
         job_id = sorted(self.expected)[which % len(self.expected)]
         self._commit(self.table.remove([job_id]))
-        if self.expected[job_id].job.ended:
+        if self.expected[job_id].job.has_ended:
             del self.expected[job_id]
 
     @invariant()
     def what_is_kept_is_what_was_done(self) -> None:
         if hasattr(self, "expected"):
-            kept = {one.id: one for one in self.table.all() if one.job.created_ns > self.made}
+            kept = {one.id: one for one in self.table.list_newest() if one.job.created_ns > self.made}
             assert kept == self.expected
-            still = {one.id for one in self.table.open() if one.job.created_ns > self.made}
-            assert still == {one.id for one in self.expected.values() if not one.job.ended}
+            still = {one.id for one in self.table.list_unfinished() if one.job.created_ns > self.made}
+            assert still == {one.id for one in self.expected.values() if not one.job.has_ended}
 
 
 _made = [0]
@@ -94,7 +94,7 @@ _made = [0]
 def test_a_job_has_one_end_whatever_is_tried(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     Jobs.loop = asyncio.new_event_loop()
-    Jobs.store = Store.open(tmp_path / "ws", tmp_path / "state")
+    Jobs.store = WorkspaceStore.open(tmp_path / "ws", tmp_path / "state")
     try:
         case: Any = Jobs.TestCase  # pyright: ignore[reportUnknownMemberType]
         case.settings = settings(max_examples=15, stateful_step_count=12, deadline=None)
@@ -106,27 +106,27 @@ def test_a_job_has_one_end_whatever_is_tried(tmp_path: Path) -> None:
 
 async def test_those_that_ended_are_removed_by_number_and_age(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
-    store = Store.open(tmp_path / "ws", tmp_path / "state")
+    store = WorkspaceStore.open(tmp_path / "ws", tmp_path / "state")
     table = store.jobs
     rows = [row(number) for number in range(1, 9)]
     await table.commit(*(table.add(one) for one in rows))
-    await table.commit(*(table.end(one.moved("done", one.job.created_ns * 10)) for one in rows[:6]))
-    keep = Retention(most=0, age_ns=1_000, sure_ns=0)
-    assert table.retired(100, keep) == [], "of what nobody was told nothing goes to make room"
-    await table.commit(*(table.told(one.id) for one in rows[:6]))
-    keep = Retention(most=3, age_ns=1_000, sure_ns=0)
-    assert [one.id for one in table.retired(100, keep)] == [one.id for one in rows[:3]], "the newest three stay"
-    young = Retention(most=3, age_ns=1_000, sure_ns=75)
-    assert [one.id for one in table.retired(100, young)] == [one.id for one in rows[:2]], "nor one that is too young"
-    assert {one.id for one in table.retired(1_045, keep)} == {one.id for one in rows[:4]}, "and none that is too old"
+    await table.commit(*(table.end(one.with_state("done", one.job.created_ns * 10)) for one in rows[:6]))
+    keep = JobRetention(max_jobs=0, age_ns=1_000, min_age_ns=0)
+    assert table.list_removable(100, keep) == [], "of what nobody was told nothing goes to make room"
+    await table.commit(*(table.mark_notified(one.id) for one in rows[:6]))
+    keep = JobRetention(max_jobs=3, age_ns=1_000, min_age_ns=0)
+    assert [one.id for one in table.list_removable(100, keep)] == [one.id for one in rows[:3]], "the newest three stay"
+    young = JobRetention(max_jobs=3, age_ns=1_000, min_age_ns=75)
+    assert [one.id for one in table.list_removable(100, young)] == [one.id for one in rows[:2]], "nor one that is too young"
+    assert {one.id for one in table.list_removable(1_045, keep)} == {one.id for one in rows[:4]}, "and none that is too old"
     await table.commit(table.remove(one.id for one in rows))
-    assert [one.id for one in table.all()] == [one.id for one in rows[6:]], "what has not ended is never removed"
+    assert [one.id for one in table.list_newest()] == [one.id for one in rows[6:]], "what has not ended is never removed"
     await store.aclose()
 
 
 async def test_a_row_that_is_not_as_written_is_told_as_damage(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
-    store = Store.open(tmp_path / "ws", tmp_path / "state")
+    store = WorkspaceStore.open(tmp_path / "ws", tmp_path / "state")
     await store.jobs.commit(store.jobs.add(row(1)))
     assert get_args(JobState) and store.jobs.get("bash_00000001") == row(1)
     assert store.jobs.get("bäsh") is None

@@ -15,21 +15,21 @@ from tests.store.leases import Time, abandon, file_of, first_line, left_alone, t
 from tests.store.places import Place
 
 from handrail.contract.errors import LogUnavailable, StartError
-from handrail.store.folders import Folders, prepare
-from handrail.store.lease import STALE_NS, VALID_NS, Holder, Lease, WorkspaceHeld, holder_of
+from handrail.store.folders import StateFolders, prepare_folders
+from handrail.store.lease import STALE_NS, VALID_NS, LeaseHolder, WorkspaceLease, WorkspaceHeld, find_lease_holder
 from handrail.store.tables.sessions import SessionRow
 
 HOLD = """
 import sys
-from handrail.store.opening import Store
-store = Store.open(sys.argv[1], sys.argv[2], face="mcp")
+from handrail.store.workspace_store import Store
+store = Store.open(sys.argv[1], sys.argv[2], frontend="mcp")
 print(store.lease.token, flush=True)
 sys.stdin.readline()
 """
 TRY = """
 import sys
 from handrail.contract.errors import StartError
-from handrail.store.opening import Store
+from handrail.store.workspace_store import Store
 try:
     Store.open(sys.argv[1], sys.argv[2])
 except StartError as error:
@@ -38,8 +38,8 @@ except StartError as error:
 
 
 @pytest.fixture
-def folders(place: Place) -> Folders:
-    return prepare(place.workspace, place.state)
+def folders(place: Place) -> StateFolders:
+    return prepare_folders(place.workspace, place.state)
 
 
 @pytest.fixture
@@ -72,12 +72,12 @@ async def test_a_killed_holder_leaves_the_workspace_free_and_the_token_grows(pla
 
 
 async def test_the_same_process_cannot_hold_a_workspace_twice(place: Place) -> None:
-    store = place.open(face="cli")
+    store = place.open(frontend="cli")
     with pytest.raises(WorkspaceHeld, match=rf"handrail cli, pid {os.getpid()} \(this process\)") as held:
         place.open()
     assert held.value.holder.token == 1 and held.value.holder.state == "alive"
     await store.aclose()
-    assert not store.lease.held and not store.lease.valid
+    assert not store.lease.is_held and not store.lease.is_valid
     await place.open().aclose()
 
 
@@ -89,7 +89,7 @@ async def test_workspaces_do_not_wait_for_each_other(place: Place, tmp_path_fact
 
 
 @pytest.mark.parametrize("note", [b"", b"not json", b"[1]", b'{"pid": "x", "face": "\\u001b[31m", "since_ns": -1}'])
-def test_a_note_that_says_nothing_useful_still_gives_a_clear_line(folders: Folders, time: Time, note: bytes) -> None:
+def test_a_note_that_says_nothing_useful_still_gives_a_clear_line(folders: StateFolders, time: Time, note: bytes) -> None:
     lease = taken(folders, time)
     path = file_of(lease, folders)
     whole = path.read_bytes()
@@ -103,44 +103,44 @@ def test_a_note_that_says_nothing_useful_still_gives_a_clear_line(folders: Folde
 
 async def test_no_lease_is_kept_when_the_database_cannot_be_opened(place: Place) -> None:
     await place.open().aclose()
-    path = place.folders.database
+    path = place.folders.database_file
     whole = path.read_bytes()
     path.write_bytes(b"no database at all, but long enough to be looked at" * 20)
     with pytest.raises(StartError):
         place.open()
-    assert holder_of(place.folders) is None
+    assert find_lease_holder(place.folders) is None
     path.write_bytes(whole)
     await place.open().aclose()
 
 
-def test_who_holds_a_workspace_can_be_asked_without_touching_anything(folders: Folders, time: Time) -> None:
-    assert holder_of(folders, time) is None
-    lease = Lease.acquire(
-        folders, face="mcp", clock=lambda: 77, monotonic=time, protocol=3, socket="s-1", renewing=False
+def test_who_holds_a_workspace_can_be_asked_without_touching_anything(folders: StateFolders, time: Time) -> None:
+    assert find_lease_holder(folders, time) is None
+    lease = WorkspaceLease.acquire(
+        folders, frontend="mcp", clock=lambda: 77, monotonic=time, protocol=3, socket="s-1", renewing=False
     )
-    before = sorted(folders.own.iterdir())
-    assert holder_of(folders, time) == Holder(os.getpid(), "mcp", 77, 1, 3, "s-1", "alive") == lease.holder
-    assert sorted(folders.own.iterdir()) == before
+    before = sorted(folders.workspace_state.iterdir())
+    assert find_lease_holder(folders, time) == LeaseHolder(os.getpid(), "mcp", 77, 1, 3, "s-1", "alive") == lease.holder
+    assert sorted(folders.workspace_state.iterdir()) == before
     time.now += STALE_NS
-    found = holder_of(folders, time)
+    found = find_lease_holder(folders, time)
     assert found is not None and found.state == "hung" and found.pid == os.getpid()
     lease.release()
-    assert holder_of(folders, time) is None
-    assert not [path for path in folders.own.iterdir() if path.name.startswith("holder")]
+    assert find_lease_holder(folders, time) is None
+    assert not [path for path in folders.workspace_state.iterdir() if path.name.startswith("holder")]
 
 
 def test_a_lease_that_is_renewed_lasts_and_one_that_is_not_lapses_before_others_may_take_it(
-    folders: Folders, time: Time
+    folders: StateFolders, time: Time
 ) -> None:
     lease = taken(folders, time)
     for _ in range(10):
         time.now += VALID_NS - 1
-        assert lease.valid
+        assert lease.is_valid
         with pytest.raises(WorkspaceHeld):
             taken(folders, time)
         lease.renew()
     time.now += VALID_NS
-    assert not lease.valid and lease.held
+    assert not lease.is_valid and lease.is_held
     with pytest.raises(WorkspaceHeld):
         taken(folders, time)
     time.now += STALE_NS - VALID_NS - 1
@@ -148,67 +148,67 @@ def test_a_lease_that_is_renewed_lasts_and_one_that_is_not_lapses_before_others_
         taken(folders, time)
     time.now += 1
     other = taken(folders, time)
-    assert other.valid and other.token == lease.token + 1
+    assert other.is_valid and other.token == lease.token + 1
     other.release()
     lease.release()
 
 
-def test_a_pause_that_nobody_used_is_over_once_the_database_has_confirmed_it(folders: Folders, time: Time) -> None:
+def test_a_pause_that_nobody_used_is_over_once_the_database_has_confirmed_it(folders: StateFolders, time: Time) -> None:
     lease = taken(folders, time)
     time.now += 3600 * 10**9
-    assert not lease.valid
+    assert not lease.is_valid
     lease.renew()
-    assert lease.valid and lease.lost is None
+    assert lease.is_valid and lease.lost_reason is None
     with pytest.raises(WorkspaceHeld):
         taken(folders, time)
     lease.release()
 
 
-def test_while_the_database_cannot_confirm_it_a_lapsed_lease_stays_lapsed(folders: Folders, time: Time) -> None:
+def test_while_the_database_cannot_confirm_it_a_lapsed_lease_stays_lapsed(folders: StateFolders, time: Time) -> None:
     lease = taken(folders, time)
     time.now += STALE_NS
-    other = sqlite3.connect(folders.database, isolation_level=None)
+    other = sqlite3.connect(folders.database_file, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     lease.renew()
-    assert not lease.valid and lease.held
+    assert not lease.is_valid and lease.is_held
     other.execute("ROLLBACK")
     other.close()
     lease.renew()
-    assert lease.valid
+    assert lease.is_valid
     lease.release()
 
 
 @pytest.mark.proves("L-07")
-def test_a_holder_that_was_replaced_is_stale_for_ever_and_told_by_whom(folders: Folders, time: Time) -> None:
+def test_a_holder_that_was_replaced_is_stale_for_ever_and_told_by_whom(folders: StateFolders, time: Time) -> None:
     told: list[str | None] = []
     lease = taken(folders, time)
-    lease.when_lost(lambda: told.append(lease.lost))
+    lease.on_lost(lambda: told.append(lease.lost_reason))
     time.now += STALE_NS
     other = taken(folders, time, "mcp")
-    assert not lease.valid
+    assert not lease.is_valid
     lease.renew()
     lease.renew()
-    assert not lease.valid and not lease.held
-    assert lease.lost is not None
+    assert not lease.is_valid and not lease.is_held
+    assert lease.lost_reason is not None
     assert (
-        f"Another process (handrail mcp, pid {os.getpid()}" in lease.lost and "taken over this workspace" in lease.lost
+        f"Another process (handrail mcp, pid {os.getpid()}" in lease.lost_reason and "taken over this workspace" in lease.lost_reason
     )
-    lease.when_lost(lambda: told.append("late"))
-    assert told == [lease.lost, "late"]
+    lease.on_lost(lambda: told.append("late"))
+    assert told == [lease.lost_reason, "late"]
     lease.release()
-    assert other.valid and file_of(other, folders).exists()
+    assert other.is_valid and file_of(other, folders).exists()
     other.release()
     lease.renew()
-    assert not lease.valid
+    assert not lease.is_valid
 
 
-def test_a_callback_of_an_event_loop_that_is_gone_harms_nobody(folders: Folders, time: Time) -> None:
+def test_a_callback_of_an_event_loop_that_is_gone_harms_nobody(folders: StateFolders, time: Time) -> None:
     told: list[int] = []
     lease = taken(folders, time)
     loop = asyncio.new_event_loop()
     loop.close()
-    lease.when_lost(lambda: loop.call_soon_threadsafe(told.append, 0) and None)
-    lease.when_lost(lambda: told.append(1))
+    lease.on_lost(lambda: loop.call_soon_threadsafe(told.append, 0) and None)
+    lease.on_lost(lambda: told.append(1))
     time.now += STALE_NS
     with taken(folders, time):
         lease.renew()
@@ -218,12 +218,12 @@ def test_a_callback_of_an_event_loop_that_is_gone_harms_nobody(folders: Folders,
 
 @pytest.mark.parametrize("removes", [True, False])
 def test_a_renewal_that_was_paused_before_its_write_does_not_count(
-    folders: Folders, time: Time, removes: bool, monkeypatch: pytest.MonkeyPatch
+    folders: StateFolders, time: Time, removes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = taken(folders, time)
     if not removes:  # as if the next holder had not come that far yet
-        monkeypatch.setattr("handrail.store.lease.clear_former", left_alone)
-    others: list[Lease] = []
+        monkeypatch.setattr("handrail.store.lease.remove_former_files", left_alone)
+    others: list[WorkspaceLease] = []
 
     def paused() -> None:
         time.now += STALE_NS
@@ -232,22 +232,22 @@ def test_a_renewal_that_was_paused_before_its_write_does_not_count(
     time.now += VALID_NS - 1
     time.then = paused
     lease.renew()
-    assert not lease.valid and lease.lost is not None and others[0].valid
+    assert not lease.is_valid and lease.lost_reason is not None and others[0].is_valid
     lease.release()
     others[0].release()
 
 
-def test_a_holder_whose_file_was_removed_by_hand_gives_up(folders: Folders, time: Time) -> None:
+def test_a_holder_whose_file_was_removed_by_hand_gives_up(folders: StateFolders, time: Time) -> None:
     lease = taken(folders, time)
     file_of(lease, folders).unlink()
     lease.renew()
-    assert not lease.valid and lease.lost is not None
+    assert not lease.is_valid and lease.lost_reason is not None
     with taken(folders, time) as other:
         assert other.token == 2
     lease.release()
 
 
-def test_a_slow_acquisition_is_confirmed_or_lost_but_never_in_doubt(folders: Folders, time: Time) -> None:
+def test_a_slow_acquisition_is_confirmed_or_lost_but_never_in_doubt(folders: StateFolders, time: Time) -> None:
     """The first beat is written before the commit, which may take as long as the disk likes."""
 
     def slow() -> None:
@@ -255,33 +255,33 @@ def test_a_slow_acquisition_is_confirmed_or_lost_but_never_in_doubt(folders: Fol
 
     time.then = slow  # within the look at the clock that the first beat is of
     lease = taken(folders, time)
-    assert lease.valid
+    assert lease.is_valid
     with pytest.raises(WorkspaceHeld):
         taken(folders, time)
     lease.release()
 
 
-def test_what_former_holders_left_is_removed_and_nothing_else(folders: Folders, time: Time) -> None:
+def test_what_former_holders_left_is_removed_and_nothing_else(folders: StateFolders, time: Time) -> None:
     abandon(taken(folders, time))
-    (folders.own / "holder-0").write_bytes(b"")
-    (folders.own / "holder-9").write_bytes(b"the rest of an attempt")
-    (folders.own / "holder-2").write_bytes(b"the rest of an attempt at the next token")
-    (folders.own / "holder-x").write_bytes(b"somebody's")
+    (folders.workspace_state / "holder-0").write_bytes(b"")
+    (folders.workspace_state / "holder-9").write_bytes(b"the rest of an attempt")
+    (folders.workspace_state / "holder-2").write_bytes(b"the rest of an attempt at the next token")
+    (folders.workspace_state / "holder-x").write_bytes(b"somebody's")
     lease = taken(folders, time)
-    assert {path.name for path in folders.own.glob("holder-*")} == {"holder-2", "holder-x"}
+    assert {path.name for path in folders.workspace_state.glob("holder-*")} == {"holder-2", "holder-x"}
     lease.release()
 
 
 @pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
 def test_something_else_in_place_of_the_holders_file_is_named_andleft_alone(
-    folders: Folders, time: Time, tmp_path: Path, kind: str
+    folders: StateFolders, time: Time, tmp_path: Path, kind: str
 ) -> None:
     lease = taken(folders, time)
     token = lease.token
     lease.release()
     target = tmp_path / "target"
     target.write_bytes(b"mine")
-    for path in (folders.own / f"holder-{token}", folders.own / f"holder-{token + 1}"):
+    for path in (folders.workspace_state / f"holder-{token}", folders.workspace_state / f"holder-{token + 1}"):
         if kind == "link":
             path.symlink_to(target)
         elif kind == "folder":
@@ -291,33 +291,33 @@ def test_something_else_in_place_of_the_holders_file_is_named_andleft_alone(
         with pytest.raises(StartError, match=rf"{path} should be the holder file .*Check who put it there"):
             taken(folders, time)
         with pytest.raises(StartError, match="should be the holder file"):
-            holder_of(folders, time)
+            find_lease_holder(folders, time)
         path.rmdir() if kind == "folder" else path.unlink()
     assert target.read_bytes() == b"mine"
     taken(folders, time).release()
 
 
-def test_a_link_in_place_of_the_database_is_named_andleft_alone(folders: Folders, time: Time, tmp_path: Path) -> None:
+def test_a_link_in_place_of_the_database_is_named_andleft_alone(folders: StateFolders, time: Time, tmp_path: Path) -> None:
     target = tmp_path / "elsewhere"
-    folders.database.symlink_to(target)
+    folders.database_file.symlink_to(target)
     with pytest.raises(StartError, match=r"handrail\.db should be the log, but is a link"):
         taken(folders, time)
     assert not target.exists()
 
 
-def test_a_damaged_token_is_not_guessed_at(folders: Folders, time: Time) -> None:
+def test_a_damaged_token_is_not_guessed_at(folders: StateFolders, time: Time) -> None:
     taken(folders, time).release()
-    connection = sqlite3.connect(folders.database)
+    connection = sqlite3.connect(folders.database_file)
     for token in ("many", -1, 2**62, None):
         with connection:
             connection.execute("UPDATE meta SET value = ? WHERE key = 'token'", (token,))
         with pytest.raises(StartError, match="damaged: the fencing token is not a number"):
             taken(folders, time)
     connection.close()
-    assert not list(folders.own.glob("holder-*"))
+    assert not list(folders.workspace_state.glob("holder-*"))
 
 
-def test_a_copy_of_the_process_takes_nothing_away_from_the_original(folders: Folders, time: Time) -> None:
+def test_a_copy_of_the_process_takes_nothing_away_from_the_original(folders: StateFolders, time: Time) -> None:
     lease = taken(folders, time)
     child = os.fork()
     if child == 0:  # pragma: no cover - another process
@@ -327,13 +327,13 @@ def test_a_copy_of_the_process_takes_nothing_away_from_the_original(folders: Fol
     with pytest.raises(WorkspaceHeld):
         taken(folders, time)
     lease.renew()
-    assert lease.valid and lease.lost is None
+    assert lease.is_valid and lease.lost_reason is None
     lease.release()
 
 
 async def test_waiting_for_a_workspace_ends_when_its_holder_lets_go(place: Place) -> None:
     store = place.open()
-    waiting = asyncio.ensure_future(Lease.until_free(place.folders, interval_s=0.001))
+    waiting = asyncio.ensure_future(WorkspaceLease.wait_until_free(place.folders, interval_s=0.001))
     await asyncio.sleep(0)
     assert not waiting.done()
     await store.aclose()
@@ -347,7 +347,7 @@ async def test_a_thread_renews_what_is_held(place: Place) -> None:
     async with asyncio.timeout(300):
         while path.read_bytes()[:24] == beat:
             await asyncio.sleep(0.01)
-    assert store.lease.valid
+    assert store.lease.is_valid
     await store.aclose()
 
 
@@ -357,7 +357,7 @@ async def test_a_replaced_holders_writer_refuses_for_good_and_drops_what_was_que
     """With a token counted by somebody else behind the lease's back: the database alone must notice."""
     store = place.open()
     await store.sessions.open(SessionRow("ses_1", 5))
-    other = sqlite3.connect(place.folders.database)
+    other = sqlite3.connect(place.folders.database_file)
     with other:
         other.execute("UPDATE meta SET value = value + 1 WHERE key = 'token'")
     for _ in range(2):
@@ -366,8 +366,8 @@ async def test_a_replaced_holders_writer_refuses_for_good_and_drops_what_was_que
                 await store.sessions.open(SessionRow("ses_2", 6))
             else:
                 await asyncio.gather(*(store.sessions.open(SessionRow(f"ses_{n}", n)) for n in range(2, 9)))
-        assert store.database.writer.refusal == store.lease.lost
-    assert not store.lease.valid
+        assert store.database.writer.unavailable_reason == store.lease.lost_reason
+    assert not store.lease.is_valid
     with other:  # also when the token comes back: it is not believed again
         other.execute("UPDATE meta SET value = value - 1 WHERE key = 'token'")
     with pytest.raises(LogUnavailable, match="taken over this workspace"):
@@ -378,13 +378,13 @@ async def test_a_replaced_holders_writer_refuses_for_good_and_drops_what_was_que
     assert store.database.writer.backlog == 0
 
 
-def test_whoever_sees_a_holder_sees_who_it_is_and_where_it_is_joined(folders: Folders, time: Time) -> None:
+def test_whoever_sees_a_holder_sees_who_it_is_and_where_it_is_joined(folders: StateFolders, time: Time) -> None:
     ended = threading.Event()
 
     def come_and_go() -> None:
         try:
             for _ in range(100):
-                Lease.acquire(folders, face="cli", clock=time, protocol=1, socket="a.sock", renewing=False).release()
+                WorkspaceLease.acquire(folders, frontend="cli", clock=time, protocol=1, socket="a.sock", renewing=False).release()
         finally:
             ended.set()
 
@@ -395,7 +395,7 @@ def test_whoever_sees_a_holder_sees_who_it_is_and_where_it_is_joined(folders: Fo
     try:
         coming.start()
         while not ended.is_set():
-            if (holder := holder_of(folders)) is not None:
+            if (holder := find_lease_holder(folders)) is not None:
                 seen.add((holder.pid, holder.socket))
     finally:
         sys.setswitchinterval(interval)
@@ -403,14 +403,14 @@ def test_whoever_sees_a_holder_sees_who_it_is_and_where_it_is_joined(folders: Fo
     assert seen == {(os.getpid(), "a.sock")}
 
 
-def test_a_wall_clock_that_jumps_changes_nothing_about_who_holds_a_workspace(folders: Folders, time: Time) -> None:
+def test_a_wall_clock_that_jumps_changes_nothing_about_who_holds_a_workspace(folders: StateFolders, time: Time) -> None:
     century = 100 * 365 * 86400 * 10**9
     for wall in (0, century, 1):  # what each process in turn takes for the time of day
-        lease = Lease.acquire(folders, face="one", clock=lambda wall=wall: wall, monotonic=time, renewing=False)
+        lease = WorkspaceLease.acquire(folders, frontend="one", clock=lambda wall=wall: wall, monotonic=time, renewing=False)
         for other in (0, century):
             with pytest.raises(WorkspaceHeld):
-                Lease.acquire(folders, face="two", clock=lambda other=other: other, monotonic=time, renewing=False)
+                WorkspaceLease.acquire(folders, frontend="two", clock=lambda other=other: other, monotonic=time, renewing=False)
         time.now += STALE_NS // 4
         lease.renew()
-        assert lease.valid and lease.holder.since_ns == wall
+        assert lease.is_valid and lease.holder.since_ns == wall
         lease.release()

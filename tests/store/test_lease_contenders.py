@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from tests.store.leases import Time, abandon, taken
 from tests.store.places import Place
 
-from handrail.store.folders import prepare
-from handrail.store.lease import STALE_NS, VALID_NS, Lease, WorkspaceHeld
+from handrail.store.folders import prepare_folders
+from handrail.store.lease import STALE_NS, VALID_NS, WorkspaceLease, WorkspaceHeld
 
 
 class Contenders(RuleBasedStateMachine):
@@ -24,9 +24,9 @@ class Contenders(RuleBasedStateMachine):
 
         self.room = tempfile.TemporaryDirectory()
         place = Place.beneath(Path(self.room.name))
-        self.folders = prepare(place.workspace, place.state)
+        self.folders = prepare_folders(place.workspace, place.state)
         self.time = Time()
-        self.leases: list[Lease] = []
+        self.leases: list[WorkspaceLease] = []
         self.tokens: list[int] = []
 
     @rule(ns=st.sampled_from([1, VALID_NS // 3, VALID_NS - 1, VALID_NS, STALE_NS - 1, STALE_NS, 10**15]))
@@ -35,7 +35,7 @@ class Contenders(RuleBasedStateMachine):
 
     @rule()
     def acquire(self) -> None:
-        free = not any(lease.valid for lease in self.leases)
+        free = not any(lease.is_valid for lease in self.leases)
         try:
             lease = taken(self.folders, self.time)
         except WorkspaceHeld:
@@ -66,7 +66,7 @@ class Contenders(RuleBasedStateMachine):
 
     @invariant()
     def at_most_one_may_act(self) -> None:
-        valid = [lease for lease in self.leases if lease.valid]
+        valid = [lease for lease in self.leases if lease.is_valid]
         assert len(valid) <= 1
         assert not valid or valid[0].token == max(self.tokens)
         assert self.tokens == sorted(set(self.tokens))

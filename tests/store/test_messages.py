@@ -12,21 +12,21 @@ from tests.store.places import Place
 from handrail.contract.errors import LogUnavailable
 from handrail.store.encoding import decode, encode
 from handrail.store.tables import sessions
-from handrail.store.tables.messages import messages_of
+from handrail.store.tables.messages import read_messages
 from handrail.store.tables.sessions import SessionRow
 
 
 async def test_messages_come_back_by_position_and_a_position_given_again_is_replaced(place: Place) -> None:
     store = place.open()
     await store.sessions.open(SessionRow("ses_1", 1))
-    await store.messages.keep("ses_1", [(0, {"a": 1}), (2, {"c": 3})], 50)
-    await store.messages.keep("ses_1", [(1, {"b": 2}), (2, {"c": "again"})], 60)
-    await store.messages.keep("ses_2", [(0, {"other": True})], 70)
-    await store.messages.keep("ses_1", [], 99)
+    await store.messages.write("ses_1", [(0, {"a": 1}), (2, {"c": 3})], 50)
+    await store.messages.write("ses_1", [(1, {"b": 2}), (2, {"c": "again"})], 60)
+    await store.messages.write("ses_2", [(0, {"other": True})], 70)
+    await store.messages.write("ses_1", [], 99)
     await store.aclose()
     store = place.open()
     assert await store.messages.read("ses_1") == [(0, {"a": 1}), (1, {"b": 2}), (2, {"c": "again"})]
-    assert store.messages.last("ses_1", 2) == [{"c": "again"}, {"b": 2}]
+    assert store.messages.read_latest("ses_1", 2) == [{"c": "again"}, {"b": 2}]
     row = store.sessions.get("ses_1")
     assert row is not None and row.used_ns == 60
     await store.sessions.close("ses_1", 80)
@@ -34,7 +34,7 @@ async def test_messages_come_back_by_position_and_a_position_given_again_is_repl
     assert await store.messages.read("ses_2") == [(0, {"other": True})]
     await store.aclose()
     with pytest.raises(LogUnavailable):
-        await store.messages.keep("ses_1", [(0, {})], 1)
+        await store.messages.write("ses_1", [(0, {})], 1)
 
 
 @given(
@@ -48,13 +48,13 @@ def test_whatever_json_a_message_holds_comes_back(value: object) -> None:
 
 async def test_a_damaged_row_is_an_empty_message_and_hides_no_other(place: Place) -> None:
     store = place.open()
-    await store.messages.keep("ses_1", [(0, {"a": 1}), (1, {"b": 2}), (2, {"c": 3}), (3, {"d": 4})], 1)
+    await store.messages.write("ses_1", [(0, {"a": 1}), (1, {"b": 2}), (2, {"c": 3}), (3, {"d": 4})], 1)
     with sqlite3.connect(store.database.path) as other:
         other.execute("UPDATE message SET body = X'FF00' WHERE position = 1")
         other.execute("UPDATE message SET body = 'text' WHERE position = 2")
         other.execute("UPDATE message SET body = ? WHERE position = 3", (b"[1]",))
     assert await store.messages.read("ses_1") == [(0, {"a": 1}), (1, {}), (2, {}), (3, {})]
-    assert messages_of(store.database.reading, "ses_1", limit=1) == [(0, {"a": 1})]
+    assert read_messages(store.database.reader, "ses_1", limit=1) == [(0, {"a": 1})]
     await store.aclose()
 
 
@@ -65,46 +65,46 @@ async def test_hashes_of_what_was_read_are_kept_latest_last_and_bounded(
     monkeypatch.setattr(sessions, "_TRIMMED_EVERY", 100)
     store = place.open()
     for n in range(300):
-        store.seen.note("ses_1", f"/ws/{n}", f"{n:064x}")
-    store.seen.note("ses_1", "/ws/299", None)
-    store.seen.note("ses_1", "half a pair \ud800", "0" * 64)
-    store.seen.note("ses_2", "/ws/1", "1" * 64)
+        store.read_hashes.record_hash("ses_1", f"/ws/{n}", f"{n:064x}")
+    store.read_hashes.record_hash("ses_1", "/ws/299", None)
+    store.read_hashes.record_hash("ses_1", "half a pair \ud800", "0" * 64)
+    store.read_hashes.record_hash("ses_2", "/ws/1", "1" * 64)
     await store.aclose()
     store = place.open()
-    found = store.seen.of("ses_1")
+    found = store.read_hashes.list_hashes("ses_1")
     assert found[-1] == ("/ws/298", f"{298:064x}")
     assert 45 <= len(found) <= 50
     with sqlite3.connect(store.database.path) as other:
         (rows,) = other.execute("SELECT count(*) FROM seen WHERE session = 'ses_1'").fetchone()
     assert rows <= 150
-    assert store.seen.of("ses_2") == [("/ws/1", "1" * 64)]
+    assert store.read_hashes.list_hashes("ses_2") == [("/ws/1", "1" * 64)]
     await store.aclose()
 
 
 async def test_a_fork_copies_messages_state_and_hashes_and_no_rules(place: Place) -> None:
     store = place.open()
     await store.sessions.open(SessionRow("ses_1", 1))
-    await store.messages.keep("ses_1", [(n, {"n": n, "odd": "é\ud800"}) for n in range(100)], 5)
-    await store.messages.keep("ses_1", [(100, {"said": "see /out/ses_1/a.txt, ses_1"})], 6)
-    await store.state.put("ses_1", "todo", "items", ["x"])
-    store.seen.note("ses_1", "/ws/a", "0" * 64)
+    await store.messages.write("ses_1", [(n, {"n": n, "odd": "é\ud800"}) for n in range(100)], 5)
+    await store.messages.write("ses_1", [(100, {"said": "see /out/ses_1/a.txt, ses_1"})], 6)
+    await store.session_values.put("ses_1", "todo", "items", ["x"])
+    store.read_hashes.record_hash("ses_1", "/ws/a", "0" * 64)
     await store.database.writer.flush()
     with sqlite3.connect(store.database.path) as other:
         other.execute("INSERT INTO session_rule (session, text) VALUES ('ses_1', 'allow bash ls')")
-    assert store.rules.of("ses_1") == ("allow bash ls",)
+    assert store.session_rules.list_rules("ses_1") == ("allow bash ls",)
     await store.sessions.fork(
         "ses_1", SessionRow("ses_2", 9, details={"parent": "ses_1"}), ("/out/ses_1/", "/out/ses_2/")
     )
     *copied, (_, last) = await store.messages.read("ses_2")
     assert copied == (await store.messages.read("ses_1"))[:-1]
     assert last == {"said": "see /out/ses_2/a.txt, ses_1"}
-    assert await store.state.get("ses_2", "todo", "items") == ["x"]
-    assert store.seen.of("ses_2") == [("/ws/a", "0" * 64)]
-    assert store.rules.of("ses_2") == ()
+    assert await store.session_values.get("ses_2", "todo", "items") == ["x"]
+    assert store.read_hashes.list_hashes("ses_2") == [("/ws/a", "0" * 64)]
+    assert store.session_rules.list_rules("ses_2") == ()
     row = store.sessions.get("ses_2")
     assert row is not None and row.holder is None and row.details == {"parent": "ses_1"}
     await store.sessions.close("ses_1", 10)
-    assert store.rules.of("ses_1") == () and store.seen.of("ses_1") == []
+    assert store.session_rules.list_rules("ses_1") == () and store.read_hashes.list_hashes("ses_1") == []
     assert len(await store.messages.read("ses_2")) == 101
     await store.aclose()
 

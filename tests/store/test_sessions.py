@@ -14,7 +14,7 @@ from handrail.store.tables.sessions import SessionRow
 
 async def test_a_session_is_found_again_after_a_restart_and_keeps_its_first_time(place: Place) -> None:
     store = place.open()
-    row = SessionRow("ses_1", 10, agent="default", topic="bugs", face="cli", headless=False, details={"client": "x"})
+    row = SessionRow("ses_1", 10, agent="default", topic="bugs", frontend="cli", headless=False, details={"client": "x"})
     await store.sessions.open(row)
     await store.aclose()
     store = place.open()
@@ -24,33 +24,33 @@ async def test_a_session_is_found_again_after_a_restart_and_keeps_its_first_time
     again = store.sessions.get("ses_1")
     assert again is not None and (again.opened_ns, again.closed_ns) == (10, None)
     await store.sessions.open(SessionRow("ses_2", 11))
-    assert [s.id for s in store.sessions.all()] == ["ses_2", "ses_1"]
+    assert [s.id for s in store.sessions.list_latest()] == ["ses_2", "ses_1"]
     assert store.sessions.get("ses_9") is None
     await store.aclose()
 
 
 async def test_a_tools_values_outlive_the_process_and_are_its_own(place: Place) -> None:
     store = place.open()
-    todo = store.state.of("ses_1", "todo")
+    todo = store.session_values.for_tool("ses_1", "todo")
     await todo.put("items", [{"text": "half a pair \ud800", "n": 2**80}])
-    await store.state.of("ses_1", "other").put("items", 1)
-    await store.state.of("ses_2", "todo").put("items", 2)
+    await store.session_values.for_tool("ses_1", "other").put("items", 1)
+    await store.session_values.for_tool("ses_2", "todo").put("items", 2)
     await store.aclose()
     store = place.open()
-    todo = store.state.of("ses_1", "todo")
+    todo = store.session_values.for_tool("ses_1", "todo")
     assert await todo.get("items") == [{"text": "half a pair \ud800", "n": 2**80}]
     await todo.put("items", None)
     assert await todo.get("items") is None
-    assert await store.state.get("ses_1", "other", "items") == 1
+    assert await store.session_values.get("ses_1", "other", "items") == 1
     await store.sessions.close("ses_1", 1)
-    assert await store.state.get("ses_1", "other", "items") is None
-    assert await store.state.get("ses_2", "todo", "items") == 2
+    assert await store.session_values.get("ses_1", "other", "items") is None
+    assert await store.session_values.get("ses_2", "todo", "items") == 2
     await store.aclose()
 
 
 async def test_values_put_at_the_same_time_are_all_kept(place: Place) -> None:
     store = place.open()
-    state = store.state.of("ses_1", "tool")
+    state = store.session_values.for_tool("ses_1", "tool")
     await asyncio.gather(*(state.put(f"k{n}", n) for n in range(50)))
     assert [await state.get(f"k{n}") for n in range(50)] == list(range(50))
     await store.aclose()
@@ -59,10 +59,10 @@ async def test_values_put_at_the_same_time_are_all_kept(place: Place) -> None:
 async def test_a_value_beyond_the_bound_is_refused_with_the_next_step(place: Place) -> None:
     store = place.open()
     with pytest.raises(UsageError, match=r"'big' is too large: .* bytes"):
-        await store.state.put("ses_1", "tool", "big", "x" * 5_000_000)
-    assert await store.state.get("ses_1", "tool", "big") is None
+        await store.session_values.put("ses_1", "tool", "big", "x" * 5_000_000)
+    assert await store.session_values.get("ses_1", "tool", "big") is None
     with pytest.raises(UsageError, match="session id"):
         await store.sessions.open(SessionRow("../x", 1))
     await store.aclose()
     with pytest.raises(LogUnavailable, match="closed"):
-        await store.state.put("ses_1", "tool", "late", 1)
+        await store.session_values.put("ses_1", "tool", "late", 1)

@@ -11,17 +11,17 @@ import pytest
 from tests.store.contenders import PAUSED, RACER, WRITER, Contenders
 from tests.store.places import Place
 
-from handrail.record.reading import LogReader
-from handrail.record.verification import verify
-from handrail.store.lease import Lease, holder_of
+from handrail.record.log_reader import LogReader
+from handrail.record.verification import verify_log
+from handrail.store.lease import WorkspaceLease, find_lease_holder
 
 pytestmark = pytest.mark.proves("L-07")
 
 
 def marks(place: Place) -> list[str]:
     """The records of a log that verifies, in order."""
-    with LogReader.at(place.folders.database) as reader:
-        assert verify(reader).ok
+    with LogReader.open_database(place.folders.database_file) as reader:
+        assert verify_log(reader).ok
         return [entry.call_id for entry in reader.records()]
 
 
@@ -48,10 +48,10 @@ async def test_a_paused_holder_is_replaced_and_what_it_had_queued_is_never_writt
         paused = contenders.start(PAUSED, case)
         assert contenders.hear_from(paused, "queued") == "True"
         contenders.stop(paused)
-        await Lease.until_free(place.folders)
-        former = holder_of(place.folders)
-        assert former is not None and former.pid == paused and former.state == "paused" and former.face == "mcp"
-        store = place.open(face="cli")
+        await WorkspaceLease.wait_until_free(place.folders)
+        former = find_lease_holder(place.folders)
+        assert former is not None and former.pid == paused and former.state == "paused" and former.frontend == "mcp"
+        store = place.open(frontend="cli")
         assert store.lease.token == 2
         contenders.tell(paused, "resume")
         contenders.signal(paused, signal.SIGCONT)
@@ -65,10 +65,10 @@ async def test_a_paused_holder_is_replaced_and_what_it_had_queued_is_never_writt
         assert contenders.hear_from(paused, "refused") == refused
         assert contenders.hear_from(paused, "valid") == "False"
         assert contenders.hear_from(paused, "closed") == "0"
-        assert store.lease.valid
+        assert store.lease.is_valid
         await store.aclose()
     assert marks(place) == ["before"]
-    assert not list(place.folders.own.glob("holder-*"))
+    assert not list(place.folders.workspace_state.glob("holder-*"))
 
 
 async def test_a_holder_paused_for_a_while_without_a_rival_goes_on(place: Place) -> None:
@@ -77,7 +77,7 @@ async def test_a_holder_paused_for_a_while_without_a_rival_goes_on(place: Place)
         while contenders.hear()[1] != "ack":
             pass
         contenders.stop(paused)
-        await Lease.until_free(place.folders)
+        await WorkspaceLease.wait_until_free(place.folders)
         contenders.forget()
         contenders.signal(paused, signal.SIGCONT)
         for _ in range(100):

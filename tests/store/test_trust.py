@@ -12,28 +12,28 @@ from tests.store.places import Place
 
 from handrail.contract.errors import StartError, UsageError
 from handrail.store import decisions
-from handrail.store.folders import prepare
+from handrail.store.folders import prepare_folders
 
 HASH = "ab" * 32
 pytestmark = pytest.mark.proves("F-11")
 
 
 def test_it_is_kept_until_it_is_replaced_or_revoked(place: Place) -> None:
-    folders = prepare(place.workspace, place.state)
-    assert decisions.of(folders) is None
-    decisions.grant(folders, HASH, clock=lambda: 7)
-    assert decisions.of(folders) == decisions.Trust(str(folders.workspace), HASH, 7)
-    decisions.grant(folders, "cd" * 32, clock=lambda: 8)
-    found = decisions.of(folders)
+    folders = prepare_folders(place.workspace, place.state)
+    assert decisions.read_trust(folders) is None
+    decisions.grant_trust(folders, HASH, clock=lambda: 7)
+    assert decisions.read_trust(folders) == decisions.TrustRecord(str(folders.workspace), HASH, 7)
+    decisions.grant_trust(folders, "cd" * 32, clock=lambda: 8)
+    found = decisions.read_trust(folders)
     assert found is not None and found.sha256 == "cd" * 32
-    assert decisions.everywhere(place.state) == [found]
-    assert decisions.revoke(folders) and not decisions.revoke(folders)
-    assert decisions.of(folders) is None and decisions.everywhere(place.state) == []
+    assert decisions.list_trust(place.state) == [found]
+    assert decisions.revoke_trust(folders) and not decisions.revoke_trust(folders)
+    assert decisions.read_trust(folders) is None and decisions.list_trust(place.state) == []
 
 
 def test_the_record_is_its_owners_alone_and_outside_the_workspace(place: Place) -> None:
-    folders = prepare(place.workspace, place.state)
-    decisions.grant(folders, HASH, clock=lambda: 7)
+    folders = prepare_folders(place.workspace, place.state)
+    decisions.grant_trust(folders, HASH, clock=lambda: 7)
     (file,) = place.state.rglob("trust.json")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and not file.is_relative_to(place.workspace)
     assert [path.name for path in file.parent.iterdir() if "trust" in path.name] == ["trust.json"]
@@ -52,34 +52,34 @@ def test_the_record_is_its_owners_alone_and_outside_the_workspace(place: Place) 
     ],
 )
 def test_what_is_no_record_of_this_workspace_trusts_nothing(place: Place, text: str) -> None:
-    folders = prepare(place.workspace, place.state)
-    decisions.grant(folders, HASH, clock=lambda: 7)
+    folders = prepare_folders(place.workspace, place.state)
+    decisions.grant_trust(folders, HASH, clock=lambda: 7)
     (file,) = place.state.rglob("trust.json")
     file.write_text(text.replace("WS", str(folders.workspace)))
-    assert decisions.of(folders) is None
+    assert decisions.read_trust(folders) is None
 
 
 def test_a_record_that_others_could_have_written_or_that_is_a_link_trusts_nothing(place: Place) -> None:
-    folders = prepare(place.workspace, place.state)
-    decisions.grant(folders, HASH, clock=lambda: 7)
+    folders = prepare_folders(place.workspace, place.state)
+    decisions.grant_trust(folders, HASH, clock=lambda: 7)
     (file,) = place.state.rglob("trust.json")
     file.chmod(0o660)
-    assert decisions.of(folders) is None
+    assert decisions.read_trust(folders) is None
     file.chmod(0o600)
-    assert decisions.of(folders) is not None
+    assert decisions.read_trust(folders) is not None
     moved = file.rename(place.workspace / "trust.json")
     file.symlink_to(moved)
-    assert decisions.of(folders) is None
+    assert decisions.read_trust(folders) is None
     file.unlink()
     os.mkfifo(file, 0o600)
-    assert decisions.of(folders) is None  # and nobody waits
+    assert decisions.read_trust(folders) is None  # and nobody waits
 
 
 def test_only_a_hash_can_be_trusted_and_a_state_that_cannot_be_written_is_told(place: Place) -> None:
-    folders = prepare(place.workspace, place.state)
+    folders = prepare_folders(place.workspace, place.state)
     for text in ("", "abc", HASH[:-1] + "g", HASH + "\n"):
         with pytest.raises(UsageError, match="64 hexadecimal digits"):
-            decisions.grant(folders, text, clock=lambda: 7)
-    shutil.rmtree(folders.own)
+            decisions.grant_trust(folders, text, clock=lambda: 7)
+    shutil.rmtree(folders.workspace_state)
     with pytest.raises(StartError, match="cannot be written"):
-        decisions.grant(folders, HASH, clock=lambda: 7)
+        decisions.grant_trust(folders, HASH, clock=lambda: 7)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from handrail.contract.errors import LogUnavailable
-from handrail.store.database.writer import SinkLost, SinkUnavailable, Writer
+from handrail.store.database.writer import SinkLost, SinkUnavailable, GroupWriter
 
 
 class Shelf:
@@ -34,12 +34,12 @@ class Shelf:
     def items(self) -> list[str]:
         return [item for batch in self.batches for item in batch]
 
-    def promise(self, batch: Sequence[str]) -> bool:
+    def write_ahead(self, batch: Sequence[str]) -> bool:
         if self.promises:
             self.promised.append(list(batch))
         return self.promises
 
-    def rouse(self) -> None:
+    def warm_up(self) -> None:
         self.roused += 1
         self.awake.set()
 
@@ -72,7 +72,7 @@ def shelf() -> Shelf:
 
 @pytest.mark.proves("G-01")
 async def test_callers_who_come_during_a_sync_share_the_next_one(shelf: Shelf) -> None:
-    writer = Writer(shelf)
+    writer = GroupWriter(shelf)
     shelf.gate.clear()
     first = asyncio.create_task(writer.commit("first"))
     await asyncio.to_thread(shelf.entered.wait)
@@ -86,7 +86,7 @@ async def test_callers_who_come_during_a_sync_share_the_next_one(shelf: Shelf) -
 
 
 async def test_appended_items_come_before_a_later_commit_and_in_order(shelf: Shelf) -> None:
-    writer = Writer(shelf)
+    writer = GroupWriter(shelf)
     for number in range(100):
         writer.append(f"n{number}")
     await writer.commit("last")
@@ -95,7 +95,7 @@ async def test_appended_items_come_before_a_later_commit_and_in_order(shelf: She
 
 
 async def test_appended_items_are_written_without_anybody_waiting(shelf: Shelf) -> None:
-    writer = Writer(shelf)
+    writer = GroupWriter(shelf)
     writer.append("alone")
     await asyncio.to_thread(shelf.entered.wait, 30)
     await writer.flush()
@@ -104,7 +104,7 @@ async def test_appended_items_are_written_without_anybody_waiting(shelf: Shelf) 
 
 
 async def test_closing_writes_what_is_left_and_later_commits_are_told(shelf: Shelf) -> None:
-    writer = Writer(shelf, linger_s=60)
+    writer = GroupWriter(shelf, linger_s=60)
     writer.append("left")
     await asyncio.to_thread(writer.close)
     assert shelf.items == ["left"]
@@ -116,21 +116,21 @@ async def test_closing_writes_what_is_left_and_later_commits_are_told(shelf: She
 
 @pytest.mark.proves("G-10")
 async def test_a_failing_sink_is_told_to_every_caller_until_it_works_again(shelf: Shelf) -> None:
-    writer = Writer(shelf)
+    writer = GroupWriter(shelf)
     shelf.full = True
     outcomes = await asyncio.gather(*(writer.commit(f"n{n}") for n in range(5)), return_exceptions=True)
     assert all(isinstance(outcome, LogUnavailable) for outcome in outcomes)
-    assert writer.refusal == "the disk is full" or writer.refusal == "the disk is still full"
+    assert writer.unavailable_reason == "the disk is full" or writer.unavailable_reason == "the disk is still full"
     with pytest.raises(LogUnavailable, match="still full"):
         await writer.flush()
     shelf.full = False
     await writer.commit("after")
-    assert writer.refusal is None and shelf.items == ["after"]
+    assert writer.unavailable_reason is None and shelf.items == ["after"]
     writer.close()
 
 
 async def test_what_was_appended_survives_a_failure_in_order_and_what_was_committed_does_not(shelf: Shelf) -> None:
-    writer = Writer(shelf, retry_s=60)
+    writer = GroupWriter(shelf, retry_s=60)
     shelf.full = True
     writer.append("a")
     with pytest.raises(LogUnavailable):
@@ -146,7 +146,7 @@ async def test_what_was_appended_survives_a_failure_in_order_and_what_was_commit
 
 
 async def test_what_waits_is_tried_again_without_a_caller(shelf: Shelf) -> None:
-    writer = Writer(shelf, retry_s=0.01)
+    writer = GroupWriter(shelf, retry_s=0.01)
     shelf.full = True
     with pytest.raises(LogUnavailable):
         await writer.commit("x")
@@ -154,14 +154,14 @@ async def test_what_waits_is_tried_again_without_a_caller(shelf: Shelf) -> None:
     while shelf.reopened < 3:
         await asyncio.sleep(0)
     shelf.full = False
-    while writer.refusal is not None:
+    while writer.unavailable_reason is not None:
         await asyncio.sleep(0)
     assert shelf.items == ["kept"]
     writer.close()
 
 
 async def test_what_cannot_be_kept_is_counted_as_lost(shelf: Shelf) -> None:
-    writer = Writer(shelf, retry_s=60, max_retained=3)
+    writer = GroupWriter(shelf, retry_s=60, max_retained=3)
     shelf.full = True
     for number in range(10):
         writer.append(f"n{number}")
@@ -176,7 +176,7 @@ async def test_what_cannot_be_kept_is_counted_as_lost(shelf: Shelf) -> None:
 
 
 async def test_a_faulty_item_takes_no_neighbour_with_it(shelf: Shelf) -> None:
-    writer = Writer(shelf)
+    writer = GroupWriter(shelf)
     shelf.gate.clear()
     first = asyncio.create_task(writer.commit("first"))
     await asyncio.to_thread(shelf.entered.wait)
@@ -189,12 +189,12 @@ async def test_a_faulty_item_takes_no_neighbour_with_it(shelf: Shelf) -> None:
     await writer.flush()
     assert [type(outcome) for outcome in outcomes] == [type(None), type(None), LogUnavailable, type(None)]
     assert shelf.items == ["first", "a", "b", "c"]
-    assert writer.refusal is None and writer.lost == 1
+    assert writer.unavailable_reason is None and writer.lost == 1
     writer.close()
 
 
 async def test_a_cancelled_wait_neither_takes_the_item_back_nor_harms_its_neighbours(shelf: Shelf) -> None:
-    writer = Writer(shelf)
+    writer = GroupWriter(shelf)
     shelf.gate.clear()
     tasks = [asyncio.create_task(writer.commit(f"n{n}")) for n in range(3)]
     await asyncio.sleep(0)
@@ -207,11 +207,11 @@ async def test_a_cancelled_wait_neither_takes_the_item_back_nor_harms_its_neighb
 
 
 async def test_a_producer_can_wait_until_the_backlog_is_short(shelf: Shelf) -> None:
-    writer = Writer(shelf, linger_s=60)
+    writer = GroupWriter(shelf, linger_s=60)
     shelf.gate.clear()
     for number in range(20):
         writer.append(f"n{number}")
-    waiting = asyncio.create_task(writer.backlog_below(5))
+    waiting = asyncio.create_task(writer.wait_for_backlog(5))
     await asyncio.to_thread(shelf.entered.wait)
     assert not waiting.done()
     shelf.gate.set()
@@ -221,7 +221,7 @@ async def test_a_producer_can_wait_until_the_backlog_is_short(shelf: Shelf) -> N
 
 
 async def test_callers_in_two_event_loops_are_both_answered(shelf: Shelf) -> None:
-    writer = Writer(shelf)
+    writer = GroupWriter(shelf)
 
     async def many(name: str) -> None:
         await asyncio.gather(*(writer.commit(f"{name}{n}") for n in range(50)))
@@ -233,7 +233,7 @@ async def test_callers_in_two_event_loops_are_both_answered(shelf: Shelf) -> Non
 
 @pytest.mark.proves("L-07")
 async def test_what_waits_for_a_sink_that_was_taken_away_is_dropped_and_counted(shelf: Shelf) -> None:
-    writer = Writer(shelf, max_batch=2)
+    writer = GroupWriter(shelf, max_batch=2)
     shelf.gate.clear()
     shelf.taken_away = True
     for number in range(5):
@@ -251,7 +251,7 @@ async def test_what_waits_for_a_sink_that_was_taken_away_is_dropped_and_counted(
 
 
 async def test_a_caller_behind_more_than_a_batch_of_kept_items_is_refused_and_not_forgotten(shelf: Shelf) -> None:
-    writer = Writer(shelf, max_batch=2)
+    writer = GroupWriter(shelf, max_batch=2)
     shelf.full = True
     for number in range(5):
         writer.append(f"n{number}")
@@ -264,9 +264,9 @@ async def test_a_caller_behind_more_than_a_batch_of_kept_items_is_refused_and_no
 
 
 async def test_who_has_to_know_what_became_of_an_item_is_cancelled_only_then(shelf: Shelf) -> None:
-    writer = Writer(shelf)
+    writer = GroupWriter(shelf)
     shelf.gate.clear()
-    written = writer.begin("intent")
+    written = writer.start_commit("intent")
 
     async def wait() -> None:
         await written
@@ -286,16 +286,16 @@ async def test_who_has_to_know_what_became_of_an_item_is_cancelled_only_then(she
 
 
 async def test_what_was_only_taken_is_written_before_long_by_itself(shelf: Shelf) -> None:
-    writer = Writer(shelf, linger_s=0.001)
-    taken = writer.take("said")
-    assert not taken.durable
-    while not taken.durable:
+    writer = GroupWriter(shelf, linger_s=0.001)
+    taken = writer.enqueue("said")
+    assert not taken.is_durable
+    while not taken.is_durable:
         await asyncio.to_thread(shelf.entered.wait)
     assert shelf.items == ["said"]
     await asyncio.to_thread(writer.close)
 
 
-class ClosedInBetween(Writer[str]):
+class ClosedInBetween(GroupWriter[str]):
     """One that another thread closes just after somebody saw that it is open."""
 
     def _check_open(self) -> None:
@@ -311,10 +311,10 @@ def open_when_entered(shelf: Shelf) -> None:
 
 
 async def test_whoever_comes_as_it_is_closed_is_told_so_and_waits_for_nothing() -> None:
-    ways: list[Callable[[Writer[str]], Awaitable[None]]] = [
+    ways: list[Callable[[GroupWriter[str]], Awaitable[None]]] = [
         lambda writer: writer.commit("late"),
         lambda writer: writer.flush(),
-        lambda writer: writer.backlog_below(1),
+        lambda writer: writer.wait_for_backlog(1),
     ]
     for way in ways:
         shelf = Shelf()
@@ -333,7 +333,7 @@ async def test_what_callers_loops_were_woken_by_is_gone_with_the_writer_or_the_l
 
     gc.collect()  # what other tests have left
     before = descriptors()
-    writer = Writer(shelf)
+    writer = GroupWriter(shelf)
     await writer.commit("here")
     own = descriptors()
     for number in range(20):

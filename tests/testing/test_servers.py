@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from handrail.testing.histories import faults_in_anthropic_request, faults_in_openai_request
-from handrail.testing.servers import AnthropicServer, Call, OpenAIServer, ProviderServer, Refusal, Reply
+from handrail.testing.request_checks import anthropic_request_faults, openai_request_faults
+from handrail.testing.model_servers import AnthropicServer, ReplyCall, OpenAIServer, ProviderServer, ErrorReply, ScriptedReply
 
 TOOL: dict[str, Any] = {
     "type": "function",
@@ -66,19 +66,19 @@ def told(call_id: str) -> dict[str, Any]:
     ],
 )
 def test_an_openai_history_is_judged_as_the_provider_does(messages: list[dict[str, Any]], fault: str | None) -> None:
-    found = faults_in_openai_request(openai_request(*messages))
+    found = openai_request_faults(openai_request(*messages))
     assert found == [] if fault is None else fault in "; ".join(found)
 
 
 def test_openai_tools_are_judged_too() -> None:
-    assert faults_in_openai_request(openai_request(tools=[TOOL])) == []
-    assert "twice" in faults_in_openai_request(openai_request(tools=[TOOL, TOOL]))[0]
+    assert openai_request_faults(openai_request(tools=[TOOL])) == []
+    assert "twice" in openai_request_faults(openai_request(tools=[TOOL, TOOL]))[0]
     strict: dict[str, Any] = {"type": "function", "function": {"name": "now", "strict": True}}
-    assert faults_in_openai_request(openai_request(tools=[TOOL, strict])) == []
+    assert openai_request_faults(openai_request(tools=[TOOL, strict])) == []
     typeless: dict[str, Any] = {"type": "function", "function": {"name": "now", "parameters": {}}}
-    assert "not the schema" in faults_in_openai_request(openai_request(tools=[typeless]))[0]
+    assert "not the schema" in openai_request_faults(openai_request(tools=[typeless]))[0]
     leaky: dict[str, Any] = {"type": "function", "function": {**TOOL["function"], "locks": ["workspace:X"]}}
-    assert "locks" in faults_in_openai_request(openai_request(tools=[leaky]))[0]
+    assert "locks" in openai_request_faults(openai_request(tools=[leaky]))[0]
 
 
 def use(call_id: str, name: str = "read", value: Any = None) -> dict[str, Any]:
@@ -115,13 +115,13 @@ def test_an_anthropic_history_is_judged_as_the_provider_does(contents: list[Any]
     roles = ["assistant", "user"] * 2
     messages = [{"role": "user", "content": "go"}]
     messages += [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
-    found = faults_in_anthropic_request({"max_tokens": 1, "messages": messages})
+    found = anthropic_request_faults({"max_tokens": 1, "messages": messages})
     assert found == [] if fault is None else fault in "; ".join(found)
 
 
 def test_anthropic_roles_alternate_and_the_output_has_a_bound() -> None:
     twice = {"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}
-    found = "; ".join(faults_in_anthropic_request(twice))
+    found = "; ".join(anthropic_request_faults(twice))
     assert "must alternate" in found and "max_tokens" in found
 
 
@@ -139,21 +139,21 @@ async def post(server: ProviderServer, path: str, body: Any, **headers: str) -> 
 
 
 async def test_a_server_answers_400_with_the_faults_and_keeps_the_reply_for_a_good_request() -> None:
-    async with OpenAIServer(Reply("hello")) as server:
+    async with OpenAIServer(ScriptedReply("hello")) as server:
         key = f"Bearer {server.key}"
         path = "/v1/chat/completions"
         status, answer = await post(server, path, openai_request(told("a")), authorization=key)
         assert status == 400 and b"answers no open call" in answer
-        assert server.unplayed == 1
+        assert server.remaining_replies == 1
         status, answer = await post(server, path, openai_request(), authorization=key)
         assert status == 200 and answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
         status, _ = await post(server, path, openai_request(), authorization=key)
         assert status == 400
-    assert [bool(request.refused) for request in server.requests] == [True, False, False]
+    assert [bool(request.faults) for request in server.requests] == [True, False, False]
 
 
 async def test_a_server_wants_its_key_and_its_path() -> None:
-    async with AnthropicServer(Reply("hello")) as server:
+    async with AnthropicServer(ScriptedReply("hello")) as server:
         body = {"max_tokens": 1, "stream": True, "messages": [{"role": "user", "content": "go"}]}
         right = {"x_api_key": server.key, "anthropic_version": "2023-06-01"}
         assert (await post(server, "/v1/messages", body, x_api_key="no", anthropic_version="x"))[0] == 401
@@ -164,14 +164,14 @@ async def test_a_server_wants_its_key_and_its_path() -> None:
 
 
 async def test_a_cut_reply_breaks_the_connection_before_the_body_ends() -> None:
-    async with OpenAIServer(Reply(Call("read", {"path": "x"}, cut_after=3))) as server:
+    async with OpenAIServer(ScriptedReply(ReplyCall("read", {"path": "x"}, cut_after=3))) as server:
         _, answer = await post(server, "/v1/chat/completions", openai_request(), authorization=f"Bearer {server.key}")
     assert b'"arguments": "{\\""' in answer and b"[DONE]" not in answer
     assert not answer.endswith(b"0\r\n\r\n")
 
 
 async def test_a_refusal_carries_its_headers() -> None:
-    async with OpenAIServer(Refusal(429, headers={"retry-after": "7"})) as server:
+    async with OpenAIServer(ErrorReply(429, headers={"retry-after": "7"})) as server:
         status, answer = await post(
             server, "/v1/chat/completions", openai_request(), authorization=f"Bearer {server.key}"
         )

@@ -8,10 +8,10 @@ import pytest
 from tests.tools.desk import Desk, Memory
 from tests.tools.repositories import Repo, made
 
-from handrail.runtime.files.roots import Roots
-from handrail.runtime.guard.guard import Guarded
-from handrail.runtime.surface import Surroundings
-from handrail.sandbox.tiers import choose
+from handrail.runtime.files.roots import SessionRoots
+from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
+from handrail.runtime.call_runtime import SessionEnvironment
+from handrail.sandbox.tiers import choose_sandbox
 
 
 @pytest.fixture
@@ -20,13 +20,13 @@ def desk(tmp_path: Path) -> Desk:
     for name in ("ws", "scratch", "output"):
         (place / name).mkdir()
     return Desk(
-        Surroundings(
+        SessionEnvironment(
             session_id="session-1",
             agent="default",
             workdir=str(place / "ws"),
             scratch=str(place / "scratch"),
-            roots=Roots(place / "ws", [place / "output"]),
-            sandbox=choose(),
+            roots=SessionRoots(place / "ws", [place / "output"]),
+            sandbox=choose_sandbox(),
             values=Memory(),
         )
     )
@@ -35,7 +35,7 @@ def desk(tmp_path: Path) -> Desk:
 @pytest.fixture
 def confined(desk: Desk) -> Desk:
     """The same where programs can be confined."""
-    if not desk.around.sandbox.tier.confines:
+    if not desk.around.sandbox.tier.is_confining:
         pytest.skip(desk.around.sandbox.tier.detail)
     return desk
 
@@ -43,6 +43,6 @@ def confined(desk: Desk) -> Desk:
 @pytest.fixture
 def repo(confined: Desk) -> Repo:
     """The workspace as a repository, where programs are kept from what is protected."""
-    confined.around.sandbox = Guarded(confined.around.sandbox)
+    confined.around.sandbox = GuardedSandbox(confined.around.sandbox)
     confined.around.quarantine = str(confined.workspace.parent / "quarantine")
     return made(confined.workspace)

@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest, Attendant
+from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest, ApprovalHandler
 from handrail.contract.call import Result
-from handrail.contract.doors.agents import Agents
-from handrail.contract.doors.channels import Channels, Triggers
-from handrail.contract.doors.jobs import Catalog, Jobs
-from handrail.contract.doors.memory import Skills
-from handrail.contract.doors.offers import Offers
-from handrail.contract.doors.peer import LogLevel, PeerDoor
-from handrail.contract.doors.runtime import Question, Runtime
+from handrail.contract.services.delegation import SubagentService
+from handrail.contract.services.channels import ChannelService, TriggerService
+from handrail.contract.services.jobs import CatalogService, JobService
+from handrail.contract.services.memory import SkillService
+from handrail.contract.services.resources import ResourceService
+from handrail.contract.services.client import LogLevel, ClientService
+from handrail.contract.services.runtime import UserQuestion, Runtime
 from handrail.contract.errors import ErrorKind, ToolError
-from handrail.contract.sandbox import Attempt
-from handrail.contract.schema.schema import compile_schema
-from handrail.contract.tool.requires import Capability, CapabilitySet, May, Variables, expand
-from handrail.contract.tool.spec import Opened
+from handrail.contract.sandbox import ConnectionAttempt
+from handrail.contract.schema.validation import compile_schema
+from handrail.contract.tool.requires import Capability, CapabilitySet, AccessCheck, PathVariables, expand_requires
+from handrail.contract.tool.spec import ToolSession
 from handrail.contract.tool.tool import Tool
-from handrail.runtime.surface import CallRuntime, Surroundings
+from handrail.runtime.call_runtime import CallRuntime, SessionEnvironment
 from handrail.tools import BUILTINS
 
 _numbers = itertools.count(1)
@@ -44,19 +44,19 @@ class Running:
 class Doors:
     """What the arbiter gives a call's runtime, without an arbiter."""
 
-    judge: May
-    attendant: Attendant | None = None
+    judge: AccessCheck
+    attendant: ApprovalHandler | None = None
     cancellation: Running = field(default_factory=Running)
     job_id: str | None = None
     callers: tuple[str, ...] = ()
 
-    def may(self) -> May:
+    def may(self) -> AccessCheck:
         return self.judge
 
-    def reached(self, attempt: Attempt) -> None:
+    def record_attempt(self, attempt: ConnectionAttempt) -> None:
         pass
 
-    def tell(self, message: str, fraction: float | None, done: float | None, total: float | None) -> None:
+    def report_progress(self, message: str, fraction: float | None, done: float | None, total: float | None) -> None:
         return
 
     def log(self, level: LogLevel, data: Any, logger: str | None) -> None:
@@ -65,41 +65,41 @@ class Doors:
     def output(self, piece: str | bytes) -> None:
         return
 
-    def jobs(self) -> Jobs:
+    def jobs(self) -> JobService:
         raise ToolError("there are no jobs here", kind="unavailable")
 
-    def offers(self, runtime: Runtime) -> Offers:
+    def resources(self, runtime: Runtime) -> ResourceService:
         raise ToolError("there are no offerings here", kind="unavailable")
 
-    def opened(self, runtime: Runtime) -> Opened:
+    def tool_session(self, runtime: Runtime) -> ToolSession:
         raise ToolError("nothing is open here", kind="denied")
 
-    def peer(self, require: Callable[[str], None]) -> PeerDoor:
+    def client(self, require: Callable[[str], None]) -> ClientService:
         raise ToolError("there is no client here", kind="unavailable")
 
-    def answered(self, questions: Sequence[Question]) -> list[list[str]] | None:
+    def find_answers(self, questions: Sequence[UserQuestion]) -> list[list[str]] | None:
         return None
 
-    async def ask(self, questions: Sequence[Question]) -> list[list[str]]:
+    async def ask_user(self, questions: Sequence[UserQuestion]) -> list[list[str]]:
         assert self.attendant is not None
-        return await self.attendant.answer("session", questions) or []
+        return await self.attendant.answer_questions("session", questions) or []
 
     async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
         raise ToolError(f"{tool_id}({arguments}) has no arbiter here", kind="unavailable")
 
-    def agents(self) -> Agents:
+    def subagents(self) -> SubagentService:
         raise ToolError("there are none here", kind="unavailable")
 
-    def skills(self) -> Skills:
+    def skills(self) -> SkillService:
         raise ToolError("there are none here", kind="unavailable")
 
-    def channels(self) -> Channels:
+    def channels(self) -> ChannelService:
         raise ToolError("there are none here", kind="unavailable")
 
-    def triggers(self) -> Triggers:
+    def triggers(self) -> TriggerService:
         raise ToolError("there are none here", kind="unavailable")
 
-    def catalog(self) -> Catalog:
+    def catalog(self) -> CatalogService:
         raise ToolError("there is no catalog here", kind="unavailable")
 
 
@@ -121,12 +121,12 @@ class Someone:
     """Answers as it was told to, and remembers what it was asked."""
 
     answers: list[list[str]]
-    asked: list[Question] = field(default_factory=list[Question])
+    asked: list[UserQuestion] = field(default_factory=list[UserQuestion])
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
         return ApprovalAnswer("reject", f"{request.tool_id}: not in this test")
 
-    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]]:
+    async def answer_questions(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]]:
         self.asked += questions
         return self.answers
 
@@ -135,7 +135,7 @@ class Someone:
 class Desk:
     """One session's calls of the built-in tools."""
 
-    around: Surroundings
+    around: SessionEnvironment
     refuse: dict[str, str] = field(default_factory=dict[str, str])
     """Canonical path to the reason why no rule allows it."""
 
@@ -144,8 +144,8 @@ class Desk:
         return Path(self.around.workdir)
 
     def runtime(self, tool: Tool) -> CallRuntime:
-        variables = Variables(workspace=(self.around.workdir,), output=self.around.roots.readable)
-        capabilities = CapabilitySet((expand(tool.spec.requires, variables, tool.spec.id),))
+        variables = PathVariables(workspace=(self.around.workdir,), output=self.around.roots.readable)
+        capabilities = CapabilitySet((expand_requires(tool.spec.requires, variables, tool.spec.id),))
 
         def may(capability: Capability, target: str | Sequence[str]) -> str | None:
             if isinstance(target, str) and target in self.refuse:
@@ -155,13 +155,13 @@ class Desk:
             return None
 
         return CallRuntime(
-            tool.spec, f"call-{next(_numbers)}", self.around, capabilities, Doors(may, self.around.attendant)
+            tool.spec, f"call-{next(_numbers)}", self.around, capabilities, Doors(may, self.around.approval_handler)
         )
 
     async def call(self, tool_id: str, **arguments: Any) -> Any:
         """What the tool returns, whose arguments have to fit its schema, or what it says of them."""
         tool = next(tool for tool in BUILTINS if tool.spec.id == tool_id)
-        assert compile_schema(tool.spec.parameters).problems(arguments) == []
+        assert compile_schema(tool.spec.parameters).list_problems(arguments) == []
         tool.check(arguments)
         return await tool.execute(arguments, self.runtime(tool))
 

@@ -8,8 +8,8 @@ import pytest
 from tests.tools.desk import Desk, refused
 from tests.tools.repositories import Repo, made
 
-from handrail.runtime.guard.guard import Guarded
-from handrail.sandbox.tiers import choose
+from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
+from handrail.sandbox.tiers import choose_sandbox
 
 pytestmark = pytest.mark.proves("T-05a", "T-02a")
 
@@ -78,7 +78,7 @@ async def test_commit_without_a_name_says_how_one_is_set(
     for who in ("AUTHOR", "COMMITTER"):
         for what in ("NAME", "EMAIL"):
             monkeypatch.delenv(f"GIT_{who}_{what}", raising=False)
-    desk.around.sandbox = Guarded(choose.__wrapped__())  # one that has not asked git for the name yet
+    desk.around.sandbox = GuardedSandbox(choose_sandbox.__wrapped__())  # one that has not asked git for the name yet
     bare = made(desk.workspace / "bare")
     config = desk.workspace / "bare/.git/config"
     config.write_text(config.read_text().partition("[user]")[0])

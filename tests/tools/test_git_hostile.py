@@ -368,15 +368,15 @@ async def test_a_configuration_with_too_many_programs_is_refused(desk: Desk, rep
 
 
 async def test_a_git_that_does_not_heed_the_settings_is_not_used() -> None:
-    ours = repository.Entry("command", "core.hookspath", "/dev/null")
-    assert not repository.too_old([ours])
-    assert repository.too_old([])
-    assert repository.too_old([ours, repository.Entry("global", "user.name", "x")])
+    ours = repository.GitConfigEntry("command", "core.hookspath", "/dev/null")
+    assert not repository.is_too_old([ours])
+    assert repository.is_too_old([])
+    assert repository.is_too_old([ours, repository.GitConfigEntry("global", "user.name", "x")])
 
 
 def test_every_program_that_a_configuration_could_name_is_overridden() -> None:
-    found = [repository.Entry("local", key.lower() if key.count(".") == 1 else key, "x") for key in PROGRAMS]
-    around = repository.environment("/ws", found)
+    found = [repository.GitConfigEntry("local", key.lower() if key.count(".") == 1 else key, "x") for key in PROGRAMS]
+    around = repository.make_environment("/ws", found)
     count = int(around["GIT_CONFIG_COUNT"])
     settings = {around[f"GIT_CONFIG_KEY_{n}"].lower(): around[f"GIT_CONFIG_VALUE_{n}"] for n in range(count)}
     harmless = {"", ":", "cat", "false", "/dev/null"}
@@ -476,8 +476,8 @@ async def test_the_loop_goes_on_while_many_paths_are_compared_with_the_rules(des
     runtime = desk.runtime(next(tool for tool in GIT_TOOLS if tool.spec.id == "git.add"))
     desk.refuse[f"{desk.workspace}/f7"] = "a rule"
     few = [f"{desk.workspace}/f{number}" for number in range(10)]
-    assert await runtime.shell.hidden(few) == [f"{desk.workspace}/f7"]
-    work = asyncio.ensure_future(runtime.shell.hidden([f"{desk.workspace}/f{number}" for number in range(5_000)]))
+    assert await runtime.shell.list_hidden_paths(few) == [f"{desk.workspace}/f7"]
+    work = asyncio.ensure_future(runtime.shell.list_hidden_paths([f"{desk.workspace}/f{number}" for number in range(5_000)]))
     turns = 0
     while not work.done():
         turns += 1

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
-from handrail.tools.files.files import blocks_of_operations, check_operations, patched
-from handrail.tools.files.text import lines_of
+from handrail.tools.files.editing_tools import blocks_of_operations, check_operations, apply_blocks
+from handrail.tools.files.text_edits import split_lines
 
 pytestmark = pytest.mark.proves("T-02a")
 
 
 def patch(text: str, *operations: dict[str, Any]) -> str:
     check_operations(operations)
-    return patched(text, blocks_of_operations(text, operations))
+    return apply_blocks(text, blocks_of_operations(text, operations))
 
 
 def replace(first: int, last: int, content: str, **more: str) -> dict[str, Any]:
@@ -109,12 +109,12 @@ lines = st.lists(st.text(alphabet="ab", max_size=3), max_size=8)
 @given(lines, st.booleans(), st.data())
 def test_any_one_replacement_changes_exactly_its_range(body: list[str], ended: bool, data: st.DataObject) -> None:
     text = "\n".join(body) + ("\n" if ended and body else "")
-    have = lines_of(text)
+    have = split_lines(text)
     if not have:
         return
     first = data.draw(st.integers(1, len(have)))
     last = data.draw(st.integers(first, len(have)))
-    after = lines_of(patch(text, replace(first, last, "X\nY")))
+    after = split_lines(patch(text, replace(first, last, "X\nY")))
     assert after[: first - 1] == have[: first - 1]
     assert [line.rstrip("\n") for line in after[first - 1 : first + 1]] == ["X", "Y"]
     assert after[first + 1 :] == have[last:]

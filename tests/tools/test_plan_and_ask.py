@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.tools.desk import Desk, Someone, refused
 
-from handrail.contract.doors.runtime import Option, Question
+from handrail.contract.services.runtime import QuestionOption, UserQuestion
 
 
 @pytest.mark.proves("A-06")
@@ -45,7 +45,7 @@ async def test_given_ids_are_kept_and_missing_ones_do_not_clash(desk: Desk) -> N
 @pytest.mark.proves("A-05")
 async def test_questions_reach_a_person_whole_and_their_answers_come_back(desk: Desk) -> None:
     someone = Someone([["blue", "red"], ["42"]])
-    desk.around.attendant = someone
+    desk.around.approval_handler = someone
     answer = await desk.call(
         "question",
         questions=[
@@ -60,8 +60,8 @@ async def test_questions_reach_a_person_whole_and_their_answers_come_back(desk: 
     )
     assert answer == {"answers": [["blue", "red"], ["42"]]}
     assert someone.asked == [
-        Question("Which?", "Colour", (Option("blue"), Option("red", "warm")), True),
-        Question("How many?"),
+        UserQuestion("Which?", "Colour", (QuestionOption("blue"), QuestionOption("red", "warm")), True),
+        UserQuestion("How many?"),
     ]
 
 
@@ -73,5 +73,5 @@ async def test_without_a_person_the_answer_is_one_fixed_error(desk: Desk) -> Non
 
 @pytest.mark.parametrize("answers", [[], [["a"]], [["a"], ["b"], ["c"]]])
 async def test_answers_that_do_not_fit_the_questions_are_not_guessed_at(desk: Desk, answers: list[Any]) -> None:
-    desk.around.attendant = Someone(answers)
+    desk.around.approval_handler = Someone(answers)
     await refused(desk.call("question", questions=[{"question": "1"}, {"question": "2"}]), "backend")

@@ -18,8 +18,8 @@ from handrail.contract.call import Result
 from handrail.contract.session import Session
 from handrail.contract.tool.decorator import tool
 from handrail.contract.tool.names import STATE_IDS, TERMINAL_IDS
-from handrail.testing.histories import PlayedModel, text_reply
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.testing.request_checks import PlaybackModel, text_reply
+from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 from handrail.tools import ALIASES, BUILTINS
 
 CALLS: dict[str, dict[str, Any]] = {
@@ -154,8 +154,8 @@ async def session(tmp_path: Path, host: GitHost) -> AsyncGenerator[Session]:
         f"allow net.fetch {host.authority}",
     ]
     async with temporary_kernel(tmp_path, rules=rules, tools=[pages]) as kernel:
-        opened = await kernel.session(agent="caller", attendant=ScriptedPerson(answers=[[["a"]]]))
-        Agent(opened, PlayedModel(text_reply("Hello.")))
+        opened = await kernel.session(agent="caller", approval_handler=ScriptedApprovalHandler(answers=[[["a"]]]))
+        Agent(opened, PlaybackModel(text_reply("Hello.")))
         yield opened
 
 

@@ -15,8 +15,8 @@ from typing import Any, cast
 import pytest
 
 import handrail.tools
-from handrail.contract.schema.schema import compile_schema
-from handrail.contract.tool.spec import ToolSpec, faults_in
+from handrail.contract.schema.validation import compile_schema
+from handrail.contract.tool.spec import ToolSpec, find_spec_faults
 from handrail.tools import BUILTINS
 
 WORKSPACE = ("{workspace}",)
@@ -210,9 +210,9 @@ def row_of(spec: ToolSpec) -> Row:
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_each_declaration_is_free_of_faults_and_closed(spec: ToolSpec) -> None:
-    assert faults_in(spec) == []
+    assert find_spec_faults(spec) == []
     schema = compile_schema(spec.parameters)
-    assert schema.problems({"no_such_argument": 1})
+    assert schema.list_problems({"no_such_argument": 1})
     assert spec.requires.net.hosts == (("*",) if spec.id in ("git.clone", "git.push") else ())
     assert spec.llm_view().keys() == {"name", "description", "parameters"}
 

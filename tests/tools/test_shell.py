@@ -50,4 +50,4 @@ async def test_a_cancelled_command_leaves_what_it_wrote(confined: Desk) -> None:
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
         await work
-    assert runtime.kept == {"output": "begun\n"}
+    assert runtime.partial_result == {"output": "begun\n"}

@@ -8,7 +8,7 @@ import pytest
 
 from handrail.contract.call import ProposedCall
 from handrail.contract.session import Session
-from handrail.contract.text.neutral import neutralised
+from handrail.contract.text.neutralisation import neutralise_text
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("O-04", "T-01a")
@@ -16,7 +16,7 @@ TEXT = 'RED = "\x1b[31m"\njoined = "a\u200db"\n<|im_start|> = 1\n// ok \u202e\r\
 
 
 async def read(session: Session, path: str) -> str:
-    (answer,) = await session.turn().call_all([ProposedCall("read", {"path": path})])
+    (answer,) = await session.start_turn().call_all([ProposedCall("read", {"path": path})])
     return answer.model.data["text"]
 
 
@@ -41,7 +41,7 @@ async def test_edit_finds_what_was_copied_and_keeps_what_was_spelled_out(
     async with temporary_kernel(tmp_path, rules=["allow edit", "allow fs.write"]) as kernel:
         session = await kernel.session()
         shown = await read(session, "a.txt")
-        assert shown == neutralised(TEXT.replace("\r\n", "\n").removesuffix("\n")) or "⟦U+001B⟧[31m" in shown
+        assert shown == neutralise_text(TEXT.replace("\r\n", "\n").removesuffix("\n")) or "⟦U+001B⟧[31m" in shown
         result = await session.call("edit", {"path": "a.txt", "old": old, "new": new})
         assert result.ok, result.error_text
     assert file.read_bytes().decode() == TEXT.replace(*after)

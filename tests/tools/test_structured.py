@@ -13,7 +13,7 @@ from tests.tools.desk import Desk, refused
 
 from handrail.contract.errors import ToolError
 from handrail.testing.kernels import temporary_kernel
-from handrail.tools.files.structured import put, removed, value_at
+from handrail.tools.files.json_files import put_value, remove_value, value_at
 
 pytestmark = pytest.mark.proves("T-03a")
 
@@ -71,22 +71,22 @@ def test_numbers_that_are_too_long_to_be_read_are_refused_with_words() -> None:
 
 
 def test_a_change_leaves_every_other_character_as_it_is() -> None:
-    assert put(CONFIG, "/servers/0/port", 8080) == CONFIG.replace('"port": 1', '"port": 8080')
-    assert put(CONFIG, "/name", "é") == CONFIG.replace('"demo"', '"é"')
-    assert put(CONFIG, "/servers/-", {"host": "c"}) == CONFIG.replace(
+    assert put_value(CONFIG, "/servers/0/port", 8080) == CONFIG.replace('"port": 1', '"port": 8080')
+    assert put_value(CONFIG, "/name", "é") == CONFIG.replace('"demo"', '"é"')
+    assert put_value(CONFIG, "/servers/-", {"host": "c"}) == CONFIG.replace(
         '{"host": "b"}\n', '{"host": "b"},\n    {\n      "host": "c"\n    }\n'
     )
-    assert removed(CONFIG, "/servers/0") == CONFIG.replace('{"host": "a", "port": 1},\n    ', "")
-    assert removed(CONFIG, "/servers/1") == CONFIG.replace(',\n    {"host": "b"}', "")
-    assert put("{}", "/a", [1]) == '{"a": [1]}'
-    assert put('{\n\t"a": 1\n}', "/b", 2) == '{\n\t"a": 1,\n\t"b": 2\n}'
+    assert remove_value(CONFIG, "/servers/0") == CONFIG.replace('{"host": "a", "port": 1},\n    ', "")
+    assert remove_value(CONFIG, "/servers/1") == CONFIG.replace(',\n    {"host": "b"}', "")
+    assert put_value("{}", "/a", [1]) == '{"a": [1]}'
+    assert put_value('{\n\t"a": 1\n}', "/b", 2) == '{\n\t"a": 1,\n\t"b": 2\n}'
 
 
 def test_what_is_put_into_a_text_of_windows_lines_has_windows_lines() -> None:
     windows = CONFIG.replace("\n", "\r\n")
     for pointer in ("/servers/-", "/servers/0/more", "/empty", "/empty/new", "/name", ""):
         value = {"host": "a\nb", "ports": [1, 2]}
-        assert put(windows, pointer, value) == put(CONFIG, pointer, value).replace("\n", "\r\n")
+        assert put_value(windows, pointer, value) == put_value(CONFIG, pointer, value).replace("\n", "\r\n")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_what_is_no_one_value_is_refused_with_and_without_a_pointer(text: str, s
             value_at(text, pointer)
         assert caught.value.kind == "invalid_input"
     assert value_at(text, "/b") == 1, "what stands beside it can be read"
-    assert put(text, "/b", 2) == text.replace('"b": 1', '"b": 2'), "and changed, with all else as it is"
+    assert put_value(text, "/b", 2) == text.replace('"b": 1', '"b": 2'), "and changed, with all else as it is"
 
 
 _JSON = st.recursive(
@@ -127,13 +127,13 @@ def test_what_is_put_is_there_and_all_else_stays(document: Any, value: Any, inde
     text = json.dumps(document, indent=indent, ensure_ascii=False)
     pointers = _pointers(document)
     pointer = data.draw(st.sampled_from(pointers))
-    after = put(text, pointer, value)
+    after = put_value(text, pointer, value)
     assert value_at(after, pointer) == value
     for other in pointers:
         if not other.startswith(pointer) and not pointer.startswith(other):
             assert value_at(after, other) == value_at(text, other)
     if pointer:
-        less = removed(text, pointer)
+        less = remove_value(text, pointer)
         outer = pointer.rpartition("/")[0]
         assert len(value_at(less, outer)) == len(value_at(text, outer)) - 1
 
@@ -168,7 +168,7 @@ async def test_a_file_of_windows_lines_keeps_them_also_when_it_is_written_anew(d
     await refused(desk.call("json_write", path="c.json", value={"a": 1}), "conflict")
     await desk.call("json_read", path="c.json")
     await desk.call("json_write", path="c.json", pointer="/servers/-", value={"host": "c"})
-    assert path.read_bytes() == put(CONFIG, "/servers/-", {"host": "c"}).replace("\n", "\r\n").encode()
+    assert path.read_bytes() == put_value(CONFIG, "/servers/-", {"host": "c"}).replace("\n", "\r\n").encode()
     await desk.call("json_write", path="c.json", value={"a": 1})
     assert path.read_bytes() == b'{\r\n  "a": 1\r\n}\r\n'
 

@@ -16,10 +16,10 @@ from tests.kernel.test_agents import confined
 from tests.tools.test_jobs import left_over
 
 from handrail import Kernel, Session
-from handrail.arbiter.jobs import outflow
+from handrail.arbiter.jobs import output_stream
 from handrail.contract.call import Result
 from handrail.runtime import shell
-from handrail.runtime.shell import MOST_TERMINALS
+from handrail.runtime.shell import MAX_TERMINALS
 from handrail.testing.kernels import temporary_kernel
 
 PYTHON = "python3 -q"
@@ -97,7 +97,7 @@ async def test_an_interpreter_is_typed_to_interrupted_and_left(session: Session)
     await data(session, "send", id=terminal, text="raise SystemExit(7)\n")
     end = await ended(session, terminal)
     assert (end["state"], end["exit_code"], end["more"]) == ("done", 7, False)
-    assert session.notices is not None and not await session.notices.pending(), "its end was told by the look"
+    assert session.notifications is not None and not await session.notifications.list_pending(), "its end was told by the look"
     gone = await refused(session, "send", id=terminal, text="x\n")
     assert gone.error_kind == "conflict" and "has ended (done)" in str(gone.error_text)
     assert "has ended" in str((await refused(session, "resize", id=terminal, columns=80, rows=24)).error_text)
@@ -113,8 +113,8 @@ async def test_a_shell_keeps_its_state_and_learns_its_size(session: Session, tmp
     terminal = (await data(session, "start", cwd="deep", columns=100, rows=30, command=SHELL))["job_id"]
     await data(session, "send", id=terminal, text="pwd\nstty size\n")
     assert "deep\n" in (text := await shown(session, terminal, "30 100")) and text
-    assert session.notices is not None
-    assert not await session.notices.awaited(), "an agent that works until it is idle does not wait for it"
+    assert session.notifications is not None
+    assert not await session.notifications.wait_for_next(), "an agent that works until it is idle does not wait for it"
     await data(session, "resize", id=terminal, columns=90, rows=20)
     await data(session, "send", id=terminal, text="stty size\n")
     await shown(session, terminal, "20 90")
@@ -149,8 +149,8 @@ async def test_what_is_no_terminal_of_the_session_is_refused_with_words(kernel: 
 async def test_a_flood_is_bounded_told_and_interrupted(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outflow, "KEPT_AT_LEAST", 256 * 1024)
-    monkeypatch.setattr(outflow, "PUNCHED_EVERY", 128 * 1024)
+    monkeypatch.setattr(output_stream, "KEPT_AT_LEAST", 256 * 1024)
+    monkeypatch.setattr(output_stream, "PUNCHED_EVERY", 128 * 1024)
     terminal = (await data(session, "start", command="yes"))["job_id"]
     first = await data(session, "read", id=terminal)
     assert first["text"].startswith("y\ny\n")
@@ -200,7 +200,7 @@ async def test_what_it_shows_is_whole_characters_without_secrets_and_neutral(tmp
         await data(session, "send", id=terminal, keys="enter")
         text += await shown(session, terminal, "TERM=")
         assert "s3cr3t" not in text and "t0k3n" not in text and "\u20ac \ufffd" in text and "TERM=dumb" in text
-        (answer,) = await session.turn().call_all([("terminal.read", {"id": terminal, "cursor": 0})])
+        (answer,) = await session.start_turn().call_all([("terminal.read", {"id": terminal, "cursor": 0})])
         assert "\x1b" not in str(answer.model.data), "a model sees no control sequence"
         await data(session, "stop", id=terminal)
 
@@ -211,11 +211,11 @@ async def test_there_is_a_bound_to_open_terminals_and_to_what_is_typed(
 ) -> None:
     program(tmp_path, "stty raw -echo; echo up; sleep infinity")
     blocked = (await data(session, "start", command="./program.sh x"))["job_id"]
-    cats = [(await data(session, "start", command="cat"))["job_id"] for _ in range(MOST_TERMINALS - 1)]
+    cats = [(await data(session, "start", command="cat"))["job_id"] for _ in range(MAX_TERMINALS - 1)]
     await asyncio.gather(*(data(session, "resize", id=cat, columns=80, rows=24) for cat in cats))
     await shown(session, blocked, "up")
     end = await ended(session, (await data(session, "start", command="cat"))["job_id"])
-    assert end["state"] == "failed" and f"{MOST_TERMINALS} terminals" in end["error"]
+    assert end["state"] == "failed" and f"{MAX_TERMINALS} terminals" in end["error"]
     too_long = await refused(session, "send", id=cats[0], text="x" * 4096 + "\n")
     assert "4,095" in str(too_long.error_text)
     await data(session, "send", id=cats[0], text="x" * 4094 + "\n")

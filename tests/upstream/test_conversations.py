@@ -13,16 +13,16 @@ from typing import Any, cast
 import pytest
 
 from handrail.upstream import definition as listings
-from handrail.upstream import owner
-from handrail.upstream.client.conversation import (
-    HANDSHAKE,
-    MODERN,
-    MOST_ASKS,
-    MOST_REPLIES,
-    Conversation,
-    Ears,
-    Hooks,
-    Lost,
+from handrail.upstream import connection_manager
+from handrail.upstream.client.client_session import (
+    HANDSHAKE_VERSIONS,
+    MODERN_VERSIONS,
+    MAX_SERVER_REQUESTS,
+    MAX_PENDING_REPLIES,
+    UpstreamSession,
+    TransportHandler,
+    SessionHooks,
+    UpstreamConnectionLost,
     Message,
 )
 
@@ -34,35 +34,35 @@ class Wire:
 
     def __init__(self, answers: Answers | None = None) -> None:
         self.answers = answers
-        self.ears: Ears | None = None
+        self.ears: TransportHandler | None = None
         self.sent: list[Message] = []
 
-    async def open(self, ears: Ears) -> None:
-        self.ears = ears
+    async def open(self, handler: TransportHandler) -> None:
+        self.ears = handler
 
     async def send(self, message: Message, headers: Mapping[str, str] | None = None) -> None:
         self.sent.append(message)
         if self.answers is None:
             await asyncio.Event().wait()
         elif self.ears is not None and "method" in message:
-            self.ears.heard({"jsonrpc": "2.0", "id": message.get("id"), "result": self.answers(message)}, None)
+            self.ears.on_message({"jsonrpc": "2.0", "id": message.get("id"), "result": self.answers(message)}, None)
 
-    def abandon(self, request: int) -> bool:
+    def abandon_request(self, request: int) -> bool:
         return True
 
-    def watched(self) -> AbstractAsyncContextManager[None]:
+    def watch_call(self) -> AbstractAsyncContextManager[None]:
         return contextlib.nullcontext()
 
-    def settled(self, protocol: str, *, modern: bool) -> None:
+    def set_version(self, protocol: str, *, modern: bool) -> None:
         pass
 
     async def aclose(self) -> None:
         pass
 
 
-async def begun(wire: Wire, grants: frozenset[str] = frozenset()) -> tuple[Conversation, list[Lost]]:
-    ended: list[Lost] = []
-    conversation = Conversation(wire, "s", grants, "0", Hooks(lambda: None, lambda _: None, ended.append))
+async def begun(wire: Wire, grants: frozenset[str] = frozenset()) -> tuple[UpstreamSession, list[UpstreamConnectionLost]]:
+    ended: list[UpstreamConnectionLost] = []
+    conversation = UpstreamSession(wire, "s", grants, "0", SessionHooks(lambda: None, lambda _: None, ended.append))
     await wire.open(conversation)
     return conversation, ended
 
@@ -78,12 +78,12 @@ async def test_a_server_is_offered_what_it_was_granted_and_nothing_else(granted:
 
     def answers(message: Message) -> dict[str, Any]:
         if message["method"] == "server/discover" and era == "modern":
-            return {"supportedVersions": list(MODERN)}
-        return {"protocolVersion": HANDSHAKE[-1]}
+            return {"supportedVersions": list(MODERN_VERSIONS)}
+        return {"protocolVersion": HANDSHAKE_VERSIONS[-1]}
 
     wire = Wire(answers)
     conversation, _ = await begun(wire, frozenset(granted))
-    await conversation.begin(None, 60)
+    await conversation.start(None, 60)
     await conversation.request("tools/list", {})
     said = [capabilities for message in wire.sent for capabilities in offers_in(message.get("params"))]
     assert conversation.era == era and said
@@ -103,9 +103,9 @@ def offers_in(value: object) -> Iterator[Mapping[str, Any]]:
 async def test_one_that_asks_without_reading_the_answers_is_given_up() -> None:
     conversation, ended = await begun(Wire())
     for number in range(100_000):
-        conversation.heard({"jsonrpc": "2.0", "id": number, "method": ("ping", "odd/method")[number % 2]}, None)
+        conversation.on_message({"jsonrpc": "2.0", "id": number, "method": ("ping", "odd/method")[number % 2]}, None)
     assert len(ended) == 1 and "does not read" in ended[0].why
-    assert len(asyncio.all_tasks()) <= MOST_REPLIES + MOST_ASKS + 2
+    assert len(asyncio.all_tasks()) <= MAX_PENDING_REPLIES + MAX_SERVER_REQUESTS + 2
     await conversation.aclose()
 
 
@@ -113,7 +113,7 @@ async def test_an_answer_to_a_number_that_is_none_is_nobodys() -> None:
     conversation, ended = await begun(Wire())
     numbers: list[Any] = ["9" * 5_000, "\u0663", True, 1.5, [], None]
     for number in numbers:
-        conversation.heard({"jsonrpc": "2.0", "id": number, "result": {}}, None)
+        conversation.on_message({"jsonrpc": "2.0", "id": number, "result": {}}, None)
     assert not ended
     await conversation.aclose()
 
@@ -135,22 +135,22 @@ async def test_what_is_too_large_to_be_kept_of_a_listing_is_not_held_while_more_
 
     conversation, _ = await begun(Wire(answers))
     conversation.capabilities = {"tools": {}}
-    listing = await owner.listed(conversation)
+    listing = await connection_manager.fetch_listing(conversation)
     assert (listing.tools, listing.left_out) == ((), 20) and most < 5
     await conversation.aclose()
 
 
 def test_a_listing_is_no_larger_than_what_can_be_read_again() -> None:
-    kept = listings.Kept()
-    kept.add({"name": str(number), "description": "x" * 1_000_000} for number in range(20))
+    kept = listings.BoundedItems()
+    kept.add_items({"name": str(number), "description": "x" * 1_000_000} for number in range(20))
     assert 5 < len(kept.items) < 13 and len(kept.items) + kept.left_out == 20
-    assert 4 * listings.MAX_LIST_BYTES < listings.MAX_BYTES
+    assert 4 * listings.MAX_LIST_BYTES < listings.MAX_STORED_BYTES
 
 
 def test_what_is_nested_too_deep_to_be_gone_through_is_left_out_of_a_listing_alone() -> None:
     deep: Any = {}
     for _ in range(900):
         deep = {"not": deep}
-    kept = listings.Kept()
-    kept.add([{"name": "a", "inputSchema": deep}, {"name": "b"}])
+    kept = listings.BoundedItems()
+    kept.add_items([{"name": "a", "inputSchema": deep}, {"name": "b"}])
     assert [one["name"] for one in kept.items] == ["b"] and kept.left_out == 1

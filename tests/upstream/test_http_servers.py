@@ -13,13 +13,13 @@ import pytest
 
 from handrail import Result, SessionOptions
 from handrail.contract.session import Session
-from handrail.kernel.held import HeldKernel
-from handrail.testing.kernels import ScriptedPeer, temporary_kernel
-from handrail.testing.upstreams import Answering, Asked, HttpServer, http_server, listed
-from handrail.upstream.client.http import HttpChannel
+from handrail.kernel.local import LocalKernel
+from handrail.testing.kernels import ScriptedClient, temporary_kernel
+from handrail.testing.upstream_servers import ResponseWriter, HttpRequest, UpstreamHttpServer, http_server, tool_entry
+from handrail.upstream.client.http_transport import HttpTransport
 from handrail.upstream.definition import ServerDefinition
 
-Opened = tuple[HeldKernel, Session, HttpServer]
+Opened = tuple[LocalKernel, Session, UpstreamHttpServer]
 Opens = Callable[..., AbstractAsyncContextManager[Opened]]
 
 
@@ -32,7 +32,7 @@ def opened(tmp_path: Path) -> Opens:
         async with (
             http_server(**(server or {})) as http,
             temporary_kernel(tmp_path, rules=["allow mcp:h:*"]) as kernel,
-            kernel.mcp.connect("h", url=http.url, **settings) as connected,
+            kernel.mcp_servers.connect("h", url=http.url, **settings) as connected,
         ):
             await connected.approve()
             yield kernel, await kernel.session(**(session or SessionOptions())), http
@@ -45,8 +45,8 @@ def text_of(result: Result) -> str:
     return str(result.data)
 
 
-def state_of(kernel: HeldKernel) -> str:
-    return kernel.rooms.upstreams["h"].state
+def state_of(kernel: LocalKernel) -> str:
+    return kernel.components.upstreams["h"].state
 
 
 @pytest.mark.proves("F-04")
@@ -54,15 +54,15 @@ async def test_its_tools_are_called_in_one_session_with_the_fields_that_were_con
     async with opened(headers={"X-Team": "blue"}) as (_, session, http):
         assert text_of(await session.call("h_echo", {"text": "x"})) == "x"
         assert text_of(await session.call("h_echo", {"text": "y"})) == "y"
-        calls = [one for one in http.asked if one.rpc == "tools/call"]
+        calls = [one for one in http.requests if one.rpc == "tools/call"]
         assert {one.headers["mcp-session-id"] for one in calls} == {"session-1"}
-        assert all(one.headers["x-team"] == "blue" for one in http.asked)
+        assert all(one.headers["x-team"] == "blue" for one in http.requests)
         assert all(one.headers["mcp-protocol-version"] == "2025-11-25" for one in calls)
-    assert http.asked[-1].method == "DELETE" and not http.sessions
+    assert http.requests[-1].method == "DELETE" and not http.sessions
 
 
 async def test_a_gateway_that_times_out_fails_one_call_by_name_and_the_next_goes_on(opened: Opens) -> None:
-    async def late(asked: Asked, answering: Answering) -> bool:
+    async def late(asked: HttpRequest, answering: ResponseWriter) -> bool:
         await answering.send(504, b"<html>gateway", "text/html")
         return True
 
@@ -78,13 +78,13 @@ async def test_a_session_that_was_forgotten_is_begun_anew_once_and_the_call_that
 ) -> None:
     async with opened() as (_, session, http):
         assert text_of(await session.call("h_echo", {"text": "x"})) == "x"
-        http.forget()
+        http.forget_sessions()
         assert text_of(await session.call("h_echo", {"text": "again"})) == "again"
-        assert [one.rpc for one in http.asked].count("initialize") == 2
+        assert [one.rpc for one in http.requests].count("initialize") == 2
 
 
 async def test_a_server_that_forgets_every_session_is_given_up_until_the_next_attempt(opened: Opens) -> None:
-    async def forget(asked: Asked, answering: Answering) -> bool:
+    async def forget(asked: HttpRequest, answering: ResponseWriter) -> bool:
         if asked.rpc == "tools/call":
             await answering.send(404)
         return asked.rpc == "tools/call"
@@ -93,13 +93,13 @@ async def test_a_server_that_forgets_every_session_is_given_up_until_the_next_at
         http.any_request = forget
         result = await session.call("h_echo", {"text": "x"})
         assert result.error_kind == "unavailable" and "forgotten" in str(result.error_text)
-        assert [one.rpc for one in http.asked].count("initialize") <= 3
+        assert [one.rpc for one in http.requests].count("initialize") <= 3
 
 
 async def test_one_that_is_gone_is_unavailable_with_the_time_of_the_next_attempt(opened: Opens) -> None:
     async with opened() as (kernel, session, http):
-        kernel.rooms.upstreams["h"].backoff_s = (60,)
-        http.port_closed()
+        kernel.components.upstreams["h"].backoff_s = (60,)
+        http.close_port()
         result = await session.call("h_echo", {"text": "x"})
         assert result.error_kind == "unavailable" and "cannot be reached" in str(result.error_text)
         while state_of(kernel) != "waiting":
@@ -111,7 +111,7 @@ async def test_one_that_is_gone_is_unavailable_with_the_time_of_the_next_attempt
 async def test_a_tool_that_hangs_holds_up_nobody(opened: Opens) -> None:
     asked_for, let_go = asyncio.Event(), asyncio.Event()
 
-    async def hang(asked: Asked, answering: Answering) -> bool:
+    async def hang(asked: HttpRequest, answering: ResponseWriter) -> bool:
         asked_for.set()
         await let_go.wait()
         return False
@@ -128,24 +128,24 @@ async def test_a_tool_that_hangs_holds_up_nobody(opened: Opens) -> None:
 async def test_a_cancelled_call_tells_the_server(opened: Opens) -> None:
     let_go = asyncio.Event()
 
-    async def hang(asked: Asked, answering: Answering) -> bool:
+    async def hang(asked: HttpRequest, answering: ResponseWriter) -> bool:
         await let_go.wait()
         return False
 
     async with opened(timeout_ms=200) as (_, session, http):
         http.replies.append(hang)
         assert (await session.call("h_echo", {"text": "slow"})).error_kind == "timeout"
-        while not [one for one in http.asked if one.rpc == "notifications/cancelled"]:
+        while not [one for one in http.requests if one.rpc == "notifications/cancelled"]:
             await asyncio.sleep(0.01)
         let_go.set()
-        (call,) = (one for one in http.asked if one.rpc == "tools/call")
-        (told,) = (one for one in http.asked if one.rpc == "notifications/cancelled")
+        (call,) = (one for one in http.requests if one.rpc == "tools/call")
+        (told,) = (one for one in http.requests if one.rpc == "notifications/cancelled")
         assert told.body["params"]["requestId"] == call.body["id"]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_an_answer_without_end_is_cut_off(opened: Opens, streamed: bool) -> None:
-    async def endless(asked: Asked, answering: Answering) -> bool:
+    async def endless(asked: HttpRequest, answering: ResponseWriter) -> bool:
         if streamed:
             await answering.stream()
             await answering.raw(b"data: ")
@@ -164,13 +164,13 @@ async def test_an_answer_without_end_is_cut_off(opened: Opens, streamed: bool) -
 async def test_a_stream_that_breaks_off_is_taken_up_again_where_it_was(opened: Opens) -> None:
     waiting: list[Any] = []
 
-    async def breaks(asked: Asked, answering: Answering) -> bool:
+    async def breaks(asked: HttpRequest, answering: ResponseWriter) -> bool:
         waiting.append(asked.body["id"])
         await answering.stream()
         await answering.event("", id="e-1", retry=10)
         return True
 
-    async def again(asked: Asked, answering: Answering) -> bool:
+    async def again(asked: HttpRequest, answering: ResponseWriter) -> bool:
         if asked.method != "GET" or asked.headers.get("last-event-id") != "e-1":
             return False
         result = {"content": [{"type": "text", "text": "after all"}]}
@@ -189,19 +189,19 @@ async def test_a_server_that_wants_its_stream_taken_up_at_once_is_not_asked_in_a
     answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     class Listens:
-        def heard(self, message: Any, related: int | None) -> None:
+        def on_message(self, message: Any, related: int | None) -> None:
             answered.set_result(message)
 
-        def failed(self, request: int | None, error: Exception) -> None:
+        def on_request_failed(self, request: int | None, error: Exception) -> None:
             answered.set_exception(error)
 
-        def lost(self, why: Exception) -> None:
+        def on_connection_lost(self, why: Exception) -> None:
             pass
 
     async def pause(seconds: float) -> None:
         pauses.append(seconds)
 
-    async def reply(asked: Asked, answering: Answering) -> bool:
+    async def reply(asked: HttpRequest, answering: ResponseWriter) -> bool:
         await answering.stream()
         if asked.method == "GET":
             await answering.event({"jsonrpc": "2.0", "id": 7, "result": {}}, id="e-2")
@@ -210,7 +210,7 @@ async def test_a_server_that_wants_its_stream_taken_up_at_once_is_not_asked_in_a
         return True
 
     async with http_server(any_request=reply) as http:
-        channel = HttpChannel(ServerDefinition("h", "here", "http", url=http.url), httpx2.AsyncClient, pause)
+        channel = HttpTransport(ServerDefinition("h", "here", "http", url=http.url), httpx2.AsyncClient, pause)
         await channel.open(Listens())
         await channel.send({"jsonrpc": "2.0", "id": 7, "method": "tools/call"})
         assert (await answered)["id"] == 7
@@ -222,7 +222,7 @@ async def test_what_it_asks_on_the_stream_of_a_call_goes_to_the_client_of_that_c
     both, answers = asyncio.Barrier(2), dict[str, asyncio.Future[Any]]()
     form = {"message": "Who?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}}
 
-    async def asks(asked: Asked, answering: Answering) -> bool:
+    async def asks(asked: HttpRequest, answering: ResponseWriter) -> bool:
         mine = asked.body["params"]["arguments"]["text"]
         answers[mine] = asyncio.get_running_loop().create_future()
         await both.wait()
@@ -233,13 +233,13 @@ async def test_what_it_asks_on_the_stream_of_a_call_goes_to_the_client_of_that_c
         await answering.event({"jsonrpc": "2.0", "id": asked.body["id"], "result": result})
         return True
 
-    async def answered(asked: Asked, answering: Answering) -> bool:
+    async def answered(asked: HttpRequest, answering: ResponseWriter) -> bool:
         if asked.body and "result" in asked.body:
             answers[asked.body["id"]].set_result(asked.body["result"])
         return False
 
     def person(name: str) -> dict[str, Any]:
-        return {"peer": ScriptedPeer([{"it": {"action": "accept", "content": {"name": name}}}])}
+        return {"peer": ScriptedClient([{"it": {"action": "accept", "content": {"name": name}}}])}
 
     async with opened(session=person("Ada"), elicitation=True) as (kernel, ada, http):
         grace = await kernel.session(**person("Grace"))
@@ -252,11 +252,11 @@ async def test_what_it_asks_on_the_stream_of_a_call_goes_to_the_client_of_that_c
 async def test_nothing_leads_to_a_server_that_was_not_granted(opened: Opens) -> None:
     async with http_server() as elsewhere:
 
-        async def away(asked: Asked, answering: Answering) -> bool:
+        async def away(asked: HttpRequest, answering: ResponseWriter) -> bool:
             await answering.send(307, location=elsewhere.url)
             return True
 
-        async def sign_in(asked: Asked, answering: Answering) -> bool:
+        async def sign_in(asked: HttpRequest, answering: ResponseWriter) -> bool:
             await answering.send(401, www_authenticate=f'Bearer resource_metadata="{elsewhere.url}"')
             return True
 
@@ -265,7 +265,7 @@ async def test_nothing_leads_to_a_server_that_was_not_granted(opened: Opens) -> 
             assert "redirects elsewhere" in str((await session.call("h_echo", {"text": "x"})).error_text)
             refused = await session.call("h_echo", {"text": "x"})
             assert not refused.ok and "not an allowed host" in str(refused.error_text)
-        assert not elsewhere.asked
+        assert not elsewhere.requests
 
 
 def test_a_tool_that_marks_arguments_for_header_fields_has_them_there() -> None:
@@ -273,17 +273,17 @@ def test_a_tool_that_marks_arguments_for_header_fields_has_them_there() -> None:
 
     schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
     definition = ServerDefinition("h", "here", "http", url="http://127.0.0.1:1/mcp")
-    tool = McpTool(listed("echo") | {"inputSchema": schema}, None, definition, definition.requires)
-    assert tool.header_fields({"region": "north", "other": 1}) == {"mcp-param-Region": "north"}
+    tool = McpTool(tool_entry("echo") | {"inputSchema": schema}, None, definition, definition.requires)
+    assert tool.build_header_fields({"region": "north", "other": 1}) == {"mcp-param-Region": "north"}
 
 
 async def test_a_call_that_is_made_again_on_a_new_connection_is_made_by_no_definition_that_changed_meanwhile(
     opened: Opens,
 ) -> None:
     async with opened() as (_, session, http):
-        http.forget()
-        http.tools = [listed("echo", "Something else by now")]
-        calls = [one.rpc for one in http.asked].count("tools/call")
+        http.forget_sessions()
+        http.tools = [tool_entry("echo", "Something else by now")]
+        calls = [one.rpc for one in http.requests].count("tools/call")
         result = await session.call("h_echo", {"text": "x"})
         assert result.error_kind == "conflict" and "does not describe echo any more" in str(result.error_text)
-        assert [one.rpc for one in http.asked].count("tools/call") == calls + 1, "only that which was refused unseen"
+        assert [one.rpc for one in http.requests].count("tools/call") == calls + 1, "only that which was refused unseen"

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from handrail.contract.errors import UsageError
-from handrail.upstream import install as installing
+from handrail.upstream import package_installer as installing
 from handrail.upstream.definition import ServerDefinition
-from handrail.upstream.install import Package, Refused, install, package_of, recorded, resolve
+from handrail.upstream.package_installer import ServerPackage, CommandRefused, install_server, find_package, find_installed, resolve_command
 
 
 def server(*words: str) -> ServerDefinition:
@@ -24,28 +24,28 @@ def server(*words: str) -> ServerDefinition:
 @pytest.mark.parametrize(
     ("words", "package"),
     [
-        ("npx -y pkg a b", Package("npm", "pkg", "pkg", "", ("a", "b"))),
-        ("npx --yes @o/pkg@1.2.3", Package("npm", "@o/pkg", "@o/pkg@1.2.3", "", ())),
-        ("npx -p pkg program -x", Package("npm", "pkg", "pkg", "program", ("-x",))),
-        ("npm exec -- pkg -x", Package("npm", "pkg", "pkg", "", ("-x",))),
-        ("pnpm dlx pkg", Package("npm", "pkg", "pkg", "", ())),
-        ("bunx pkg", Package("npm", "pkg", "pkg", "", ())),
-        ("/usr/bin/uvx some-pkg --opt", Package("pypi", "some-pkg", "some-pkg", "some-pkg", ("--opt",))),
-        ("uvx some-pkg@1.0", Package("pypi", "some-pkg", "some-pkg==1.0", "some-pkg", ())),
-        ("uvx some-pkg@latest", Package("pypi", "some-pkg", "some-pkg", "some-pkg", ())),
-        ("uvx --from pkg[x]==2 program a", Package("pypi", "pkg", "pkg[x]==2", "program", ("a",))),
-        ("uvx --with mcp<2 pkg", Package("pypi", "pkg", "pkg", "pkg", (), ("mcp<2",))),
-        ("uv tool run pkg", Package("pypi", "pkg", "pkg", "pkg", ())),
-        ("pipx run --spec pkg==1 program", Package("pypi", "pkg", "pkg==1", "program", ())),
+        ("npx -y pkg a b", ServerPackage("npm", "pkg", "pkg", "", ("a", "b"))),
+        ("npx --yes @o/pkg@1.2.3", ServerPackage("npm", "@o/pkg", "@o/pkg@1.2.3", "", ())),
+        ("npx -p pkg program -x", ServerPackage("npm", "pkg", "pkg", "program", ("-x",))),
+        ("npm exec -- pkg -x", ServerPackage("npm", "pkg", "pkg", "", ("-x",))),
+        ("pnpm dlx pkg", ServerPackage("npm", "pkg", "pkg", "", ())),
+        ("bunx pkg", ServerPackage("npm", "pkg", "pkg", "", ())),
+        ("/usr/bin/uvx some-pkg --opt", ServerPackage("pypi", "some-pkg", "some-pkg", "some-pkg", ("--opt",))),
+        ("uvx some-pkg@1.0", ServerPackage("pypi", "some-pkg", "some-pkg==1.0", "some-pkg", ())),
+        ("uvx some-pkg@latest", ServerPackage("pypi", "some-pkg", "some-pkg", "some-pkg", ())),
+        ("uvx --from pkg[x]==2 program a", ServerPackage("pypi", "pkg", "pkg[x]==2", "program", ("a",))),
+        ("uvx --with mcp<2 pkg", ServerPackage("pypi", "pkg", "pkg", "pkg", (), ("mcp<2",))),
+        ("uv tool run pkg", ServerPackage("pypi", "pkg", "pkg", "pkg", ())),
+        ("pipx run --spec pkg==1 program", ServerPackage("pypi", "pkg", "pkg==1", "program", ())),
     ],
 )
-def test_the_package_that_a_command_means(words: str, package: Package) -> None:
-    assert package_of(server(*words.split())) == package
+def test_the_package_that_a_command_means(words: str, package: ServerPackage) -> None:
+    assert find_package(server(*words.split())) == package
 
 
 @pytest.mark.parametrize("words", ["/usr/bin/server -x", "python -m server", "node server.js"])
 def test_a_command_that_fetches_nothing_means_none(words: str) -> None:
-    assert package_of(server(*words.split())) is None
+    assert find_package(server(*words.split())) is None
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_command_that_fetches_nothing_means_none(words: str) -> None:
 )
 def test_what_comes_from_elsewhere_than_a_registry_is_not_installed(words: str) -> None:
     with pytest.raises(UsageError):
-        package_of(server(*words.split()))
+        find_package(server(*words.split()))
 
 
 def fake_npm(folder: Path, **program: str) -> None:
@@ -93,33 +93,33 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_was_installed_is_started_from_there_until_a_file_of_it_changes(place: Path) -> None:
     fake_npm(place, pkg="run.js")
     it, state, workspace = server("npx", "-y", "pkg", "--flag"), place / "state", str(place / "ws")
-    with pytest.raises(Refused, match="handrail mcp install it"):
-        resolve(it, state, workspace)
-    package = package_of(it)
+    with pytest.raises(CommandRefused, match="handrail mcp install it"):
+        resolve_command(it, state, workspace)
+    package = find_package(it)
     assert package is not None
-    done = install(it, package, state, workspace)
-    assert (done.version, recorded(it, state)) == ("1.4.2", ("pkg", "1.4.2"))
-    found = resolve(it, state, workspace)
+    done = install_server(it, package, state, workspace)
+    assert (done.version, find_installed(it, state)) == ("1.4.2", ("pkg", "1.4.2"))
+    found = resolve_command(it, state, workspace)
     assert found.argv == (
         os.path.realpath(place / "bin" / "node"),
         str(done.folder / "node_modules/pkg/run.js"),
         "--flag",
     )
-    found.check()
+    found.verify_files()
     assert "--ignore-scripts" in (done.folder / "node_modules/pkg/run.js").read_text()
     (done.folder / "node_modules/pkg/run.js").write_text("something else")
-    with pytest.raises(Refused, match="not what was installed"):
-        found.check()
+    with pytest.raises(CommandRefused, match="not what was installed"):
+        found.verify_files()
 
 
 def test_for_another_command_it_counts_as_not_installed(place: Path) -> None:
     fake_npm(place, pkg="run.js")
     it, state = server("npx", "-y", "pkg"), place / "state"
-    install(it, Package("npm", "pkg", "pkg", "", ()), state, str(place / "ws"))
+    install_server(it, ServerPackage("npm", "pkg", "pkg", "", ()), state, str(place / "ws"))
     other = server("npx", "-y", "pkg@2")
-    assert recorded(other, state) is None
-    with pytest.raises(Refused):
-        resolve(other, state, str(place / "ws"))
+    assert find_installed(other, state) is None
+    with pytest.raises(CommandRefused):
+        resolve_command(other, state, str(place / "ws"))
 
 
 def test_installing_again_replaces_what_was_there_and_a_failure_leaves_it(
@@ -127,9 +127,9 @@ def test_installing_again_replaces_what_was_there_and_a_failure_leaves_it(
 ) -> None:
     fake_npm(place, pkg="run.js")
     it, state, workspace = server("npx", "-y", "pkg"), place / "state", str(place / "ws")
-    package = Package("npm", "pkg", "pkg", "", ())
-    first = install(it, package, state, workspace)
-    second = install(it, package, state, workspace)
+    package = ServerPackage("npm", "pkg", "pkg", "", ())
+    first = install_server(it, package, state, workspace)
+    second = install_server(it, package, state, workspace)
     assert not first.folder.exists()
     assert [path.name for path in (state / "mcp" / "packages").iterdir()] == [second.folder.name]
 
@@ -138,8 +138,8 @@ def test_installing_again_replaces_what_was_there_and_a_failure_leaves_it(
 
     monkeypatch.setattr(installing.subprocess, "run", failing)
     with pytest.raises(UsageError, match="no such package"):
-        install(it, package, state, workspace)
-    resolve(it, state, workspace).check()
+        install_server(it, package, state, workspace)
+    resolve_command(it, state, workspace).verify_files()
     assert [path.name for path in (state / "mcp" / "packages").iterdir()] == [second.folder.name]
 
 
@@ -148,14 +148,14 @@ def test_a_package_without_a_program_of_its_own_is_not_recorded(place: Path, pro
     fake_npm(place, **programs)
     it, state = server("npx", "pkg"), place / "state"
     with pytest.raises(UsageError):
-        install(it, Package("npm", "pkg", "pkg", "", ()), state, str(place / "ws"))
-    assert recorded(it, state) is None
+        install_server(it, ServerPackage("npm", "pkg", "pkg", "", ()), state, str(place / "ws"))
+    assert find_installed(it, state) is None
     assert not list((state / "mcp" / "packages").iterdir())
 
 
 def test_options_reach_npm_behind_the_end_of_options(place: Path) -> None:
     """A package's name can never be taken for an option."""
     fake_npm(place, pkg="run.js")
-    done = install(server("npx", "pkg"), Package("npm", "pkg", "pkg", "", (), ("other",)), place / "state", "/nowhere")
+    done = install_server(server("npx", "pkg"), ServerPackage("npm", "pkg", "pkg", "", (), ("other",)), place / "state", "/nowhere")
     said: Sequence[str] = (done.folder / "node_modules/pkg/run.js").read_text().split()
     assert said[said.index("--") + 1 :] == ["pkg", "other"]

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.doors.offers import SourceRequest
-from handrail.contract.tool.offering import offered
-from handrail.registry.sources.offerings import matching_of, shape_of
-from handrail.upstream.definition import Listing, ServerDefinition
-from handrail.upstream.source import McpOffering
+from handrail.contract.services.resources import SourceRequest
+from handrail.contract.tool.resource_provider import find_provider
+from handrail.registry.sources.resources import compile_template, parse_shape
+from handrail.upstream.definition import ServerListing, ServerDefinition
+from handrail.upstream.source import McpResourceProvider
 
 READ = SourceRequest("resources/read", "uri")
 MEANS = {
@@ -28,18 +28,18 @@ MEANS = {
 }
 
 
-def offering(name: str, *, resources: tuple[str, ...] = (), templates: tuple[str, ...] = ()) -> McpOffering:
-    listing = Listing(
+def offering(name: str, *, resources: tuple[str, ...] = (), templates: tuple[str, ...] = ()) -> McpResourceProvider:
+    listing = ServerListing(
         resources=tuple[Any, ...]({"uri": uri, "name": uri} for uri in resources),
         templates=tuple[Any, ...]({"uriTemplate": template, "name": template} for template in templates),
     )
-    return McpOffering(listing, ServerDefinition(name, "here", "stdio", command="/x"), None)
+    return McpResourceProvider(listing, ServerDefinition(name, "here", "stdio", command="/x"), None)
 
 
 def test_a_template_that_a_server_made_to_be_judged_for_ever_is_judged_at_once() -> None:
     server = offering("s", templates=("x:" + "{+a}" * 8 + "!", "x:" + "{a}" * 8 + "!", "x:{+a}a{+b}a{+c}a{+d}a{+e}b"))
-    assert not server.has("x:" + "a" * 4_000)
-    assert server.has("x:" + "a" * 4_000 + "!")
+    assert not server.has_resource("x:" + "a" * 4_000)
+    assert server.has_resource("x:" + "a" * 4_000 + "!")
 
 
 @given(
@@ -50,16 +50,16 @@ def test_a_template_that_a_server_made_to_be_judged_for_ever_is_judged_at_once()
 def test_a_template_makes_what_its_expressions_mean(parts: list[tuple[str, str]], last: str, uri: str) -> None:
     template = "".join(f"{text}{{{kind}v}}" for text, kind in parts) + last
     means = "".join(re.escape(text) + MEANS[kind] for text, kind in parts) + re.escape(last)
-    shape = shape_of(template)
-    assert shape is not None and shape.makes(uri) == (re.fullmatch(means, uri, re.DOTALL) is not None)
+    shape = parse_shape(template)
+    assert shape is not None and shape.matches(uri) == (re.fullmatch(means, uri, re.DOTALL) is not None)
 
 
 def test_an_operators_own_template_too() -> None:
     parts = "".join(f"{{+{name}}}/" for name in "abcdefg")
-    assert matching_of(f"x:{parts}!").values("x:" + "/" * 4_000) is None
-    found = matching_of(f"x:{parts}{{h}}").values("x:" + "/" * 4_000 + "end")
+    assert compile_template(f"x:{parts}!").match("x:" + "/" * 4_000) is None
+    found = compile_template(f"x:{parts}{{h}}").match("x:" + "/" * 4_000 + "end")
     assert found is not None and found["h"] == "end" and "".join(found.values()).count("/") == 4_000 - 7
-    assert matching_of("x:{+a}").values("x:" + "a" * 4_095) is None, "longer than any URI"
+    assert compile_template("x:{+a}").match("x:" + "a" * 4_095) is None, "longer than any URI"
 
 
 @given(
@@ -74,7 +74,7 @@ def test_its_variables_have_the_values_that_make_the_uri(parts: list[tuple[str, 
         value = ".+" if kind else r"[^/?#\s]+"
         means = f"{re.escape(text)}(?P<v{at}>{value}){means}"
     expected = re.fullmatch(means, uri)
-    assert matching_of(template).values(uri) == (None if expected is None else expected.groupdict())
+    assert compile_template(template).match(uri) == (None if expected is None else expected.groupdict())
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ def test_its_variables_have_the_values_that_make_the_uri(parts: list[tuple[str, 
 )
 def test_a_template_that_cannot_be_read_backwards_is_none(template: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        matching_of(template)
+        compile_template(template)
 
 
 @pytest.mark.parametrize("first", ["greedy", "exact"])
 def test_a_template_that_makes_everything_takes_no_resource_that_another_server_lists(first: str) -> None:
     greedy, exact = offering("greedy", templates=("{+any}",)), offering("exact", resources=("memo://one",))
     ordered = [greedy, exact] if first == "greedy" else [exact, greedy]
-    assert offered(ordered, READ, "memo://one") == (exact, "memo://one")
-    assert offered(ordered, READ, "mcp+greedy:memo://one") == (greedy, "memo://one")
-    assert offered(ordered, READ, "memo://two") == (greedy, "memo://two")
+    assert find_provider(ordered, READ, "memo://one") == (exact, "memo://one")
+    assert find_provider(ordered, READ, "mcp+greedy:memo://one") == (greedy, "memo://one")
+    assert find_provider(ordered, READ, "memo://two") == (greedy, "memo://two")

@@ -12,11 +12,11 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from handrail import Result, ToolError, config
-from handrail.kernel.servers import sign_in, sign_out
-from handrail.store.folders import locate
+from handrail.kernel.mcp_servers import sign_in, sign_out
+from handrail.store.folders import locate_folders
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.upstreams import Answering, Asked, approved, http_server
-from handrail.upstream.oauth import Prompt
+from handrail.testing.upstream_servers import ResponseWriter, HttpRequest, approve_tools, http_server
+from handrail.upstream.oauth import SignInPrompt
 
 
 def text_of(result: Result) -> str:
@@ -32,7 +32,7 @@ class SignInServer:
         self.tokens = 0
         self.grants: list[str] = []
 
-    async def __call__(self, asked: Asked, answering: Answering) -> bool:
+    async def __call__(self, asked: HttpRequest, answering: ResponseWriter) -> bool:
         path = urlsplit(asked.path).path
         origin = f"http://{asked.headers['host']}"
         if path == "/mcp":
@@ -59,7 +59,7 @@ class SignInServer:
         return True
 
     @staticmethod
-    async def say(answering: Answering, what: dict[str, Any], status: int = 200) -> None:
+    async def say(answering: ResponseWriter, what: dict[str, Any], status: int = 200) -> None:
         await answering.send(status, json.dumps(what).encode())
 
 
@@ -73,21 +73,21 @@ async def test_a_person_signs_in_once_the_token_is_kept_for_this_user_alone_and_
         asked = parse_qs(urlsplit(address).query)
         return f"{asked['redirect_uri'][0]}?code=c&state={asked['state'][0]}"
 
-    prompt, guard = Prompt("http://127.0.0.1:9/callback", visit), SignInServer()
+    prompt, guard = SignInPrompt("http://127.0.0.1:9/callback", visit), SignInServer()
     async with http_server(any_request=guard) as http, temporary_kernel(tmp_path, rules=["allow mcp:h:*"]) as kernel:
         with pytest.raises(ToolError, match="handrail mcp login h"):
-            async with kernel.mcp.connect("h", url=http.url):
+            async with kernel.mcp_servers.connect("h", url=http.url):
                 pass
-        async with kernel.mcp.connect("h", url=http.url, prompt=prompt) as connected:
+        async with kernel.mcp_servers.connect("h", url=http.url, prompt=prompt) as connected:
             await connected.approve()
             session = await kernel.session()
             assert text_of(await session.call("h_echo", {"text": "x"})) == "x" and len(visited) == 1
-            (kept,) = (kernel.rooms.store.folders.state / "mcp" / "tokens").iterdir()
+            (kept,) = (kernel.components.store.folders.state / "mcp" / "tokens").iterdir()
             assert os.stat(kept).st_mode & 0o777 == 0o600
             guard.tokens += 1  # the token that it has is refused from now on
             assert text_of(await session.call("h_echo", {"text": "y"})) == "y"
             assert guard.grants == ["authorization_code", "refresh_token"] and len(visited) == 1
-        async with kernel.mcp.connect("h", url=http.url):
+        async with kernel.mcp_servers.connect("h", url=http.url):
             assert len(visited) == 1
 
 
@@ -98,17 +98,17 @@ async def test_what_it_is_signed_in_with_stands_in_no_result_and_no_record_thoug
         asked = parse_qs(urlsplit(address).query)
         return f"{asked['redirect_uri'][0]}?code=c&state={asked['state'][0]}"
 
-    async def tells(asked: Asked, answering: Answering) -> bool:
+    async def tells(asked: HttpRequest, answering: ResponseWriter) -> bool:
         text = f"{asked.headers['authorization']} and again{guard.secret}"
         await answering.result(asked, {"content": [{"type": "text", "text": text}]})
         return True
 
-    prompt, guard = Prompt("http://127.0.0.1:9/callback", visit), SignInServer("-of-many-letters")
+    prompt, guard = SignInPrompt("http://127.0.0.1:9/callback", visit), SignInServer("-of-many-letters")
     async with http_server(any_request=guard) as http:
         for signs_in in (prompt, None):  # the second time by what was kept
             async with (
                 temporary_kernel(tmp_path, rules=["allow mcp:h:*"]) as kernel,
-                kernel.mcp.connect("h", url=http.url, prompt=signs_in) as connected,
+                kernel.mcp_servers.connect("h", url=http.url, prompt=signs_in) as connected,
             ):
                 await connected.approve()
                 http.replies.append(tells)
@@ -132,19 +132,19 @@ async def test_signing_in_from_the_command_line_leaves_a_token_that_a_kernel_the
         (tmp_path / "ws").mkdir()
         settings = f'[mcp.servers.h]\nurl = "{http.url}"\n'
         file.write_text(settings)
-        folders = locate(tmp_path / "ws", tmp_path / "state")
+        folders = locate_folders(tmp_path / "ws", tmp_path / "state")
         visits: set[asyncio.Task[None]] = set()
 
         def browser(address: str) -> None:
             visits.add(asyncio.create_task(_agrees(address)))
 
-        assert await sign_in(config.load(file), folders, "h", browser) == 1
+        assert await sign_in(config.load_configuration(file), folders, "h", browser) == 1
         await asyncio.gather(*visits)
         async with temporary_kernel(tmp_path, settings=settings, rules=["allow mcp:h:*"]) as kernel:
-            await approved(kernel, "h")
+            await approve_tools(kernel, "h")
             assert text_of(await (await kernel.session()).call("h_echo", {"text": "x"})) == "x"
         assert guard.grants == ["authorization_code"]
-        assert sign_out(config.load(file), folders, "h") and not sign_out(config.load(file), folders, "h")
+        assert sign_out(config.load_configuration(file), folders, "h") and not sign_out(config.load_configuration(file), folders, "h")
 
 
 async def _agrees(address: str) -> None:
@@ -169,7 +169,7 @@ class Apart(SignInServer):
         self.issued = issued
         self.told: list[str] = []
 
-    async def __call__(self, asked: Asked, answering: Answering) -> bool:
+    async def __call__(self, asked: HttpRequest, answering: ResponseWriter) -> bool:
         path = urlsplit(asked.path).path
         self.tokens = self.issued.tokens
         if path == "/.well-known/oauth-protected-resource":
@@ -198,11 +198,11 @@ async def test_what_refreshes_a_token_goes_to_nobody_but_who_gave_it_also_after_
         server = Apart(origin_of(other.url), issuer)
         async with http_server(any_request=server) as http, temporary_kernel(tmp_path) as kernel:
             settings: dict[str, Any] = {"url": http.url, "hosts": [urlsplit(other.url).netloc]}
-            prompt = Prompt("http://127.0.0.1:9/callback", agreed)
-            async with kernel.mcp.connect("h", prompt=prompt, **settings):
+            prompt = SignInPrompt("http://127.0.0.1:9/callback", agreed)
+            async with kernel.mcp_servers.connect("h", prompt=prompt, **settings):
                 assert issuer.grants == ["authorization_code"]
             issuer.tokens += 1  # what it was given is refused from now on
-            async with kernel.mcp.connect("h", **settings):
+            async with kernel.mcp_servers.connect("h", **settings):
                 assert issuer.grants == ["authorization_code", "refresh_token"]
             assert "/token" not in server.told
 
@@ -221,12 +221,12 @@ async def test_a_client_with_an_id_signs_in_as_that_and_at_the_authorization_ser
         http_server(any_request=Apart(origin_of(other.url), issuer)) as http,
         temporary_kernel(tmp_path) as kernel,
     ):
-        prompt = Prompt("http://127.0.0.1:9/callback", visit)
+        prompt = SignInPrompt("http://127.0.0.1:9/callback", visit)
         settings: dict[str, Any] = {"url": http.url, "hosts": [urlsplit(other.url).netloc], "prompt": prompt}
         oauth = {"client_id": "ours", "issuer": "https://auth.example.org"}
         with pytest.raises(ToolError, match=r"https://auth\.example\.org is configured"):
-            async with kernel.mcp.connect("h", oauth=oauth, **settings):
+            async with kernel.mcp_servers.connect("h", oauth=oauth, **settings):
                 pass
         assert not visited
-        async with kernel.mcp.connect("h", oauth={**oauth, "issuer": origin_of(other.url)}, **settings):
+        async with kernel.mcp_servers.connect("h", oauth={**oauth, "issuer": origin_of(other.url)}, **settings):
             assert parse_qs(urlsplit(visited[0]).query)["client_id"] == ["ours"]

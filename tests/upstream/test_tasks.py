@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from handrail.contract.session import Session
-from handrail.testing.kernels import ScriptedPeer, temporary_kernel
-from handrail.testing.upstreams import Answering, Asked, HttpServer, http_server, listed
+from handrail.testing.kernels import ScriptedClient, temporary_kernel
+from handrail.testing.upstream_servers import ResponseWriter, HttpRequest, UpstreamHttpServer, http_server, tool_entry
 
 pytestmark = pytest.mark.proves("F-04")
 TASKS = "io.modelcontextprotocol/tasks"
@@ -33,20 +33,20 @@ class Tasking:
     def __init__(self, era: str, *states: Mapping[str, Any]) -> None:
         self.era = era
         self.states = list(states)
-        self.asked: list[Asked] = []
+        self.asked: list[HttpRequest] = []
         self.tells: list[Mapping[str, Any]] = []
         self.stopped = asyncio.Event()
         self.answered = asyncio.Event()
         self.looked = asyncio.Event()
 
-    def of(self, rpc: str) -> list[Asked]:
+    def of(self, rpc: str) -> list[HttpRequest]:
         return [one for one in self.asked if one.rpc == rpc]
 
-    async def reply(self, asked: Asked, answering: Answering) -> bool:
+    async def reply(self, asked: HttpRequest, answering: ResponseWriter) -> bool:
         if asked.method != "POST":
             return False
         self.asked.append(asked)
-        tool = listed("slow", execution={"taskSupport": "required"})
+        tool = tool_entry("slow", execution={"taskSupport": "required"})
         about: dict[str, Any] = {"resultType": "complete", "cacheScope": "private", "ttlMs": 0}
         modern = self.era == "modern"
         found: dict[str, Any]
@@ -104,15 +104,15 @@ class Tasking:
 
 @asynccontextmanager
 async def opened(
-    folder: Path, tasking: Tasking, peer: ScriptedPeer | None = None, **settings: Any
-) -> AsyncGenerator[tuple[Session, HttpServer]]:
+    folder: Path, tasking: Tasking, peer: ScriptedClient | None = None, **settings: Any
+) -> AsyncGenerator[tuple[Session, UpstreamHttpServer]]:
     async with (
         http_server(any_request=tasking.reply) as http,
         temporary_kernel(folder, rules=["allow mcp:h:*"]) as kernel,
-        kernel.mcp.connect("h", url=http.url, **settings) as connected,
+        kernel.mcp_servers.connect("h", url=http.url, **settings) as connected,
     ):
         await connected.approve()
-        yield await kernel.session(peer=peer), http
+        yield await kernel.session(client=peer), http
 
 
 WORKING = {"status": "working", "statusMessage": "half way"}
@@ -138,7 +138,7 @@ async def test_what_a_task_asks_goes_to_the_client_once_where_it_is_granted(tmp_
     asks: dict[str, Any] = {"status": "input_required", "inputRequests": {"who": form}}
     tasking = Tasking("modern", asks, asks, {"status": "completed", "result": content("thanks")})
     answer = {"action": "accept", "content": {"name": "Ada"}}
-    peer = ScriptedPeer([{"who": answer}])
+    peer = ScriptedClient([{"who": answer}])
     async with opened(tmp_path, tasking, peer, elicitation=True) as (session, _):
         assert (await session.call("h_slow", {})).data == "thanks"
         (update,) = tasking.of("tasks/update")
@@ -154,7 +154,7 @@ async def test_a_task_that_its_server_tells_of_is_looked_at_seldom(tmp_path: Pat
         asks,
         {"status": "completed", "result": content("thanks")},
     ]
-    peer = ScriptedPeer([{"who": {"action": "accept", "content": {"name": "Ada"}}}])
+    peer = ScriptedClient([{"who": {"action": "accept", "content": {"name": "Ada"}}}])
     async with opened(tmp_path, tasking, peer, elicitation=True) as (session, _):
         assert (await session.call("h_slow", {})).data == "thanks"
     (listen,), (_,) = tasking.of("subscriptions/listen"), tasking.of("tasks/update")

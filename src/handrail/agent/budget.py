@@ -11,10 +11,10 @@ from handrail.agent.model import (
     Message,
     ResultsMessage,
     TextPart,
-    Usage,
+    TokenUsage,
     UserMessage,
 )
-from handrail.agent.stream import Reply
+from handrail.agent.stream import ModelReply
 from handrail.contract.agent import AgentBudgets, Compaction
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class Budget:
     repeat_reads: bool = False
 
     @classmethod
-    def of(
+    def resolve(
         cls,
         budgets: AgentBudgets,
         *,
@@ -61,11 +61,11 @@ class Budget:
         """Combine the limits of one run with the agent manifest's, and with the defaults."""
         default = cls()
         return cls(
-            _first(turns, budgets.turns, default.turns),
-            _first(tokens, budgets.tokens, default.tokens),
-            _first(seconds, budgets.seconds, default.seconds),
-            _first(calls, budgets.calls, default.calls),
-            _first(context, budgets.context, default.context),
+            _first_given(turns, budgets.turns, default.turns),
+            _first_given(tokens, budgets.tokens, default.tokens),
+            _first_given(seconds, budgets.seconds, default.seconds),
+            _first_given(calls, budgets.calls, default.calls),
+            _first_given(context, budgets.context, default.context),
             compaction or budgets.compaction or default.compaction,
             default.repeat_reads if budgets.repeat_reads is None else budgets.repeat_reads,
         )
@@ -79,18 +79,18 @@ class Budget:
                 )
 
 
-class Spent:
+class RunUsage:
     """The usage of one run: what it has used so far of its :class:`Budget`.
 
     :param began: the time when the run started, on the running loop's clock
     """
 
-    def __init__(self, budget: Budget, began: float) -> None:
+    def __init__(self, budget: Budget, started_at: float) -> None:
         self.budget = budget
-        self.began = began
-        self.deadline = None if budget.seconds is None else began + budget.seconds
+        self.started_at = started_at
+        self.deadline = None if budget.seconds is None else started_at + budget.seconds
         """The time when the run ends; None for never."""
-        self.numbers: set[int] = set()
+        self.turn_numbers: set[int] = set()
         """The numbers of its turns within their session."""
         self.turns = 0
         self.calls = 0
@@ -98,16 +98,16 @@ class Spent:
         self.output_tokens = 0
         self.tokens_estimated = False
 
-    def covers(self, call_id: str) -> bool:
+    def has_call(self, call_id: str) -> bool:
         """Return whether a call was made in one of the run's turns. A background call may outlive the run."""
-        return call_id.rpartition("/")[2].partition(".")[0] in map(str, self.numbers)
+        return call_id.rpartition("/")[2].partition(".")[0] in map(str, self.turn_numbers)
 
     @property
     def tokens(self) -> int:
         return self.input_tokens + self.output_tokens
 
     @property
-    def bounds_tokens(self) -> bool:
+    def has_token_limit(self) -> bool:
         return self.budget.tokens is not None
 
     def take_turn(self) -> tuple[BudgetKind, str] | None:
@@ -115,22 +115,22 @@ class Spent:
 
         :return: the limit that leaves no room and why, in which case nothing is counted; or None
         """
-        if (full := self.full()) is None:
+        if (full := self.check_room()) is None:
             self.count_turn()
         return full
 
-    def full(self) -> tuple[BudgetKind, str] | None:
+    def check_room(self) -> tuple[BudgetKind, str] | None:
         """Return the limit that leaves no room for a further request and why, or None."""
-        if (why := self.out_of_turns()) is not None:
+        if (why := self.check_turns()) is not None:
             return "turns", why
-        if (why := self.out_of_tokens()) is not None:
+        if (why := self.check_tokens()) is not None:
             return "tokens", why
         return None
 
     def count_turn(self) -> None:
         self.turns += 1
 
-    def count_tokens(self, asked: int, reply: Reply) -> None:
+    def count_tokens(self, asked: int, reply: ModelReply) -> None:
         """Count the tokens of a request and its reply. A summary request is not a turn.
 
         :param asked: the estimated tokens of the request, if the provider reports none
@@ -143,14 +143,14 @@ class Spent:
             return
         self.tokens_estimated = True
         self.input_tokens += asked
-        self.output_tokens += estimated_tokens(len(reply.text) + sum(len(str(call.arguments)) for call in reply.calls))
+        self.output_tokens += estimate_tokens(len(reply.text) + sum(len(str(call.arguments)) for call in reply.calls))
 
-    def out_of_turns(self) -> str | None:
+    def check_turns(self) -> str | None:
         """Return why the budget leaves no turn for a further request, or None."""
         limit = self.budget.turns
         return None if limit is None or self.turns < limit else f"All {limit} turns of the budget are used."
 
-    def out_of_tokens(self, usage: Usage | None = None) -> str | None:
+    def check_tokens(self, usage: TokenUsage | None = None) -> str | None:
         """Return why the budget leaves no tokens, or None.
 
         :param usage: the usage so far of a reply that is still read and not counted yet
@@ -171,26 +171,26 @@ class Spent:
         self.calls += count
         return room
 
-    def out_of_calls(self) -> str:
+    def calls_spent_text(self) -> str:
         return f"The budget of {self.budget.calls} calls is used up."
 
-    def out_of_time(self) -> str:
+    def time_spent_text(self) -> str:
         return f"The budget of {self.budget.seconds:g} seconds is used up."
 
 
-def _first(*said: T | None) -> T | None:
+def _first_given(*said: T | None) -> T | None:
     return next((value for value in said if value is not None), None)
 
 
-OF_A_PICTURE = 6_000
+PICTURE_CHARACTERS = 6_000
 """The characters that one picture counts for, near what providers charge for a large one."""
 
 
-def characters_of(message: Message) -> int:
+def count_characters(message: Message) -> int:
     """Return the approximate number of characters in a message."""
     match message:
         case UserMessage(text, pictures):
-            return len(text) + len(pictures) * OF_A_PICTURE
+            return len(text) + len(pictures) * PICTURE_CHARACTERS
         case ResultsMessage(results):
             return sum(len(result.text) for result in results)
         case AssistantMessage(parts):
@@ -201,6 +201,6 @@ def characters_of(message: Message) -> int:
             )
 
 
-def estimated_tokens(characters: int) -> int:
+def estimate_tokens(characters: int) -> int:
     """Return the approximate number of tokens in ``characters`` characters."""
     return -(-characters // CHARACTERS_PER_TOKEN)

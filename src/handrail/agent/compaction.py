@@ -12,25 +12,25 @@ from contextlib import aclosing
 from dataclasses import asdict, replace
 from typing import cast
 
-from handrail.agent.budget import CHARACTERS_PER_TOKEN, Budget, characters_of, estimated_tokens
+from handrail.agent.budget import CHARACTERS_PER_TOKEN, Budget, count_characters, estimate_tokens
 from handrail.agent.conversation import Conversation
-from handrail.agent.events import Compacted, LoopEvent
+from handrail.agent.events import ConversationCompacted, AgentEvent
 from handrail.agent.model import (
     AssistantMessage,
     BlockEvent,
     Message,
     Model,
     ModelRequest,
-    NativeGiven,
+    ProviderToolResult,
     ResultsMessage,
     UserMessage,
 )
-from handrail.agent.pump import Delayed, RetryPolicy
-from handrail.agent.run import Run, read_reply
+from handrail.agent.stream_task import RetryDelayed, RetryPolicy
+from handrail.agent.run import RunState, read_reply
 from handrail.agent.stream import ReplyAssembly, ReplyTooLong
-from handrail.contract.doors.memory import History
+from handrail.contract.services.memory import ConversationHistory
 from handrail.contract.errors import UsageError
-from handrail.contract.text.neutral import neutralised
+from handrail.contract.text.neutralisation import neutralise_text
 
 # A model's own summary of the older part of a conversation.
 #
@@ -54,26 +54,26 @@ _ASKED = (
 )
 
 
-class NoSummary(Exception):
+class SummaryUnavailable(Exception):
     """The model wrote no summary. The text says why."""
 
 
-async def summarised(run: Run, model: Model, retry: RetryPolicy, messages: Sequence[Message], tokens: int) -> str:
+async def summarize_messages(run: RunState, model: Model, retry: RetryPolicy, messages: Sequence[Message], tokens: int) -> str:
     """Return the summary that ``model`` writes of ``messages``.
 
     Its tokens count for the run, but the request is not a turn.
 
     :param tokens: the approximate number of tokens to send
-    :raises NoSummary: if the model writes none
+    :raises SummaryUnavailable: if the model writes none
     """
-    if (spent := run.spent.out_of_tokens()) is not None:
-        raise NoSummary(spent)
-    asked = UserMessage(transcript(messages, tokens * CHARACTERS_PER_TOKEN))
+    if (spent := run.usage.check_tokens()) is not None:
+        raise SummaryUnavailable(spent)
+    asked = UserMessage(format_transcript(messages, tokens * CHARACTERS_PER_TOKEN))
     request = ModelRequest(_ASKED, (asked,), (), MOST_TOKENS)
     assembly = ReplyAssembly()
 
-    async def heed(event: BlockEvent | Delayed) -> Sequence[LoopEvent]:
-        if not isinstance(event, (Delayed, NativeGiven)):
+    async def heed(event: BlockEvent | RetryDelayed) -> Sequence[AgentEvent]:
+        if not isinstance(event, (RetryDelayed, ProviderToolResult)):
             assembly.feed(event)
             if assembly.units > 64 * MOST_CHARACTERS:
                 raise ReplyTooLong("The summary is much longer than requested.")
@@ -84,21 +84,21 @@ async def summarised(run: Run, model: Model, retry: RetryPolicy, messages: Seque
         async for _ in events:
             pass
     error, run.error = run.error, None
-    reply = assembly.finish(None if assembly.reason and error is None else run.why_cut())
-    run.spent.count_tokens(estimated_tokens(len(request.system) + len(asked.text)), reply)
+    reply = assembly.finish(None if assembly.reason and error is None else run.cut_text())
+    run.usage.count_tokens(estimate_tokens(len(request.system) + len(asked.text)), reply)
     if error is not None:
-        raise NoSummary(str(error))
+        raise SummaryUnavailable(str(error))
     if run.stopped is not None:
-        raise NoSummary(run.stop_text())
+        raise SummaryUnavailable(run.stop_text())
     text = reply.text.strip()
     if reply.calls or reply.reason not in ("end", "length") or not text:
-        raise NoSummary(f"The model wrote none ({'calls' if reply.calls else reply.reason or 'no text'}).")
+        raise SummaryUnavailable(f"The model wrote none ({'calls' if reply.calls else reply.reason or 'no text'}).")
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
 
 
-def transcript(messages: Sequence[Message], room: int) -> str:
+def format_transcript(messages: Sequence[Message], room: int) -> str:
     """Return ``messages`` as data, one line each. If they are too long, the first and the last stay."""
-    lines = [neutralised(json.dumps(line, ensure_ascii=False, default=str)) for line in _summary_lines(messages)]
+    lines = [neutralise_text(json.dumps(line, ensure_ascii=False, default=str)) for line in _summary_lines(messages)]
     head, tail = lines[:1], lines[1:]
     left = room - sum(map(len, head))
     kept: list[str] = []
@@ -122,14 +122,14 @@ def _summary_lines(messages: Sequence[Message]) -> Iterator[dict[str, object]]:
                     yield {"assistant": message.text}
                 for call in message.calls:
                     arguments = json.dumps(call.arguments, ensure_ascii=False, default=str)
-                    yield {"call": call.name, "arguments": _cut(arguments, _OF_ARGUMENTS)}
+                    yield {"call": call.name, "arguments": _cut_middle(arguments, _OF_ARGUMENTS)}
             case ResultsMessage(results):
                 for result in results:
-                    told = _cut(result.text, _OF_A_RESULT)
+                    told = _cut_middle(result.text, _OF_A_RESULT)
                     yield {"result": told, "of": names.get(result.wire_id, ""), "error": result.is_error}
 
 
-def _cut(text: str, most: int) -> str:
+def _cut_middle(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
@@ -156,48 +156,48 @@ _OF_A_TEXT = 300
 _OF_A_CALL = 160
 
 
-class Room:
+class ConversationCompactor:
     """A compactor of one agent's conversation. It writes a summary if the budget says so, else an outline.
 
     :param history: where the conversation is stored, if it is
     """
 
     def __init__(
-        self, conversation: Conversation, history: History | None, model: Model, retry: RetryPolicy, budget: Budget
+        self, conversation: Conversation, history: ConversationHistory | None, model: Model, retry: RetryPolicy, budget: Budget
     ) -> None:
         self._conversation = conversation
         self._history = history
         self._model = model
         self._retry = retry
         self._budget = budget
-        self._asked = 0
+        self._is_requested = 0
         """The position of the first message to keep if compaction was requested."""
 
-    def ask(self) -> tuple[int, int, int]:
+    def request(self) -> tuple[int, int, int]:
         """Request compaction before the next request to the model, however long the conversation is.
 
         :return: the number of messages to leave out, their approximate tokens, and the number of messages to keep
         """
         messages = self._conversation.messages
-        self._asked = first = self._first_when_asked(messages)
-        return first, sum(map(characters_of, messages[:first])) // CHARACTERS_PER_TOKEN, len(messages) - first
+        self._is_requested = first = self._first_when_asked(messages)
+        return first, sum(map(count_characters, messages[:first])) // CHARACTERS_PER_TOKEN, len(messages) - first
 
-    async def make_now(self, run: Run) -> Compacted:
+    async def compact_now(self, run: RunState) -> ConversationCompacted:
         """Compact between two runs. ``messages`` of the event is 0 if nothing can be left out.
 
         :raises UsageError: if the run was stopped
         :raises HandrailError: if the change cannot be stored
         """
-        self.ask()
-        if (made := await self.make(run)) is not None:
+        self.request()
+        if (made := await self.compact_if_needed(run)) is not None:
             return made
         if run.stopped is not None:
             raise UsageError(f"The conversation was not compacted: {run.stop_text()}")
         messages = self._conversation.messages
         tokens = self._conversation.characters // CHARACTERS_PER_TOKEN
-        return Compacted(0, tokens, tokens, kept=len(messages), asked=True)
+        return ConversationCompacted(0, tokens, tokens, kept_messages=len(messages), was_requested=True)
 
-    async def make(self, run: Run) -> Compacted | None:
+    async def compact_if_needed(self, run: RunState) -> ConversationCompacted | None:
         """Leave out older exchanges if the conversation is too long or compaction was requested.
 
         The conversation is too long if it exceeds the budget's ``context``.
@@ -205,30 +205,30 @@ class Room:
         :return: the event; None if nothing is left out
         :raises HandrailError: if the change cannot be stored
         """
-        asked, self._asked = self._asked, 0
+        asked, self._is_requested = self._is_requested, 0
         tokens, before = self._budget.context, self._conversation.characters
         full = tokens is not None and before > tokens * CHARACTERS_PER_TOKEN
         if not full and not asked:
             return None
         messages = self._conversation.messages
-        first = max(asked, first_kept(messages, int((tokens or 0) * CHARACTERS_PER_TOKEN * _KEEPS)) if full else 0)
+        first = max(asked, find_first_kept(messages, int((tokens or 0) * CHARACTERS_PER_TOKEN * _KEEPS)) if full else 0)
         if first <= 1:  # nothing to leave out, or only an outline, which would be replaced by an outline
             return None
         left_out, summary, why = messages[:first], None, ""
         if self._budget.compaction == "summary":
             try:
-                summary = await summarised(run, self._model, self._retry, left_out, tokens or _UNBOUNDED)
-            except NoSummary as none:
+                summary = await summarize_messages(run, self._model, self._retry, left_out, tokens or _UNBOUNDED)
+            except SummaryUnavailable as none:
                 if run.stopped is not None:
                     run.end_stopped()
                     return None
                 why = str(none)
-        text = outline(left_out) if summary is None else with_summary(left_out, summary)
-        after = before - sum(map(characters_of, left_out)) + len(text)
+        text = make_outline(left_out) if summary is None else make_summary_text(left_out, summary)
+        after = before - sum(map(count_characters, left_out)) + len(text)
         counts = (first, before // CHARACTERS_PER_TOKEN, after // CHARACTERS_PER_TOKEN)
-        made = Compacted(*counts, summary is not None, why, len(messages) - first, bool(asked))
+        made = ConversationCompacted(*counts, summary is not None, why, len(messages) - first, bool(asked))
         if self._history is not None:
-            await self._history.compacted(asdict(made))
+            await self._history.record_compaction(asdict(made))
         self._conversation.compact(first, text)
         await self._conversation.save()
         return made
@@ -237,11 +237,11 @@ class Room:
         """Return the position of the first message to keep on request, or 0 if nothing can be left out."""
         there = self._conversation.characters
         most = there if self._budget.context is None else min(there, self._budget.context * CHARACTERS_PER_TOKEN)
-        first = first_kept(messages, int(most * _KEEPS_WHEN_ASKED))
+        first = find_first_kept(messages, int(most * _KEEPS_WHEN_ASKED))
         return first if first > 1 else 0
 
 
-def first_kept(messages: Sequence[Message], room: int) -> int:
+def find_first_kept(messages: Sequence[Message], room: int) -> int:
     """Return the position of the first message to keep.
 
     Kept messages have at most ``room`` characters, but always include the last exchange. Answers stay with their calls.
@@ -249,7 +249,7 @@ def first_kept(messages: Sequence[Message], room: int) -> int:
     first = len(messages)
     taken = 0
     for position in range(len(messages) - 1, -1, -1):
-        taken += characters_of(messages[position])
+        taken += count_characters(messages[position])
         if taken > room and first < len(messages):
             break
         if not isinstance(messages[position], ResultsMessage):
@@ -257,13 +257,13 @@ def first_kept(messages: Sequence[Message], room: int) -> int:
     return 0 if first == len(messages) else first
 
 
-def outline(messages: Sequence[Message]) -> str:
+def make_outline(messages: Sequence[Message]) -> str:
     """Return one line for each message and call. Of a result it says only whether it was an error.
 
     Text of tools is left out, so that it is never repeated as if another had said it.
     """
-    lines = list(_lines(messages))
-    head, tail = [*lines[:1], *_kept_whole(messages)], lines[1:]
+    lines = list(_outline_lines(messages))
+    head, tail = [*lines[:1], *_preserved_lines(messages)], lines[1:]
     room = _MOST_OUTLINED - sum(map(len, head))
     kept: list[str] = []
     for line in reversed(tail):
@@ -275,17 +275,17 @@ def outline(messages: Sequence[Message]) -> str:
     return "\n".join((f"{INTRO} Outline:", *head, *reversed(kept)))
 
 
-def with_summary(messages: Sequence[Message], summary: str) -> str:
+def make_summary_text(messages: Sequence[Message], summary: str) -> str:
     """Return a model's summary of ``messages``, below the parts that are preserved unchanged.
 
     These are the first task, the last todo list and the paths of full outputs.
     """
-    head = [*list(_lines(messages))[:1], *_kept_whole(messages)]
-    said = (f"{_SUMMARY}{line}" for line in neutralised(summary).splitlines() if line.strip())
+    head = [*list(_outline_lines(messages))[:1], *_preserved_lines(messages)]
+    said = (f"{_SUMMARY}{line}" for line in neutralise_text(summary).splitlines() if line.strip())
     return "\n".join((f"{INTRO} {_SUMMED_UP}", *head, "", *said))
 
 
-def _kept_whole(messages: Sequence[Message]) -> Iterator[str]:
+def _preserved_lines(messages: Sequence[Message]) -> Iterator[str]:
     """Yield the last todo list, and the files with the outputs that were truncated."""
     names = {call.wire_id: call.name for m in messages if isinstance(m, AssistantMessage) for call in m.calls}
     todos, paths = "", dict[str, None]()
@@ -295,17 +295,17 @@ def _kept_whole(messages: Sequence[Message]) -> Iterator[str]:
                 todos = line if line.startswith(_TODOS) else todos
                 paths |= {line: None} if line.startswith(_WHOLE) else {}
         for result in message.results if isinstance(message, ResultsMessage) else ():
-            name, told = names.get(result.wire_id, ""), _object(result.text)
+            name, told = names.get(result.wire_id, ""), _parse_object(result.text)
             if name == "todo" and not result.is_error and "data" in told:
-                todos = _TODOS + _short(json.dumps(told["data"], ensure_ascii=False, default=str), _OF_A_TASK)
+                todos = _TODOS + _shorten(json.dumps(told["data"], ensure_ascii=False, default=str), _OF_A_TASK)
             metadata: object = told.get("metadata")
             for key in ("output_path", "error_path"):
                 if isinstance(metadata, dict) and isinstance(path := cast("dict[str, object]", metadata).get(key), str):
-                    paths[f"{_WHOLE} {name}: {_short(path, _OF_A_TEXT)}"] = None
+                    paths[f"{_WHOLE} {name}: {_shorten(path, _OF_A_TEXT)}"] = None
     yield from (line for line in (todos, *list(paths)[-_MOST_PATHS:]) if line)
 
 
-def _object(text: str) -> dict[str, object]:
+def _parse_object(text: str) -> dict[str, object]:
     try:
         found: object = json.loads(text)
     except (ValueError, RecursionError):
@@ -313,7 +313,7 @@ def _object(text: str) -> dict[str, object]:
     return cast("dict[str, object]", found) if isinstance(found, dict) else {}
 
 
-def _lines(messages: Sequence[Message]) -> Iterator[str]:
+def _outline_lines(messages: Sequence[Message]) -> Iterator[str]:
     failed = {r.wire_id for m in messages if isinstance(m, ResultsMessage) for r in m.results if r.is_error}
     for position, message in enumerate(messages):
         match message:
@@ -321,20 +321,20 @@ def _lines(messages: Sequence[Message]) -> Iterator[str]:
                 before = (line for line in text.splitlines()[1:] if not line.startswith((_TODOS, _WHOLE)))
                 yield from (line for line in before if line)
             case UserMessage(text) if text.startswith("[Handrail]"):
-                yield f"- notification: {_short(_after_its_first_line(text), _OF_A_TEXT)}"
+                yield f"- notification: {_shorten(_drop_first_line(text), _OF_A_TEXT)}"
             case UserMessage(text):
-                yield f"- the user said: {_short(text, _OF_A_TEXT if position else _OF_A_TASK)}"
+                yield f"- the user said: {_shorten(text, _OF_A_TEXT if position else _OF_A_TASK)}"
             case AssistantMessage():
                 if message.text.strip():
-                    yield f"- you said: {_short(message.text, _OF_A_TEXT)}"
+                    yield f"- you said: {_shorten(message.text, _OF_A_TEXT)}"
                 for call in message.calls:
-                    arguments = _short(json.dumps(call.arguments, ensure_ascii=False, default=str), _OF_A_CALL)
+                    arguments = _shorten(json.dumps(call.arguments, ensure_ascii=False, default=str), _OF_A_CALL)
                     yield f"- you called {call.name} {arguments}: {'error' if call.wire_id in failed else 'ok'}"
             case ResultsMessage():
                 pass
 
 
-def _after_its_first_line(text: str) -> str:
+def _drop_first_line(text: str) -> str:
     return text.partition("\n")[2]
 
 
@@ -342,6 +342,6 @@ _LOOKED_AT = 16 * 1024
 """The characters of a text that one line of the outline is made from. Longer texts would block the event loop."""
 
 
-def _short(text: str, most: int) -> str:
-    line = neutralised(" ".join(text[:_LOOKED_AT].split()))
+def _shorten(text: str, most: int) -> str:
+    line = neutralise_text(" ".join(text[:_LOOKED_AT].split()))
     return line if len(line) <= most and len(text) <= _LOOKED_AT else f"{line[:most]}…"

@@ -12,23 +12,23 @@ from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
-from handrail.agent.budget import characters_of
+from handrail.agent.budget import count_characters
 from handrail.agent.model import (
-    NOT_ANSWERED,
+    PICTURE_NOT_ANSWERED,
     AssistantMessage,
     CallPart,
     CallResult,
-    Kept,
+    ProviderBlock,
     Message,
-    Picture,
+    UserPicture,
     ResultsMessage,
     TextPart,
     UserMessage,
-    with_their_content,
+    load_pictures,
 )
-from handrail.agent.stream import Reply, WireIds, call_part, whole_characters
-from handrail.contract.call import Answer, Result
-from handrail.contract.doors.memory import Entry, History
+from handrail.agent.stream import ModelReply, WireIds, make_call_part, repair_surrogates
+from handrail.contract.call import CallAnswer, Result
+from handrail.contract.services.memory import HistoryEntry, ConversationHistory
 from handrail.contract.tool.names import wire_name
 
 # The stored form of a conversation: rows of plain data. A partial set of rows still gives a history that a provider
@@ -48,7 +48,7 @@ from handrail.contract.tool.names import wire_name
 # results, each with the id under which the log has its outcome.
 
 VERSION = 1
-KINDS = ("image/png", "image/jpeg", "image/gif", "image/webp")
+PICTURE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """The media types of pictures."""
 LOST = json.dumps(
     Result.error(
@@ -60,7 +60,7 @@ LOST = json.dumps(
 
 
 @dataclass(slots=True)
-class Exchange:
+class OpenExchange:
     """A reply whose calls are not all answered yet, so that it is not part of the history.
 
     :param call_ids: the kernel's ids of the message's calls; ``""`` for an unknown one
@@ -72,12 +72,12 @@ class Exchange:
     results: dict[str, CallResult] = field(default_factory=dict[str, CallResult])
 
     @property
-    def missing(self) -> list[tuple[int, CallPart, str]]:
+    def missing_calls(self) -> list[tuple[int, CallPart, str]]:
         """The position, call and kernel id of each call without an answer."""
         calls = zip(self.message.calls, self.call_ids, strict=True)
         return [(n, part, call_id) for n, (part, call_id) in enumerate(calls) if part.wire_id not in self.results]
 
-    def answered(self, otherwise: str = LOST) -> ResultsMessage:
+    def to_results(self, otherwise: str = LOST) -> ResultsMessage:
         """Return the answers in call order.
 
         :param otherwise: the text for calls without an answer
@@ -91,7 +91,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoredConversation:
     """A conversation read from its stored rows.
 
     :param messages: whole exchanges only, beginning with a user message
@@ -104,16 +104,16 @@ class Restored:
     """
 
     messages: list[Message]
-    open: Exchange | None
+    open: OpenExchange | None
     ids: WireIds
-    next: int
-    heard: set[str] = field(default_factory=set[str])
+    next_position: int
+    delivered_ids: set[str] = field(default_factory=set[str])
     positions: list[int] = field(default_factory=list[int])
     open_at: int = 0
     headless: bool = False
 
 
-def as_data(message: Message, call_ids: Sequence[str] = (), *, partial: bool = False) -> dict[str, Any]:
+def message_data(message: Message, call_ids: Sequence[str] = (), *, partial: bool = False) -> dict[str, Any]:
     """Return one message in its stored form.
 
     :param call_ids: the kernel's ids of an assistant message's calls, in order
@@ -125,23 +125,23 @@ def as_data(message: Message, call_ids: Sequence[str] = (), *, partial: bool = F
             return {"v": VERSION, "role": "user", "text": text, **({"pictures": shown} if shown else {})}
         case AssistantMessage(parts):
             ids = iter(call_ids)
-            return {"v": VERSION, "role": "assistant", "parts": [_part(part, ids) for part in parts]}
+            return {"v": VERSION, "role": "assistant", "parts": [_part_data(part, ids) for part in parts]}
         case ResultsMessage(results):
             told = [{"of": result.wire_id, "text": result.text, "error": result.is_error} for result in results]
             data = {"v": VERSION, "role": "results", "results": told}
             return {**data, "partial": True} if partial else data
 
 
-def compacted(first: int, text: str) -> dict[str, Any]:
+def compaction_data(first: int, text: str) -> dict[str, Any]:
     """Return the stored form of a compaction: ``text`` replaces the messages before position ``first``."""
     return {"v": VERSION, "role": "compacted", "from": first, "text": text}
 
 
-def _part(part: TextPart | CallPart | Kept, ids: Iterator[str]) -> dict[str, Any]:
+def _part_data(part: TextPart | CallPart | ProviderBlock, ids: Iterator[str]) -> dict[str, Any]:
     match part:
         case TextPart(text):
             return {"text": text}
-        case Kept(provider, block, said, artifacts):
+        case ProviderBlock(provider, block, said, artifacts):
             kept: dict[str, Any] = {"kept": provider, "block": dict(block)}
             return {**kept, "said": True, "artifacts": list(artifacts)} if said else kept
         case CallPart(wire_id, name, arguments):
@@ -149,40 +149,40 @@ def _part(part: TextPart | CallPart | Kept, ids: Iterator[str]) -> dict[str, Any
             return {"call": wire_id, "name": name, "arguments": dict(arguments), "id": call_id}
 
 
-def restored(entries: Iterable[Entry]) -> Restored:
+def restore_conversation(entries: Iterable[HistoryEntry]) -> RestoredConversation:
     """Read a conversation from its stored rows. Never fails.
 
     Rows that are damaged, of a later version or out of place are left out. Earlier calls without results are answered by
     :data:`LOST`. A call id that is unusable or occurs twice is replaced in the call and its result.
     """
-    reading = _Reading()
+    reading = _ConversationReader()
     following = 0
     for position, data in entries:
         following = max(following, position + 1)
         if data.get("v") == VERSION:
             reading.take(position, data)
-    return Restored(
+    return RestoredConversation(
         reading.messages,
         reading.open,
         reading.ids,
         following,
-        reading.heard,
+        reading.delivered_ids,
         reading.positions,
         reading.open_at,
         reading.headless,
     )
 
 
-class _Reading:
+class _ConversationReader:
     """The state of reading a conversation, between two rows."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.positions: list[int] = []
-        self.open: Exchange | None = None
+        self.open: OpenExchange | None = None
         self.open_at = 0
         self.ids = WireIds()
-        self.heard: set[str] = set()
+        self.delivered_ids: set[str] = set()
         self.headless = False
         self._renamed: dict[str, str] = {}
         """The stored ids of the open exchange's calls, with the ids that they have now."""
@@ -193,38 +193,38 @@ class _Reading:
             text = data.get("text")
             if isinstance(text, str):
                 self._settle()
-                self.messages.append(UserMessage(whole_characters(text), _pictures(data)))
+                self.messages.append(UserMessage(repair_surrogates(text), _parse_pictures(data)))
                 self.positions.append(position)
                 self.headless = data.get("headless") is True
                 if "notices" in data:
-                    self.heard.update(_texts(data, "notices"))
+                    self.delivered_ids.update(_parse_texts(data, "notices"))
         elif role == "assistant":
             self._settle()
             if self.messages:  # providers accept only a history that begins with a user message
-                self._reply(position, _objects(data.get("parts")))
+                self._reply(position, _parse_objects(data.get("parts")))
         elif role == "results" and self.open is not None:
-            self._results(self.open, _objects(data.get("results")))
+            self._results(self.open, _parse_objects(data.get("results")))
         elif role == "compacted":
             first, text = data.get("from"), data.get("text")
             if isinstance(first, int) and isinstance(text, str):
                 self._settle()
                 count = bisect_left(self.positions, first)
-                self.messages[:count], self.positions[:count] = [UserMessage(whole_characters(text))], [first - 1]
+                self.messages[:count], self.positions[:count] = [UserMessage(repair_surrogates(text))], [first - 1]
 
     def _settle(self) -> None:
         """Answer the open calls, because another message follows."""
         if self.open is not None:
             self._close(self.open)
 
-    def _close(self, exchange: Exchange) -> None:
-        self.messages += (exchange.message, exchange.answered())
+    def _close(self, exchange: OpenExchange) -> None:
+        self.messages += (exchange.message, exchange.to_results())
         self.positions += (self.open_at, self.open_at)
         self.open = None
 
     # Plain look-ups, because pattern matching takes three times as long and a history is long.
 
     def _reply(self, position: int, kept: list[dict[str, Any]]) -> None:
-        parts: list[TextPart | CallPart | Kept] = []
+        parts: list[TextPart | CallPart | ProviderBlock] = []
         call_ids: list[str] = []
         said = False
         renamed = self._renamed = {}
@@ -241,68 +241,68 @@ class _Reading:
             elif "text" in data:
                 text = data["text"]
                 if isinstance(text, str) and text.strip():
-                    parts.append(TextPart(whole_characters(text)))
+                    parts.append(TextPart(repair_surrogates(text)))
                     said = True
             elif "kept" in data:
                 provider, block = data["kept"], data.get("block")
                 if isinstance(provider, str) and isinstance(block, dict):
-                    part = Kept(
-                        provider, cast("dict[str, Any]", block), data.get("said") is True, _texts(data, "artifacts")
+                    part = ProviderBlock(
+                        provider, cast("dict[str, Any]", block), data.get("said") is True, _parse_texts(data, "artifacts")
                     )
                     parts.append(part)
                     said = said or part.said
         if call_ids:
-            self.open = Exchange(AssistantMessage(tuple(parts)), tuple(call_ids))
+            self.open = OpenExchange(AssistantMessage(tuple(parts)), tuple(call_ids))
             self.open_at = position
         elif said:
             self.messages.append(AssistantMessage(tuple(parts)))
             self.positions.append(position)
 
-    def _results(self, exchange: Exchange, kept: list[dict[str, Any]]) -> None:
+    def _results(self, exchange: OpenExchange, kept: list[dict[str, Any]]) -> None:
         results, renamed = exchange.results, self._renamed
         for data in kept:
             wire_id, text = data.get("of"), data.get("text")
             if isinstance(wire_id, str) and isinstance(text, str) and wire_id in renamed:
                 new = renamed[wire_id]
-                results[new] = CallResult(new, whole_characters(text), data.get("error") is True)
+                results[new] = CallResult(new, repair_surrogates(text), data.get("error") is True)
         if len(results) == len(exchange.call_ids):
             self._close(exchange)
 
 
-def _texts(data: Mapping[str, Any], field: str) -> tuple[str, ...]:
+def _parse_texts(data: Mapping[str, Any], field: str) -> tuple[str, ...]:
     given: object = data.get(field)
     items = cast("list[object]", given) if isinstance(given, list) else []
     return tuple(item for item in items if isinstance(item, str))
 
 
-def _pictures(data: Mapping[str, Any]) -> tuple[Picture, ...]:
+def _parse_pictures(data: Mapping[str, Any]) -> tuple[UserPicture, ...]:
     if "pictures" not in data:
         return ()
-    named = ((one.get("artifact"), one.get("media_type")) for one in _objects(data["pictures"]))
-    return tuple(Picture(ref, kind) for ref, kind in named if isinstance(ref, str) and kind in KINDS)
+    named = ((one.get("artifact"), one.get("media_type")) for one in _parse_objects(data["pictures"]))
+    return tuple(UserPicture(ref, kind) for ref, kind in named if isinstance(ref, str) and kind in PICTURE_TYPES)
 
 
-def _objects(value: object) -> list[dict[str, Any]]:
+def _parse_objects(value: object) -> list[dict[str, Any]]:
     items = cast("list[object]", value) if isinstance(value, list) else []
     return [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]
 
 
-NOT_SHOWN = frozenset({"duration_ms", "lock_wait_ms", "confined_by", "artifacts"})
+HIDDEN_METADATA = frozenset({"duration_ms", "lock_wait_ms", "confined_by", "artifacts"})
 """Metadata on which the model cannot act. Without times, equal results are equal texts."""
 
 
-def shown(result: Result) -> str:
+def format_result(result: Result) -> str:
     """Return ``result`` as its model reads it: compact JSON, the same bytes each time.
 
     The object has ``type``, ``data`` or ``error_text``, and ``metadata``.
     """
     wire = result.to_dict()
-    metadata = {key: value for key, value in sorted(result.metadata.items()) if key not in NOT_SHOWN}
+    metadata = {key: value for key, value in sorted(result.metadata.items()) if key not in HIDDEN_METADATA}
     if metadata:
         wire["metadata"] = metadata
     else:
         del wire["metadata"]
-    return whole_characters(json.dumps(wire, ensure_ascii=False, separators=(",", ":"), default=str))
+    return repair_surrogates(json.dumps(wire, ensure_ascii=False, separators=(",", ":"), default=str))
 
 
 READ = "read"
@@ -314,18 +314,18 @@ _UNCHANGED = (
 )
 
 
-class _ReadsGiven:
+class _ShownReads:
     """The results of ``read`` since the user's last message that are still in the conversation."""
 
     def __init__(self) -> None:
         self._given: dict[str, bytes] = {}
         """The hash of each returned text, by path and range."""
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Forget all reads, because a user message came or messages were left out."""
         self._given.clear()
 
-    def answered(self, answer: Answer) -> Result:
+    def shorten_repeated(self, answer: CallAnswer) -> Result:
         """Return the result for the model. A text that it has already is replaced by a note."""
         result = answer.model
         whole: object = result.data
@@ -345,14 +345,14 @@ class _ReadsGiven:
         return Result.output({**data, "message": _UNCHANGED}, **{**result.metadata, "unchanged": True})
 
 
-class _Draft(NamedTuple):
+class _ReplyDraft(NamedTuple):
     """The additions of a reply to the conversation, computed before the reply is proposed.
 
     :param new: the calls that were not proposed before
     :param data: the stored form; empty for a reply without calls
     """
 
-    reply: Reply
+    reply: ModelReply
     call_ids: Sequence[str]
     new: Sequence[CallPart]
     message: AssistantMessage
@@ -366,24 +366,24 @@ class Conversation:
     :param repeat_reads: whether to repeat the text of a file that was read already and is unchanged
     """
 
-    def __init__(self, history: History | None = None, *, repeat_reads: bool = True) -> None:
+    def __init__(self, history: ConversationHistory | None = None, *, repeat_reads: bool = True) -> None:
         self._history = history
-        self._reads = None if repeat_reads else _ReadsGiven()
+        self._reads = None if repeat_reads else _ShownReads()
         self._messages: list[Message] = []
         self._characters = 0
         self._positions: list[int] = []
         """The stored position of each message."""
         self._open_at = 0
-        self._open: Exchange | None = None
+        self._open: OpenExchange | None = None
         self._ids = WireIds()
-        self._draft: _Draft | None = None
+        self._draft: _ReplyDraft | None = None
         self._next = 0
-        self._unsaved: list[Entry] = []
-        self._handed_on = 0
+        self._unsaved: list[HistoryEntry] = []
+        self._handed_on_count = 0
         """The number of unsaved messages that are queued for writing."""
         self._keeping: list[Awaitable[None]] = []
         self._loaded = history is None
-        self.heard: set[str] = set()
+        self.delivered_ids: set[str] = set()
         """The ids of the notifications that were delivered."""
         self._headless = self.carried = False
         """``carried`` is true if the conversation was headless when it was loaded, which the session does not know."""
@@ -411,7 +411,7 @@ class Conversation:
         return self._characters
 
     @property
-    def open(self) -> Exchange | None:
+    def open_exchange(self) -> OpenExchange | None:
         """The last reply while some of its calls have no answer.
 
         No other message may be added before they have.
@@ -419,7 +419,7 @@ class Conversation:
         return self._open
 
     @property
-    def unanswered(self) -> bool:
+    def is_unanswered(self) -> bool:
         """Whether calls have no answer, or the last message has no reply."""
         return self._open is not None or (bool(self._messages) and not isinstance(self._messages[-1], AssistantMessage))
 
@@ -430,48 +430,48 @@ class Conversation:
         """
         if self._loaded or self._history is None:
             return
-        found = restored(await self._history.read())
-        self._messages = await with_their_content(found.messages, self._history)
-        self._characters = sum(map(characters_of, self._messages))
+        found = restore_conversation(await self._history.read())
+        self._messages = await load_pictures(found.messages, self._history)
+        self._characters = sum(map(count_characters, self._messages))
         self._open = found.open
         self._positions, self._open_at = found.positions, found.open_at
-        self._ids, self._next, self.heard = found.ids, found.next, found.heard
+        self._ids, self._next, self.delivered_ids = found.ids, found.next_position, found.delivered_ids
         self._headless = self.carried = found.headless
         self._loaded = True
 
-    def begin_to_save(self) -> None:
+    def start_saving(self) -> None:
         """Queue the new messages for writing, before any effect of the calls that are proposed next."""
-        if self._history is not None and len(self._unsaved) > self._handed_on:
-            entries = self._unsaved[self._handed_on :]
-            self._handed_on += len(entries)
-            self._keeping.append(self._history.keep(entries))
+        if self._history is not None and len(self._unsaved) > self._handed_on_count:
+            entries = self._unsaved[self._handed_on_count :]
+            self._handed_on_count += len(entries)
+            self._keeping.append(self._history.store_entries(entries))
 
     async def save(self) -> None:
         """Store the new messages durably.
 
         :raises LogUnavailable: if they cannot be stored now; the next save tries again
         """
-        self.begin_to_save()
-        count, keeping = self._handed_on, self._keeping
+        self.start_saving()
+        count, keeping = self._handed_on_count, self._keeping
         self._keeping = []
         try:
             for kept in keeping:
                 await kept
         except BaseException:
-            self._handed_on = 0
+            self._handed_on_count = 0
             raise
         del self._unsaved[:count]
-        self._handed_on -= count
+        self._handed_on_count -= count
 
-    def ask(self, said: str | UserMessage) -> str:
+    def add_user_message(self, said: str | UserMessage) -> str:
         """Add a user message and return its text."""
         assert self._open is None, "calls before it have no answer"
-        self._show_no_more()
+        self._drop_unanswered_pictures()
         message = said if isinstance(said, UserMessage) else UserMessage(said)
-        self._add(replace(message, text=whole_characters(message.text)))
+        self._add(replace(message, text=repair_surrogates(message.text)))
         return message.text
 
-    def _show_no_more(self) -> None:
+    def _drop_unanswered_pictures(self) -> None:
         """Remove pictures that got no answer.
 
         A provider that refused them would refuse every later request too.
@@ -480,19 +480,19 @@ class Conversation:
             if not isinstance(message := self._messages[place], UserMessage):
                 return
             if message.pictures:
-                self._messages[place] = plain = UserMessage(f"{message.text}\n{NOT_ANSWERED}")
-                self._characters += characters_of(plain) - characters_of(message)
+                self._messages[place] = plain = UserMessage(f"{message.text}\n{PICTURE_NOT_ANSWERED}")
+                self._characters += count_characters(plain) - count_characters(message)
                 if self._history is not None:
-                    self._unsaved.append((self._positions[place], as_data(plain)))
+                    self._unsaved.append((self._positions[place], message_data(plain)))
 
-    def hear(self, text: str, ids: Sequence[str]) -> None:
+    def add_notifications(self, text: str, ids: Sequence[str]) -> None:
         """Add a message with the notifications of these ids, as ``text``."""
         assert self._open is None, "calls before it have no answer"
-        message = UserMessage(whole_characters(text))
-        self.heard.update(ids)
+        message = UserMessage(repair_surrogates(text))
+        self.delivered_ids.update(ids)
         self._add(message, notices=list(ids), **({"headless": True} if self.headless else {}))
 
-    def propose(self, reply: Reply, call_ids: Sequence[str]) -> None:
+    def add_reply(self, reply: ModelReply, call_ids: Sequence[str]) -> None:
         """Add a reply, or the part received so far, before its calls are proposed.
 
         A longer part of the same reply replaces the shorter one. An empty reply adds nothing.
@@ -503,45 +503,45 @@ class Conversation:
         assert growing is None or not growing.results, "calls before it have no answer"
         if draft is None or draft.reply != reply or draft.call_ids != call_ids:
             self._drop_draft()
-            draft = self._drafted(reply, call_ids)
+            draft = self._make_draft(reply, call_ids)
         self._draft, message = None, draft.message
         if growing is not None and message == growing.message:
             return
         if reply.calls:
-            self._open = Exchange(message, tuple(call_ids))
+            self._open = OpenExchange(message, tuple(call_ids))
             if growing is not None:
                 self._next -= 1
             self._open_at = self._next
-            self._keep(draft.data)
-        elif any(not isinstance(part, Kept) or part.said for part in message.parts):
+            self._store(draft.data)
+        elif any(not isinstance(part, ProviderBlock) or part.said for part in message.parts):
             self._add(message)
 
-    def draft(self, reply: Reply, call_ids: Sequence[str]) -> None:
+    def draft_reply(self, reply: ModelReply, call_ids: Sequence[str]) -> None:
         """Compute in advance what :meth:`propose` adds if it gets exactly this reply."""
         self._drop_draft()
-        self._draft = self._drafted(reply, call_ids)
+        self._draft = self._make_draft(reply, call_ids)
 
-    def _drafted(self, reply: Reply, call_ids: Sequence[str]) -> _Draft:
+    def _make_draft(self, reply: ModelReply, call_ids: Sequence[str]) -> _ReplyDraft:
         known = (
             [] if self._open is None else list(self._open.message.calls)
         )  # calls that were proposed already do not change
-        new = [call_part(call, self._ids.take(call.provider_id)) for call in reply.calls[len(known) :]]
+        new = [make_call_part(call, self._ids.take(call.provider_id)) for call in reply.calls[len(known) :]]
         known += new
-        parts: list[TextPart | CallPart | Kept] = []
+        parts: list[TextPart | CallPart | ProviderBlock] = []
         for part in reply.parts:
             if isinstance(part, int):
                 parts.append(known[part])
             elif not isinstance(part, TextPart) or part.text.strip():
                 parts.append(part)
         message = AssistantMessage(tuple(parts))
-        return _Draft(reply, call_ids, new, message, as_data(message, call_ids) if reply.calls else {})
+        return _ReplyDraft(reply, call_ids, new, message, message_data(message, call_ids) if reply.calls else {})
 
     def _drop_draft(self) -> None:
         if self._draft is not None:
             self._ids.give_back([part.wire_id for part in self._draft.new])
             self._draft = None
 
-    def answer(self, answers: Mapping[int, Answer]) -> None:
+    def add_answers(self, answers: Mapping[int, CallAnswer]) -> None:
         """Add answers to the calls of the open reply. With the last answer the reply joins the history.
 
         :param answers: by the position of the call in the reply
@@ -552,37 +552,37 @@ class Conversation:
         calls = exchange.message.calls
         for position, answer in answers.items():
             wire_id = calls[position].wire_id
-            result = answer.model if self._reads is None else self._reads.answered(answer)
-            exchange.results[wire_id] = CallResult(wire_id, shown(result), not result.ok)
-        if exchange.missing:
+            result = answer.model if self._reads is None else self._reads.shorten_repeated(answer)
+            exchange.results[wire_id] = CallResult(wire_id, format_result(result), not result.ok)
+        if exchange.missing_calls:
             told = [exchange.results[call.wire_id] for call in calls if call.wire_id in exchange.results]
-            self._keep(as_data(ResultsMessage(tuple(told)), partial=True))
+            self._store(message_data(ResultsMessage(tuple(told)), partial=True))
         else:
             self._open = None
             self._messages.append(exchange.message)
-            self._characters += characters_of(exchange.message)
+            self._characters += count_characters(exchange.message)
             self._positions.append(self._open_at)
-            self._add(exchange.answered())
+            self._add(exchange.to_results())
 
     def compact(self, first: int, text: str) -> None:
         """Replace the messages before the ``first``-th by ``text``. The messages stay stored."""
         assert self._open is None, "calls before it have no answer"
         if self._reads is not None:
-            self._reads.forget()
+            self._reads.clear()
         place, outline = self._positions[first], UserMessage(text)
-        self._characters += characters_of(outline) - sum(map(characters_of, self._messages[:first]))
+        self._characters += count_characters(outline) - sum(map(count_characters, self._messages[:first]))
         self._messages[:first], self._positions[:first] = [outline], [place - 1]
-        self._keep(compacted(place, text))
+        self._store(compaction_data(place, text))
 
     def _add(self, message: Message, **more: Any) -> None:
         if self._reads is not None and isinstance(message, UserMessage):
-            self._reads.forget()
+            self._reads.clear()
         self._messages.append(message)
-        self._characters += characters_of(message)
+        self._characters += count_characters(message)
         self._positions.append(self._next)
-        self._keep({**as_data(message), **more})
+        self._store({**message_data(message), **more})
 
-    def _keep(self, data: Mapping[str, Any]) -> None:
+    def _store(self, data: Mapping[str, Any]) -> None:
         if self._history is not None:
             self._unsaved.append((self._next, data))
             self._next += 1

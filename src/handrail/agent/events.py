@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from handrail.agent.budget import BudgetKind
 from handrail.agent.model import TextDelta
-from handrail.agent.pump import Delayed
-from handrail.contract.call import Answer, ProposedCall
-from handrail.contract.doors.channels import Notice
+from handrail.agent.stream_task import RetryDelayed
+from handrail.contract.call import CallAnswer, ProposedCall
+from handrail.contract.services.channels import Notification
 
 RunStatus = Literal[
     "answered",  # the model ended with text and no calls
@@ -44,11 +44,11 @@ class CallAnswered:
 
     position: int
     call: ProposedCall
-    answer: Answer
+    answer: CallAnswer
 
 
 @dataclass(frozen=True, slots=True)
-class NativeWithheld:
+class ProviderToolUnavailable:
     """A provider tool is not available to this model in this run."""
 
     tool_id: str
@@ -56,7 +56,7 @@ class NativeWithheld:
 
 
 @dataclass(frozen=True, slots=True)
-class NativeUsed:
+class ProviderToolUsed:
     """The provider ran one of its own tools.
 
     :param name: the provider's name of the tool
@@ -76,25 +76,25 @@ class NativeUsed:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplyCut:
+class ReplyInterrupted:
     """The reply was interrupted.
 
     With ``again`` the request is sent once more, and the text so far does not count.
     """
 
     reason: str
-    again: bool
+    will_retry: bool
 
 
 @dataclass(frozen=True, slots=True)
-class NoticesHeard:
+class NotificationsDelivered:
     """Notifications were added to the conversation. The model reads them in its next turn."""
 
-    notices: tuple[Notice, ...]
+    notifications: tuple[Notification, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Compacted:
+class ConversationCompacted:
     """Older messages were replaced by an outline or a summary, because of their length or on request.
 
     :param messages: the number of replaced messages; 0 if compaction was requested and nothing could be left out
@@ -105,27 +105,27 @@ class Compacted:
     :param asked: whether compaction was requested
     """
 
-    messages: int
+    removed_messages: int
     tokens_before: int
     tokens_after: int
-    summary: bool = False
+    is_summarised: bool = False
     problem: str = ""
-    kept: int = 0
-    asked: bool = False
+    kept_messages: int = 0
+    was_requested: bool = False
 
     def __str__(self) -> str:
         """Describe the compaction in one sentence."""
-        if not self.messages:
-            return f"Nothing to compact: all {self.kept:,} messages of about {self.tokens_before:,} tokens are kept."
+        if not self.removed_messages:
+            return f"Nothing to compact: all {self.kept_messages:,} messages of about {self.tokens_before:,} tokens are kept."
         how = (
             "summarised"
-            if self.summary
+            if self.is_summarised
             else f"left out, without a summary ({self.problem.rstrip('.')})"
             if self.problem
             else "left out"
         )
         tokens = f"about {self.tokens_before:,} tokens become {self.tokens_after:,}"
-        return f"{self.messages:,} older messages are {how} and {self.kept:,} are kept: {tokens}."
+        return f"{self.removed_messages:,} older messages are {how} and {self.kept_messages:,} are kept: {tokens}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class AgentIdle:
 
 
 @dataclass(frozen=True, slots=True)
-class BudgetSpent:
+class BudgetExhausted:
     """A limit of the budget was reached. The run ends when every proposed call is answered."""
 
     kind: BudgetKind
@@ -161,7 +161,7 @@ class RunOutcome:
     tokens_estimated: bool
     seconds: float
     budget: BudgetKind | None = None
-    parked: tuple[str, ...] = ()
+    pending_approvals: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -175,18 +175,18 @@ class RunFinished:
     outcome: RunOutcome
 
 
-LoopEvent = (
+AgentEvent = (
     TurnStarted
     | TextDelta
-    | Delayed
+    | RetryDelayed
     | CallProposed
     | CallAnswered
-    | NativeWithheld
-    | NativeUsed
-    | ReplyCut
-    | NoticesHeard
-    | Compacted
+    | ProviderToolUnavailable
+    | ProviderToolUsed
+    | ReplyInterrupted
+    | NotificationsDelivered
+    | ConversationCompacted
     | AgentIdle
-    | BudgetSpent
+    | BudgetExhausted
     | RunFinished
 )

@@ -16,40 +16,40 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from handrail.agent.budget import Budget, Spent, estimated_tokens
-from handrail.agent.compaction import Room
+from handrail.agent.budget import Budget, RunUsage, estimate_tokens
+from handrail.agent.compaction import ConversationCompactor
 from handrail.agent.conversation import Conversation
 from handrail.agent.events import (
     AgentIdle,
-    BudgetSpent,
+    BudgetExhausted,
     CallAnswered,
     CallProposed,
-    Compacted,
-    LoopEvent,
-    NativeUsed,
-    NativeWithheld,
-    NoticesHeard,
-    ReplyCut,
+    ConversationCompacted,
+    AgentEvent,
+    ProviderToolUsed,
+    ProviderToolUnavailable,
+    NotificationsDelivered,
+    ReplyInterrupted,
     RunFinished,
     RunOutcome,
     TurnStarted,
 )
-from handrail.agent.model import BlockEvent, Kept, Message, Model, ModelRequest, NativeGiven, StreamCut, TextDelta
-from handrail.agent.prompt import project_text, system_prompt
-from handrail.agent.pump import Delayed, Heed, RetryPolicy
-from handrail.agent.run import Dispatch, Life, Run, Task, read_reply
+from handrail.agent.model import BlockEvent, ProviderBlock, Message, Model, ModelRequest, ProviderToolResult, StreamCut, TextDelta
+from handrail.agent.prompt import read_project_instructions, build_system_prompt
+from handrail.agent.stream_task import RetryDelayed, EventHandler, RetryPolicy
+from handrail.agent.run import CallDispatch, ServeLoop, RunState, RunTask, read_reply
 from handrail.agent.stream import ReplyAssembly
-from handrail.agent.subagents import ROLE, Counted, OpenModel, Subagents
-from handrail.catalog.dialects import in_own_form, name_in_reply
-from handrail.catalog.fitting import forms_to_restore
+from handrail.agent.subagents import ROLE, MakeUsage, OpenModel, SubagentDispatcher
+from handrail.catalog.dialects import provider_tool_form, provider_call_name
+from handrail.catalog.schema_adapter import schemas_with_renames
 from handrail.contract.agent import AgentManifest
-from handrail.contract.call import Answer, ProposedCall, Result
-from handrail.contract.doors.channels import Notice, Notices
-from handrail.contract.doors.memory import History
+from handrail.contract.call import CallAnswer, ProposedCall, Result
+from handrail.contract.services.channels import Notification, NotificationQueue
+from handrail.contract.services.memory import ConversationHistory
 from handrail.contract.errors import HandrailError, LogUnavailable, UsageError
 from handrail.contract.session import Session, StopReason, Turn
-from handrail.contract.text.neutral import neutralised
-from handrail.contract.tool.native import NativeOffer
+from handrail.contract.text.neutralisation import neutralise_text
+from handrail.contract.tool.provider_tools import ProviderToolOffer
 from handrail.contract.tool.spec import ToolSpec
 
 # Notifications to an agent between its turns (a job ended, a trigger fired), written as one labelled message.
@@ -65,26 +65,26 @@ _INTRO = (
 )
 
 
-async def hear(notices: Notices | None, conversation: Conversation) -> tuple[Notice, ...]:
+async def deliver_notifications(notices: NotificationQueue | None, conversation: Conversation) -> tuple[Notification, ...]:
     """Add pending notifications to the conversation and mark them as delivered.
 
     They are stored before they are marked, so that each is delivered exactly once.
 
     :raises LogUnavailable: if they cannot be read, stored or marked
     """
-    pending = () if notices is None else await notices.pending()
-    new = next_ones(notice for notice in pending if notice.id not in conversation.heard)
+    pending = () if notices is None else await notices.list_pending()
+    new = first_batch(notice for notice in pending if notice.id not in conversation.delivered_ids)
     if new:
-        conversation.hear(as_text(new), [notice.id for notice in new])
+        conversation.add_notifications(format_notifications(new), [notice.id for notice in new])
         await conversation.save()
     if notices is not None and pending:
-        await notices.take([notice.id for notice in pending if notice.id in conversation.heard])
+        await notices.mark_delivered([notice.id for notice in pending if notice.id in conversation.delivered_ids])
     return tuple(new)
 
 
-def next_ones(pending: Iterable[Notice]) -> list[Notice]:
+def first_batch(pending: Iterable[Notification]) -> list[Notification]:
     """Return the pending notifications that fit into one message, in order."""
-    chosen: list[Notice] = []
+    chosen: list[Notification] = []
     characters = 0
     for notice in pending:
         characters += len(notice.text)
@@ -94,12 +94,12 @@ def next_ones(pending: Iterable[Notice]) -> list[Notice]:
     return chosen
 
 
-def as_text(notices: Sequence[Notice]) -> str:
+def format_notifications(notices: Sequence[Notification]) -> str:
     """Format notifications for the model. Their text cannot look like other parts of the message."""
-    return "\n".join((_INTRO, *(neutralised(_line(notice)) for notice in notices)))
+    return "\n".join((_INTRO, *(neutralise_text(_notification_line(notice)) for notice in notices)))
 
 
-def is_attended(notices: Iterable[Notice]) -> bool:
+def is_attended(notices: Iterable[Notification]) -> bool:
     """Return whether a notification reports the end of work that an earlier turn started.
 
     A run for other notifications, from triggers or other agents, is headless.
@@ -107,7 +107,7 @@ def is_attended(notices: Iterable[Notice]) -> bool:
     return all(notice.kind in ("job", "agent") for notice in notices)
 
 
-def _line(notice: Notice) -> str:
+def _notification_line(notice: Notification) -> str:
     at = datetime.fromtimestamp(notice.at_ns / 1e9, UTC).isoformat(timespec="seconds")
     told: dict[str, Any] = {"notice": notice.kind, "from": notice.source, "at": at}
     if notice.untrusted is not None:
@@ -121,49 +121,49 @@ def _line(notice: Notice) -> str:
 # Provider tools within one run: the offered ones, and the stored record of their use.
 
 
-class Natives:
+class ProviderTools:
     """The provider tools of one agent: the offered tools and the record of their use.
 
     :param model: the model whose provider runs the tools
     :param history: stores the output; None stores nothing
     """
 
-    def __init__(self, model: Model, history: History | None) -> None:
+    def __init__(self, model: Model, history: ConversationHistory | None) -> None:
         self._model = model
         self._history = history
         self._ids: dict[str, str] = {}
         """The tool ids, by the name in a reply."""
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         self.forms: tuple[Mapping[str, Any], ...] = ()
         """The definitions of the offered tools for the next request."""
         self.offered: tuple[ToolSpec, ...] = ()
 
-    def choose(self, offers: Iterable[NativeOffer], taken: Iterable[str]) -> list[NativeWithheld]:
+    def choose_offers(self, offers: Iterable[ProviderToolOffer], taken: Iterable[str]) -> list[ProviderToolUnavailable]:
         """Choose the tools of the next request, and return newly unavailable ones with the reason.
 
         :param taken: wire names of the loaded tools, which no provider tool may have
         """
         forms: list[Mapping[str, Any]] = []
         offered: list[ToolSpec] = []
-        withheld: list[NativeWithheld] = []
+        withheld: list[ProviderToolUnavailable] = []
         names, dialect = set(taken), self._model.dialect
         for spec, refused in offers:
-            form = refused or in_own_form(spec, dialect, self._model.name.partition(":")[2])
+            form = refused or provider_tool_form(spec, dialect, self._model.name.partition(":")[2])
             if not isinstance(form, str) and (name := form.get("name")) in names:
                 form = f"The provider's name for it is {name!r}, which is the name of another loaded tool."
             if isinstance(form, str):
-                if self._told.get(spec.id) != form:
-                    self._told[spec.id] = form
-                    withheld.append(NativeWithheld(spec.id, form))
+                if self._reported.get(spec.id) != form:
+                    self._reported[spec.id] = form
+                    withheld.append(ProviderToolUnavailable(spec.id, form))
                 continue
-            self._told.pop(spec.id, None)
+            self._reported.pop(spec.id, None)
             forms.append(form)
             offered.append(spec)
-            self._ids[name_in_reply(spec, dialect)] = spec.id
+            self._ids[provider_call_name(spec, dialect)] = spec.id
         self.forms, self.offered = tuple(forms), tuple(offered)
         return withheld
 
-    async def take(self, given: NativeGiven) -> tuple[NativeUsed, BlockEvent]:
+    async def record_use(self, given: ProviderToolResult) -> tuple[ProviderToolUsed, BlockEvent]:
         """Store the output of a tool use, and return the event and the block for the reply."""
         tool_id = self._ids.get(given.name, "")
         artifacts: tuple[str, ...] = ()
@@ -177,18 +177,18 @@ class Natives:
                 "failed": given.failed,
             }
             try:
-                artifacts = tuple(await self._history.provided(about, given.content))
+                artifacts = tuple(await self._history.record_provider_tool(about, given.content))
             except HandrailError as error:
                 problem = str(error)
-        used = NativeUsed(given.name, tool_id, given.arguments, artifacts, given.failed, problem)
-        if isinstance(given.kept, Kept):
-            given = replace(given, kept=replace(given.kept, artifacts=artifacts))
+        used = ProviderToolUsed(given.name, tool_id, given.arguments, artifacts, given.failed, problem)
+        if isinstance(given.block, ProviderBlock):
+            given = replace(given, kept=replace(given.block, artifacts=artifacts))
         return used, given
 
 
 T = TypeVar("T")
 
-Until = Literal["answered", "idle"]
+RunUntil = Literal["answered", "idle"]
 """When a run ends: with the model's answer, or with ``"idle"`` once no job of the session is left that reports its end."""
 _SOON_S = 0.1
 MAX_CUTS = 3
@@ -224,7 +224,7 @@ class Agent:
         retry: RetryPolicy | None = None,
         max_output_tokens: int | None = None,
         models: OpenModel | None = None,
-        counted: Counted = Spent,
+        make_usage: MakeUsage = RunUsage,
     ) -> None:
         self.session = session
         self.model = model
@@ -236,22 +236,22 @@ class Agent:
         self._retry = retry or RetryPolicy()
         self._max_output_tokens = max_output_tokens
         self._conversation = Conversation(session.history, repeat_reads=self.budget.repeat_reads)
-        self._room = Room(self._conversation, session.history, model, self._retry, self.budget)
-        self._natives = Natives(model, session.history)
-        self._counted = counted
+        self._compactor = ConversationCompactor(self._conversation, session.history, model, self._retry, self.budget)
+        self._provider_tools = ProviderTools(model, session.history)
+        self._make_usage = make_usage
         self._models = models
-        self.subagents = Subagents(session, model, self.spent_on, self._work_below, self.asked_to_compact, models)
-        session.delegate_to(self.subagents)
-        self._run: Run | None = None
-        self._spent = counted(self.budget, 0.0)  # of the run under way, or of the last
-        self._life: Life | None = None
+        self.subagents = SubagentDispatcher(session, model, self.usage_of_call, self._run_subagent, self.compact_for_call, models)
+        session.set_subagent_runner(self.subagents)
+        self._run: RunState | None = None
+        self._usages = make_usage(self.budget, 0.0)  # of the run under way, or of the last
+        self._serve_loop: ServeLoop | None = None
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """The history since the first run, in whole exchanges."""
         return self._conversation.messages
 
-    def live(self, task: str | None = None) -> AsyncGenerator[LoopEvent, None]:
+    def serve(self, task: str | None = None) -> AsyncGenerator[AgentEvent, None]:
         """Work on ``task``, and then on whatever arrives, until :meth:`stop`.
 
         Messages from :meth:`say`, finished jobs and fired triggers arrive. Each gets a run with a separate budget. A run that a
@@ -259,32 +259,32 @@ class Agent:
 
         :raises UsageError: if the agent serves already
         """
-        if self._life is not None:
+        if self._serve_loop is not None:
             raise UsageError("This agent serves already. Send it messages with say().")
-        self._life = Life(self)
-        return self._life.events(task, lambda: setattr(self, "_life", None))
+        self._serve_loop = ServeLoop(self)
+        return self._serve_loop.events(task, lambda: setattr(self, "_life", None))
 
-    async def unanswered(self) -> bool:
+    async def has_unanswered(self) -> bool:
         """Return whether calls or the last message have no answer, so that :meth:`run` can continue with them."""
         await self._conversation.load()
-        return self._conversation.unanswered
+        return self._conversation.is_unanswered
 
-    def say(self, text: str) -> None:
+    def send(self, text: str) -> None:
         """Send the user's message ``text`` to an agent that serves.
 
         :raises UsageError: if the agent does not serve
         """
-        if self._life is None:
+        if self._serve_loop is None:
             raise UsageError("This agent does not serve. Pass the task to run(), or start live() first.")
-        self._life.say(text)
+        self._serve_loop.send(text)
 
     def stop(self, reason: StopReason = "user") -> None:
         """Stop the current run as :meth:`cancel` does, and end :meth:`live`."""
-        (self.cancel if self._life is None else self._life.stop)(reason)
+        (self.cancel if self._serve_loop is None else self._serve_loop.stop)(reason)
 
-    def spent_on(self, call_id: str) -> Spent | None:
+    def usage_of_call(self, call_id: str) -> RunUsage | None:
         """Return the usage of the run to which a call belongs, or None. The run may have ended."""
-        return self._spent if self._run is not None or self._spent.covers(call_id) else None
+        return self._usages if self._run is not None or self._usages.has_call(call_id) else None
 
     def cancel(self, reason: StopReason = "user") -> None:
         """Stop the current run: reading ends, calls in flight are stopped, and all calls are answered.
@@ -294,7 +294,7 @@ class Agent:
         if self._run is not None:
             self._stop(self._run, reason)
 
-    async def complete(self, task: Task, *, until: Until = "answered") -> RunOutcome:
+    async def complete(self, task: RunTask, *, until: RunUntil = "answered") -> RunOutcome:
         """Run ``task`` and return only the outcome; see :meth:`run`."""
         outcome: RunOutcome | None = None
         async with aclosing(self.run(task, until=until)) as events:
@@ -304,7 +304,7 @@ class Agent:
         assert outcome is not None, "RunFinished is always the last event"
         return outcome
 
-    async def compact(self) -> Compacted:
+    async def compact(self) -> ConversationCompacted:
         """Replace older messages by an outline or a summary, between two runs.
 
         :return: the event; its ``messages`` is 0 if nothing can be left out
@@ -313,22 +313,22 @@ class Agent:
         """
         if self._run is not None:
             raise UsageError("This agent is running a task. Compact its conversation with the tool memory.compact.")
-        run = self._run = Run(self._counted(self.budget, asyncio.get_running_loop().time()))
+        run = self._run = RunState(self._make_usage(self.budget, asyncio.get_running_loop().time()))
         try:
             await self._conversation.load()
-            if self._conversation.open is not None:
+            if self._conversation.open_exchange is not None:
                 raise UsageError("Calls of the last run have no answer. Continue with run(None) first, then compact.")
-            return await self._room.make_now(run)
+            return await self._compactor.compact_now(run)
         finally:
             self._run = None
 
-    async def asked_to_compact(self) -> Result:
+    async def compact_for_call(self) -> Result:
         """Compact the conversation for a call of the session."""
         if self._run is None:
             made = await self.compact()
-            removed, tokens, kept = made.messages, made.tokens_before - made.tokens_after, made.kept
+            removed, tokens, kept = made.removed_messages, made.tokens_before - made.tokens_after, made.kept_messages
         else:
-            removed, tokens, kept = self._room.ask()
+            removed, tokens, kept = self._compactor.request()
         told = {"removed_messages": removed, "removed_tokens": tokens, "kept_messages": kept}
         if not removed:
             note = "Nothing to compact: the conversation has no older messages that could be left out."
@@ -338,7 +338,7 @@ class Agent:
             note = "Before your next reply, an outline or a summary replaces the older messages."
         return Result.output({**told, "note": f"{note} Use search_memory to find earlier messages."})
 
-    async def run(self, task: Task, *, until: Until = "answered") -> AsyncGenerator[LoopEvent, None]:
+    async def run(self, task: RunTask, *, until: RunUntil = "answered") -> AsyncGenerator[AgentEvent, None]:
         """Work on ``task`` until the model answers without calls, and yield the events.
 
         A budget, a stop, a call that awaits approval, or a failure of the provider ends the run earlier. Calls that an earlier
@@ -356,27 +356,27 @@ class Agent:
         """
         if self._run is not None:
             raise UsageError("This agent is running a task. Wait for it, or use a separate agent for each task.")
-        spent = self._spent = self._counted(self.budget, asyncio.get_running_loop().time())
-        run = self._run = Run(spent)
+        spent = self._usages = self._make_usage(self.budget, asyncio.get_running_loop().time())
+        run = self._run = RunState(spent)
         try:
             await self._conversation.load()
-            async with aclosing(self._settle(run)) as settled:
+            async with aclosing(self._answer_open_calls(run)) as settled:
                 async for answered in settled:
                     yield answered
-            if run.ended is None:
-                for event in await self._ask(run, task):
+            if run.end_reason is None:
+                for event in await self._add_task(run, task):
                     yield event
             while True:
-                while run.ended is None:
-                    async with aclosing(self._turn(run)) as events:
+                while run.end_reason is None:
+                    async with aclosing(self._run_turn(run)) as events:
                         async for event in events:
                             yield event
-                if until != "idle" or run.ended[0] != "answered" or (notices := self.session.notices) is None:
+                if until != "idle" or run.end_reason[0] != "answered" or (notices := self.session.notifications) is None:
                     break
-                coming = run.waiting = asyncio.ensure_future(notices.awaited())
+                coming = run.waiting = asyncio.ensure_future(notices.wait_for_next())
                 if not (await asyncio.wait({coming}, timeout=_SOON_S))[0]:
                     yield AgentIdle()
-                if not await self._goes_on(run, coming):
+                if not await self._wait_for_notification(run, coming):
                     break
             yield RunFinished(run.outcome())
         finally:
@@ -384,58 +384,58 @@ class Agent:
                 run.waiting.cancel()
             self._run = None
 
-    async def _settle(self, run: Run) -> AsyncGenerator[LoopEvent, None]:
+    async def _answer_open_calls(self, run: RunState) -> AsyncGenerator[AgentEvent, None]:
         """Answer the calls that an earlier run left open, all at once and in the order of their reply."""
-        exchange = self._conversation.open
+        exchange = self._conversation.open_exchange
         if exchange is None:
             return
-        missing = [] if run.stopped is not None else exchange.missing
+        missing = [] if run.stopped is not None else exchange.missing_calls
         if missing:
-            recalled = self.session.recall_all([known_as for _, _, known_as in missing])
+            recalled = self.session.recover_results([known_as for _, _, known_as in missing])
             positions = [position for position, _, _ in missing]
-            answers = await self._carried_out(run, recalled, partial(self._take, run, positions))
+            answers = await self._wait_for_calls(run, recalled, partial(self._add_answers, run, positions))
             await self._save(run)
             for (position, part, _), answer in zip(missing, answers, strict=True):
-                self._heed(run, answer)
+                self._check_session_stop(run, answer)
                 yield CallAnswered(position, ProposedCall(part.name, part.arguments), answer)
-        run.end_where_calls_wait()
-        if run.stopped is not None and self._conversation.open is not None:
+        run.end_if_awaiting_approval()
+        if run.stopped is not None and self._conversation.open_exchange is not None:
             run.end("cancelled", run.stop_text())
 
-    async def _ask(self, run: Run, task: Task) -> Sequence[LoopEvent]:
+    async def _add_task(self, run: RunState, task: RunTask) -> Sequence[AgentEvent]:
         if task is not None:
-            heard = await self._hear(run)
-            if run.ended is None:
-                text = self._conversation.ask(task)
+            heard = await self._deliver_notifications(run)
+            if run.end_reason is None:
+                text = self._conversation.add_user_message(task)
                 await self._conversation.save()
-                await self._begin(run, text)
+                await self._start_interaction(run, text)
             return heard
-        told = () if (notices := self.session.notices) is None else await notices.pending()
-        ended = not self._conversation.unanswered
+        told = () if (notices := self.session.notifications) is None else await notices.list_pending()
+        ended = not self._conversation.is_unanswered
         if ended and not told:
             raise UsageError("The last run ended with an answer, so nothing is left to continue. Pass a task.")
         headless = self._conversation.headless or (ended and not is_attended(told))
         if ended or self._conversation.carried:  # a run that a trigger started stays headless, in a new process too
-            await self._begin(run, "", headless=headless)
+            await self._start_interaction(run, "", headless=headless)
         return ()
 
-    async def _begin(self, run: Run, text: str, *, headless: bool = False) -> None:
+    async def _start_interaction(self, run: RunState, text: str, *, headless: bool = False) -> None:
         try:
             self._conversation.headless = headless
-            await self.session.begin(text, headless=headless)
+            await self.session.start_interaction(text, headless=headless)
         except UsageError as closed:  # the session was stopped or suspended
             run.end("cancelled", str(closed))
 
-    async def _hear(self, run: Run) -> Sequence[LoopEvent]:
+    async def _deliver_notifications(self, run: RunState) -> Sequence[AgentEvent]:
         try:
-            heard = await hear(self.session.notices, self._conversation)
-            room = await self._room.make(run)
+            heard = await deliver_notifications(self.session.notifications, self._conversation)
+            room = await self._compactor.compact_if_needed(run)
         except (LogUnavailable, UsageError) as error:
             run.end("failed", f"The notifications cannot be read, stored or marked as delivered: {error}")
             return ()
-        return [*((NoticesHeard(heard),) if heard else ()), *((room,) if room is not None else ())]
+        return [*((NotificationsDelivered(heard),) if heard else ()), *((room,) if room is not None else ())]
 
-    async def _goes_on(self, run: Run, coming: asyncio.Future[bool]) -> bool:
+    async def _wait_for_notification(self, run: RunState, coming: asyncio.Future[bool]) -> bool:
         """Wait for a notification within the run's time, and return whether the run continues with it."""
         overdue = None if run.deadline is None else coming.get_loop().call_at(run.deadline, self._stop, run, "budget")
         try:
@@ -447,47 +447,47 @@ class Agent:
             if overdue is not None:
                 overdue.cancel()
         if run.stopped is not None:
-            run.ended = None
+            run.end_reason = None
             run.end_stopped()
             return False
-        if not coming.result() or self.session.notices is None:
+        if not coming.result() or self.session.notifications is None:
             return False
-        run.ended = None
-        if not is_attended(await self.session.notices.pending()):
-            await self._begin(run, "", headless=True)
-        return run.ended is None
+        run.end_reason = None
+        if not is_attended(await self.session.notifications.list_pending()):
+            await self._start_interaction(run, "", headless=True)
+        return run.end_reason is None
 
-    async def _turn(self, run: Run) -> AsyncGenerator[LoopEvent, None]:
+    async def _run_turn(self, run: RunState) -> AsyncGenerator[AgentEvent, None]:
         """Send one request, run its calls and collect their answers, or decide that the run ends."""
         if run.deadline is not None and asyncio.get_running_loop().time() >= run.deadline:
             self._stop(run, "budget")
         if run.has_room():
             if not run.paused:
-                for heard in await self._hear(run):
+                for heard in await self._deliver_notifications(run):
                     yield heard
             if self._project is None and self._workspace is not None and run.has_room():
-                self._project = await project_text(self.session, self._workspace)
+                self._project = await read_project_instructions(self.session, self._workspace)
         if run.has_room(taking=True):
             try:
-                turn = self.session.turn()
+                turn = self.session.start_turn()
             except UsageError as closed:  # the session was stopped or suspended
                 run.end("cancelled", str(closed))
                 return
-            run.spent.numbers.add(turn.number)
-            specs = turn.specs
+            run.usage.turn_numbers.add(turn.number)
+            specs = turn.tool_specs
             views = [spec.llm_view() for spec in specs]
-            for withheld in self._natives.choose(turn.native, (view["name"] for view in views)):
+            for withheld in self._provider_tools.choose_offers(turn.provider_tools, (view["name"] for view in views)):
                 yield withheld
-            request = self._request(turn, specs, views)
-            assembly = ReplyAssembly(forms_to_restore(request.tools, self.model.dialect))
-            dispatch = run.dispatch = Dispatch(
-                turn, self.session.id, self._conversation, assembly, run.admitted, run.may_be_over
+            request = self._make_request(turn, specs, views)
+            assembly = ReplyAssembly(schemas_with_renames(request.tools, self.model.dialect))
+            dispatch = run.dispatch = CallDispatch(
+                turn, self.session.id, self._conversation, assembly, run.admit, run.may_exceed_budget
             )
             run.reading, answered = assembly, False
-            run.asked = estimated_tokens(len(request.system) + self._conversation.characters)
-            yield TurnStarted(run.spent.turns)
+            run.request_tokens = estimate_tokens(len(request.system) + self._conversation.characters)
+            yield TurnStarted(run.usage.turns)
             try:
-                reading = read_reply(run, assembly, self.model, request, self._retry, self._heeding(assembly, dispatch))
+                reading = read_reply(run, assembly, self.model, request, self._retry, self._make_event_handler(assembly, dispatch))
                 async with aclosing(reading) as events:
                     async for event in events:
                         yield event
@@ -495,96 +495,96 @@ class Agent:
                     run.stopped is not None and dispatch.in_flight
                 ):  # the deadline may have passed while the reply was read
                     self.session.cancel(run.stopped)
-                reply = assembly.finish(None if assembly.reason and run.error is None else run.why_cut())
-                run.count(reply)
+                reply = assembly.finish(None if assembly.reason and run.error is None else run.cut_text())
+                run.count_reply(reply)
                 run.text = reply.text
                 run.cuts = 0 if run.error is None else run.cuts + 1
                 if run.error is not None:
                     again = isinstance(run.error, StreamCut) and run.cuts < MAX_CUTS and run.stopped is None
-                    yield ReplyCut(str(run.error), again and not reply.calls)
+                    yield ReplyInterrupted(str(run.error), again and not reply.calls)
                     if not again:
                         run.end("failed", str(run.error))
                 if reply.calls or run.error is None:
                     for position, call in dispatch.finish(reply):
                         yield CallProposed(position, call)
-                answers = await self._answers(run, dispatch)
+                answers = await self._collect_answers(run, dispatch)
                 answered = True
             finally:
                 if not answered:
-                    await self._give_up(run, dispatch)
+                    await self._abandon_reply(run, dispatch)
             for position, (call, answer) in enumerate(zip(dispatch.calls, answers, strict=True)):
-                self._heed(run, answer)
+                self._check_session_stop(run, answer)
                 yield CallAnswered(position, call, answer)
-            run.end_where_calls_wait()
-            run.judge(reply)
+            run.end_if_awaiting_approval()
+            run.evaluate_reply(reply)
         if run.stopped is not None:
             run.end_stopped()
-        if run.ended is not None and run.ended[2] is not None:
-            yield BudgetSpent(run.ended[2], run.ended[1])
+        if run.end_reason is not None and run.end_reason[2] is not None:
+            yield BudgetExhausted(run.end_reason[2], run.end_reason[1])
 
-    def _heed(self, run: Run, answer: Answer) -> None:
+    def _check_session_stop(self, run: RunState, answer: CallAnswer) -> None:
         """End the run if a user's answer to an approval request has stopped the session."""
         if answer.result.metadata.get("session_stopped"):
             self._stop(run, "user")
 
-    def _request(self, turn: Turn, specs: Sequence[ToolSpec], views: Sequence[Mapping[str, Any]]) -> ModelRequest:
+    def _make_request(self, turn: Turn, specs: Sequence[ToolSpec], views: Sequence[Mapping[str, Any]]) -> ModelRequest:
         """Create the request of a turn.
 
         :param specs: the loaded tools
         :param views: what the model is shown of each tool
         """
         if self._system is None:  # built once, so that providers can cache it
-            self._system = system_prompt(
+            self._system = build_system_prompt(
                 self._workspace,
                 specs,
-                index=turn.index,
-                native=self._natives.offered,
+                index=turn.tool_index,
+                native=self._provider_tools.offered,
                 skills=self.session.skills,
-                agents=self.session.agents,
+                agents=self.session.subagents,
                 project=self._project or "",
                 instructions=self._instructions,
             )
-        return ModelRequest(self._system, self.messages, views, self._max_output_tokens, self._natives.forms)
+        return ModelRequest(self._system, self.messages, views, self._max_output_tokens, self._provider_tools.forms)
 
-    def _heeding(self, assembly: ReplyAssembly, dispatch: Dispatch) -> Heed[LoopEvent]:
-        async def heed(event: BlockEvent | Delayed) -> Sequence[LoopEvent]:
-            if isinstance(event, Delayed):
+    def _make_event_handler(self, assembly: ReplyAssembly, dispatch: CallDispatch) -> EventHandler[AgentEvent]:
+        async def heed(event: BlockEvent | RetryDelayed) -> Sequence[AgentEvent]:
+            if isinstance(event, RetryDelayed):
                 return (event,)
-            told: list[LoopEvent] = []
-            if isinstance(event, NativeGiven):
-                used, event = await self._natives.take(event)  # with the references to its stored output
+            told: list[AgentEvent] = []
+            if isinstance(event, ProviderToolResult):
+                used, event = await self._provider_tools.record_use(event)  # with the references to its stored output
                 told.append(used)
             if isinstance(news := assembly.feed(event), str):
                 told.append(TextDelta(news))
-            told += [CallProposed(position, call) for position, call in dispatch.go_on()]
+            told += [CallProposed(position, call) for position, call in dispatch.start_ready()]
             return told
 
         return heed
 
-    async def _answers(self, run: Run, dispatch: Dispatch) -> Sequence[Answer]:
+    async def _collect_answers(self, run: RunState, dispatch: CallDispatch) -> Sequence[CallAnswer]:
         """Wait for the answers to the calls of a reply, and store the exchange in the history."""
         if not dispatch.calls:
             await self._save(run)
             return []
-        answers = await self._carried_out(run, dispatch.answers(), partial(self._take, run, range(len(dispatch.calls))))
+        answers = await self._wait_for_calls(run, dispatch.collect_answers(), partial(self._add_answers, run, range(len(dispatch.calls))))
         await self._save(run)
         return answers
 
-    def _take(self, run: Run, positions: Sequence[int], answers: Sequence[Answer]) -> None:
+    def _add_answers(self, run: RunState, positions: Sequence[int], answers: Sequence[CallAnswer]) -> None:
         """Add the answers at ``positions`` to the history, except those that await approval."""
         waiting = {
             n: asked for n, a in zip(positions, answers, strict=True) if (asked := a.result.metadata.get("parked"))
         }
-        run.parked += map(str, waiting.values())
-        self._conversation.answer({n: a for n, a in zip(positions, answers, strict=True) if n not in waiting})
+        run.awaiting_approval += map(str, waiting.values())
+        self._conversation.add_answers({n: a for n, a in zip(positions, answers, strict=True) if n not in waiting})
 
-    async def _give_up(self, run: Run, dispatch: Dispatch) -> None:
+    async def _abandon_reply(self, run: RunState, dispatch: CallDispatch) -> None:
         """Stop, record and answer the started calls, because no reader takes the run's events."""
         self._stop(run, "user")
-        dispatch.give_up()
-        await self._answers(run, dispatch)
+        dispatch.abandon()
+        await self._collect_answers(run, dispatch)
 
-    async def _carried_out(self, run: Run, calls: Awaitable[T], then: Callable[[T], None]) -> T:
+    async def _wait_for_calls(self, run: RunState, calls: Awaitable[T], then: Callable[[T], None]) -> T:
         """Wait for calls within the run's time. If this task is cancelled, wait until they are recorded."""
         work = asyncio.ensure_future(calls)
         overdue = None
@@ -607,42 +607,42 @@ class Agent:
                 then(work.result())
         return work.result()
 
-    async def _work_below(
-        self, session: Any, manifest: AgentManifest, model: Model, counted: Counted, task: str
+    async def _run_subagent(
+        self, session: Any, manifest: AgentManifest, model: Model, counted: MakeUsage, task: str
     ) -> RunOutcome:
-        """Run a sub-agent; see :data:`~handrail.agent.subagents.Work`."""
+        """Run a sub-agent; see :data:`~handrail.agent.subagents.RunSubagent`."""
         agent = Agent(
             session,
             model,
             workspace=session.workdir,
             instructions="\n\n".join(part for part in (ROLE, manifest.prompt.strip()) if part),
-            budget=Budget.of(manifest.budgets),
+            budget=Budget.resolve(manifest.budgets),
             models=self._models,
-            counted=counted,
+            make_usage=counted,
         )
-        return await _to_its_end(agent, task)
+        return await _run_to_end(agent, task)
 
-    async def _save(self, run: Run) -> None:
+    async def _save(self, run: RunState) -> None:
         """Store the conversation. If that fails, the run ends."""
         try:
             await self._conversation.save()
         except (LogUnavailable, UsageError) as error:
-            run.lost = str(error)
+            run.storage_error = str(error)
             run.end("failed", f"The conversation cannot be stored: {error}")
 
-    def _stop(self, run: Run, reason: StopReason) -> None:
+    def _stop(self, run: RunState, reason: StopReason) -> None:
         if run.stopped is not None:
             return
         run.stopped = reason
-        if run.pump is not None:
-            run.pump.stop()
+        if run.stream is not None:
+            run.stream.stop()
         if run.waiting is not None:
             run.waiting.cancel()
         if run.calling or (run.dispatch is not None and run.dispatch.in_flight):
             self.session.cancel(reason)
 
 
-async def _to_its_end(agent: Agent, task: str) -> RunOutcome:
+async def _run_to_end(agent: Agent, task: str) -> RunOutcome:
     """Wait for the run. If this task is cancelled, stop the run and wait until its calls are recorded."""
     work = asyncio.ensure_future(agent.complete(task, until="idle"))  # the sub-agent's jobs end before it, or with it
     owed: asyncio.CancelledError | None = None

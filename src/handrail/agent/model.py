@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from handrail.contract.call import Blob
-from handrail.contract.doors.memory import History
+from handrail.contract.services.memory import ConversationHistory
 from handrail.contract.errors import HandrailError, ToolError, UsageError
 
 if TYPE_CHECKING:
-    from handrail.catalog.dialects import Dialect
+    from handrail.catalog.dialects import SchemaDialect
 
 
 # Block events: the parts of a reply, in the order in which they arrive.
@@ -60,7 +60,7 @@ class CallClosed:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class ProviderBlock:
     """A provider's block, such as signed reasoning, that goes back unchanged with the history.
 
     :param said: whether the block is content of the reply, as text is: the provider used one of its own tools
@@ -74,7 +74,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class NativeGiven:
+class ProviderToolResult:
     """The output of a tool that the provider ran.
 
     :param name: the provider's name of the tool
@@ -90,11 +90,11 @@ class NativeGiven:
     arguments: Mapping[str, Any]
     content: Any
     failed: bool = False
-    kept: Kept | None = None
+    block: ProviderBlock | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class TokenUsage:
     """The tokens of one request and its reply. These are totals: the last one counts."""
 
     input_tokens: int
@@ -112,13 +112,13 @@ FinishReason = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class ReplyFinished:
     """The provider's end of the reply. Blocks that are still open stay incomplete."""
 
     reason: FinishReason
 
 
-BlockEvent = TextDelta | CallOpened | CallArguments | CallClosed | Kept | NativeGiven | Usage | Finished
+BlockEvent = TextDelta | CallOpened | CallArguments | CallClosed | ProviderBlock | ProviderToolResult | TokenUsage | ReplyFinished
 
 
 # The conversation, independent of any provider.
@@ -144,7 +144,7 @@ class CallPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class UserPicture:
     """A picture that a user shows.
 
     :param ref: the artifact that stores it
@@ -174,14 +174,14 @@ class UserMessage:
     """
 
     text: str
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[UserPicture, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class AssistantMessage:
     """A reply of the model, with its parts in order."""
 
-    parts: tuple[TextPart | CallPart | Kept, ...]
+    parts: tuple[TextPart | CallPart | ProviderBlock, ...]
 
     @property
     def text(self) -> str:
@@ -236,7 +236,7 @@ class Model(Protocol):
         ...
 
     @property
-    def dialect(self) -> Dialect:
+    def dialect(self) -> SchemaDialect:
         """The schema features of its provider. Arguments come back in the tool's form."""
         ...
 
@@ -274,7 +274,7 @@ class ProviderDenied(ProviderError):
     """A key that is missing, wrong, or not allowed to use this model, or an account without credit."""
 
 
-class RequestRefused(ProviderError):
+class RequestRejected(ProviderError):
     """A request that the provider will never accept."""
 
 
@@ -286,12 +286,12 @@ class StreamCut(ProviderError):
 #
 # A stored message names each picture by its hash; the bytes are an artifact.
 
-MOST_BYTES = 5 * 1024 * 1024
+MAX_PICTURE_BYTES = 5 * 1024 * 1024
 """The largest picture that every provider accepts, in bytes."""
-MOST_PICTURES = 16
+MAX_PICTURES = 16
 """The most pictures in one message."""
-NOT_KEPT = "[the picture here is no longer stored]"
-NOT_ANSWERED = "[the picture here got no answer and is not shown again]"
+PICTURE_NOT_STORED = "[the picture here is no longer stored]"
+PICTURE_NOT_ANSWERED = "[the picture here got no answer and is not shown again]"
 
 
 def takes_pictures(model: Model) -> bool:
@@ -299,7 +299,7 @@ def takes_pictures(model: Model) -> bool:
     return getattr(model, "takes_pictures", False) is True
 
 
-def kind_of(data: bytes) -> str | None:
+def detect_picture_type(data: bytes) -> str | None:
     """Return the media type of a picture by its first bytes, or None if providers do not accept it."""
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         return "image/png"
@@ -312,55 +312,55 @@ def kind_of(data: bytes) -> str | None:
     return None
 
 
-def checked(pictures: Sequence[bytes]) -> list[Blob]:
+def check_pictures(pictures: Sequence[bytes]) -> list[Blob]:
     """Return the pictures with their media types.
 
     :raises UsageError: if a file is not a picture, or the pictures are too many or too large
     """
-    if len(pictures) > MOST_PICTURES:
-        raise UsageError(f"The message has {len(pictures)} images. The maximum is {MOST_PICTURES}. Send fewer.")
+    if len(pictures) > MAX_PICTURES:
+        raise UsageError(f"The message has {len(pictures)} images. The maximum is {MAX_PICTURES}. Send fewer.")
     found: list[Blob] = []
     for number, data in enumerate(pictures, 1):
-        kind = kind_of(data)
+        kind = detect_picture_type(data)
         if kind is None:
             raise UsageError(f"Image {number} is not a PNG, JPEG, GIF or WebP file. Convert it to one of these.")
-        if len(data) > MOST_BYTES:
-            raise UsageError(f"Image {number} has {len(data):,} bytes. The maximum is {MOST_BYTES:,}. Make it smaller.")
+        if len(data) > MAX_PICTURE_BYTES:
+            raise UsageError(f"Image {number} has {len(data):,} bytes. The maximum is {MAX_PICTURE_BYTES:,}. Make it smaller.")
         found.append(Blob(data, kind))
     return found
 
 
-async def shown(text: str, pictures: Sequence[Blob], history: History | None) -> UserMessage:
+async def make_user_message(text: str, pictures: Sequence[Blob], history: ConversationHistory | None) -> UserMessage:
     """Store the pictures and return the user's message, which an agent takes as its task.
 
     :param pictures: see :func:`checked`
     :param history: the history of the agent's session; None stores nothing
     :raises HandrailError: if a picture cannot be stored
     """
-    kept: list[Picture] = []
+    kept: list[UserPicture] = []
     for one in pictures:
-        ref = "" if history is None else await history.attached(one.data, one.media_type)
-        kept.append(Picture(ref, one.media_type, one.data))
+        ref = "" if history is None else await history.store_attachment(one.data, one.media_type)
+        kept.append(UserPicture(ref, one.media_type, one.data))
     return UserMessage(text, tuple(kept))
 
 
-async def with_their_content(messages: Sequence[Message], history: History) -> list[Message]:
+async def load_pictures(messages: Sequence[Message], history: ConversationHistory) -> list[Message]:
     """Return the messages with the content of each picture. A note replaces a picture that is not stored.
 
     :raises HandrailError: if the stored pictures cannot be read now
     """
     return [
-        await _whole(message, history) if isinstance(message, UserMessage) and message.pictures else message
+        await _load_message_pictures(message, history) if isinstance(message, UserMessage) and message.pictures else message
         for message in messages
     ]
 
 
-async def _whole(message: UserMessage, history: History) -> UserMessage:
-    found: list[Picture] = []
+async def _load_message_pictures(message: UserMessage, history: ConversationHistory) -> UserMessage:
+    found: list[UserPicture] = []
     text = message.text
     for picture in message.pictures:
         try:
-            found.append(replace(picture, data=await history.attachment(picture.ref)))
+            found.append(replace(picture, data=await history.load_attachment(picture.ref)))
         except ToolError:
-            text += f"\n{NOT_KEPT}"
+            text += f"\n{PICTURE_NOT_STORED}"
     return UserMessage(text, tuple(found))

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import cast
 
 from handrail.agent.budget import CHARACTERS_PER_TOKEN
-from handrail.catalog.prompt import tool_part
-from handrail.contract.agent import NAMES
-from handrail.contract.doors.agents import AgentType
-from handrail.contract.doors.memory import Skill
+from handrail.catalog.prompt import tool_sections
+from handrail.contract.agent import MANIFEST_KEYS
+from handrail.contract.services.delegation import SubagentType
+from handrail.contract.services.memory import SkillInfo
 from handrail.contract.errors import HandrailError
 from handrail.contract.session import Session
-from handrail.contract.text.neutral import neutralised
+from handrail.contract.text.neutralisation import neutralise_text
 from handrail.contract.tool.spec import ToolSpec
 
 _BY_SKILL = "Load one of these with skill; each contains instructions for one kind of work:"
@@ -38,15 +38,15 @@ is an invisible character, spelled out; ⟦<⟧ is a character that could begin 
 - When the task is done, answer with text and no calls."""
 
 
-def system_prompt(
+def build_system_prompt(
     workspace: str | None,
     specs: Iterable[ToolSpec],
     *,
     index: str = "",
     native: Iterable[ToolSpec] = (),
-    skills: Iterable[Skill] = (),
+    skills: Iterable[SkillInfo] = (),
     hints: Iterable[str] = (),
-    agents: Iterable[AgentType] = (),
+    agents: Iterable[SubagentType] = (),
     project: str = "",
     instructions: str = "",
 ) -> str:
@@ -56,7 +56,7 @@ def system_prompt(
 
     :param workspace: the folder from which relative paths start; None leaves the section out
     :param specs: the loaded tools; only ``guidance`` is used in addition to their LLM view
-    :param index: a turn's :attr:`~handrail.contract.session.Turn.index`
+    :param index: a turn's :attr:`~handrail.contract.session.Turn.tool_index`
     :param native: the tools that the model's provider runs
     :param agents: the agents to which the tool ``task`` can delegate
     """
@@ -64,8 +64,8 @@ def system_prompt(
     sections = [BASE]
     if workspace is not None:
         sections.append(f"# Workspace\n\nRelative paths start at {workspace}.")
-    told = skill_lines(skills) if any(spec.id == "skill" for spec in specs) else ()
-    sections += tool_part(index, specs, native=native, skills=told, hints=hints)
+    told = format_skill_lines(skills) if any(spec.id == "skill" for spec in specs) else ()
+    sections += tool_sections(index, specs, native=native, skills=told, hints=hints)
     if any(spec.id == "task" for spec in specs) and (lines := [_agent_line(one) for one in agents]):
         sections.append("# Agents\n\ntask delegates to one of these:\n" + "\n".join(lines))
     if project:
@@ -75,13 +75,13 @@ def system_prompt(
     return "\n\n".join(sections) + "\n"
 
 
-def _agent_line(agent: AgentType) -> str:
+def _agent_line(agent: SubagentType) -> str:
     """Format an agent as one line, even if its description has several."""
-    about = neutralised(" ".join(agent.description.split()))
+    about = neutralise_text(" ".join(agent.description.split()))
     return f"- {agent.id}: {about[:MAX_LINE]}" if about else f"- {agent.id}"
 
 
-def skill_lines(skills: Iterable[Skill], budget: int = MAX_SKILL_BYTES) -> list[str]:
+def format_skill_lines(skills: Iterable[SkillInfo], budget: int = MAX_SKILL_BYTES) -> list[str]:
     """Format the section on skills: one line each, the nearest first, within ``budget`` bytes of UTF-8.
 
     Skills that do not fit are listed by name, as far as the names fit. All skills can be loaded.
@@ -126,7 +126,7 @@ _INTRO = (
 _CUT = "(the rest is omitted)"
 
 
-def files(workspace: str, folder: str | None = None) -> Iterator[str]:
+def find_instruction_files(workspace: str, folder: str | None = None) -> Iterator[str]:
     """Yield the paths of the project's instruction files in the workspace, relative to it.
 
     The files of the workspace come first, and those of ``folder``, in which the agent works, come last. Links are skipped.
@@ -138,7 +138,7 @@ def files(workspace: str, folder: str | None = None) -> Iterator[str]:
     if ".." in within.parts:
         within = Path()
     for place in (*reversed(within.parents), within) if within.parts else (Path(),):
-        for name in NAMES:
+        for name in MANIFEST_KEYS:
             try:
                 kind = os.lstat(root / place / name).st_mode
             except (OSError, ValueError):
@@ -147,18 +147,18 @@ def files(workspace: str, folder: str | None = None) -> Iterator[str]:
                 yield str(place / name)
 
 
-async def project_text(session: Session, workspace: str, folder: str | None = None) -> str:
+async def read_project_instructions(session: Session, workspace: str, folder: str | None = None) -> str:
     """Return the project section of the system text; ``""`` if the project has no instruction files.
 
     A call of the session reads each file in the workspace, so rules, redaction and the log apply. The session itself reads
     the files above the workspace, by the same rules.
     """
     try:
-        there = [*await session.instructions_above()]
+        there = [*await session.read_parent_instructions()]
     except HandrailError:  # the session or its kernel is closed; the turn reports that
         there = []
-    for path in files(workspace, folder):
-        there.append((path, await _read(session, path)))
+    for path in find_instruction_files(workspace, folder):
+        there.append((path, await _read_instructions(session, path)))
     found: list[tuple[str, str]] = []
     for path, text in there:
         if text.strip() and all(text != known for _, known in found):
@@ -169,17 +169,17 @@ async def project_text(session: Session, workspace: str, folder: str | None = No
         if room <= 0:
             kept.append(f"## {path}\n\n{_CUT}")
             continue
-        kept.append(f"## {path}\n\n{_quoted(text[:room])}" + (f"\n{_CUT}" if len(text) > room else ""))
+        kept.append(f"## {path}\n\n{_quote_lines(text[:room])}" + (f"\n{_CUT}" if len(text) > room else ""))
         room -= len(text)
     return "\n\n".join((_INTRO, *reversed(kept))) if kept else ""
 
 
-def _quoted(text: str) -> str:
+def _quote_lines(text: str) -> str:
     """Quote a text so that no line of it looks like a line of the system text."""
-    return "\n".join(f"> {line}".rstrip() for line in neutralised(text).strip().splitlines())
+    return "\n".join(f"> {line}".rstrip() for line in neutralise_text(text).strip().splitlines())
 
 
-async def _read(session: Session, path: str) -> str:
+async def _read_instructions(session: Session, path: str) -> str:
     """Return the text of a file as a model may see it; ``""`` if it cannot be read."""
     try:
         result = await session.call("read", {"path": path})

@@ -18,17 +18,17 @@ from handrail.agent.model import (
     CallClosed,
     CallOpened,
     CallPart,
-    Finished,
+    ReplyFinished,
     FinishReason,
-    Kept,
-    NativeGiven,
+    ProviderBlock,
+    ProviderToolResult,
     TextDelta,
     TextPart,
-    Usage,
+    TokenUsage,
 )
-from handrail.catalog.fitting import Fitted
+from handrail.catalog.schema_adapter import AdaptedSchema
 from handrail.contract.call import ProposedCall
-from handrail.contract.text.json import MAX_ARGUMENT_BYTES, ArgumentText, ParsedText, parsed
+from handrail.contract.text.json_text import MAX_ARGUMENT_BYTES, InvalidJsonText, ParsedText, parse_cached
 from handrail.contract.tool.names import wire_name
 
 MAX_REPLY_UNITS = 32 * 1024 * 1024
@@ -36,26 +36,26 @@ MAX_REPLY_UNITS = 32 * 1024 * 1024
 EVENT_UNITS = 64
 MAX_CALLS = 256
 """The most calls of one reply. A stream with more is interrupted."""
-KEPT_HEAD = 2_000
+MAX_SHOWN_ARGUMENTS = 2_000
 """The characters that are stored of unusable arguments."""
 
-MAX_LOOKED_AHEAD = 64 * 1024
+MAX_PREVALIDATED_ARGUMENTS = 64 * 1024
 """The most characters of arguments that are parsed before their block is closed."""
 MAX_AHEAD_UNITS = 1024 * 1024
 """The reply length, in units of :data:`MAX_REPLY_UNITS`, after which no arguments are parsed before their block is closed."""
-MAX_LOOKS = 16
+MAX_PREVALIDATIONS = 16
 """The most attempts to parse the arguments of one open call. Each piece that may be the last causes one."""
 
 NO_NAME = "The call has no tool name. Name one of the available tools."
-LATE = "The call is ambiguous: arguments arrived after the provider had closed it. Send the call again."
+LATE_ARGUMENTS = "The call is ambiguous: arguments arrived after the provider had closed it. Send the call again."
 TOO_LONG = f"The arguments are longer than {MAX_ARGUMENT_BYTES:,} bytes. Write the content to a file and pass its path."
 OUTPUT_LIMIT = "The call was not run: the reply reached its output limit during the call. Send a shorter call."
-FILTERED = (
+CONTENT_FILTERED = (
     "The call was not run: the provider's filter ended the reply during the call. Rephrase it or continue without it."
 )
 NEVER_CLOSED = "The call was not run: it is incomplete. Send the whole call again."
 
-_BROKEN_OFF: Mapping[FinishReason, str] = {"length": OUTPUT_LIMIT, "refused": FILTERED}
+_CUT_TEXTS: Mapping[FinishReason, str] = {"length": OUTPUT_LIMIT, "refused": CONTENT_FILTERED}
 """The faults of the last call of a reply that ended early, by the finish reason."""
 
 
@@ -64,7 +64,7 @@ def cut_text(reason: str) -> str:
     return f"The call was not run: the reply was interrupted during the call. {reason} Send the whole call again."
 
 
-def whole_characters(text: str) -> str:
+def repair_surrogates(text: str) -> str:
     """Return ``text`` as valid UTF-8: surrogate pairs are joined, and single surrogates become U+FFFD."""
     if text.isascii():
         return text
@@ -76,17 +76,17 @@ def whole_characters(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ModelReply:
     """A complete reply, or the part of one that arrived.
 
     :param parts: texts, and for each call its position in :attr:`calls`, in order
     :param reason: None if the stream was interrupted or stopped
     """
 
-    parts: tuple[TextPart | Kept | int, ...]
+    parts: tuple[TextPart | ProviderBlock | int, ...]
     calls: tuple[ProposedCall, ...]
     reason: FinishReason | None
-    usage: Usage | None
+    usage: TokenUsage | None
 
     @property
     def text(self) -> str:
@@ -94,7 +94,7 @@ class Reply:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenCall:
     """A call that is still being read."""
 
     name: str
@@ -108,12 +108,12 @@ class _Open:
     read: ParsedText | None = None
     """The parsed arguments, if they are complete."""
     fault: str | None = None
-    form: Fitted | None = None
+    form: AdaptedSchema | None = None
     """Restores the tool's property names, if the arguments use others."""
 
     def add(self, text: str) -> None:
         if self.closed:
-            self.fault = self.fault or LATE
+            self.fault = self.fault or LATE_ARGUMENTS
             return
         self.length += len(text)
         self.looked_at, self.read = False, None
@@ -121,29 +121,29 @@ class _Open:
             self.pieces.append(text)
         elif self.fault is None:
             self.fault = TOO_LONG
-            self.pieces = ["".join(self.pieces)[:KEPT_HEAD]]
+            self.pieces = ["".join(self.pieces)[:MAX_SHOWN_ARGUMENTS]]
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether no limit can have cut the arguments: they are complete JSON, or the call is faulty anyway."""
         if self.fault is not None:
             return True
         if not self.looked_at:
             self.looked_at = True
-            text = whole_characters("".join(self.pieces))
-            with contextlib.suppress(ArgumentText):
-                self.read = ParsedText.of(text) if text.strip() else None
+            text = repair_surrogates("".join(self.pieces))
+            with contextlib.suppress(InvalidJsonText):
+                self.read = ParsedText.parse(text) if text.strip() else None
         return self.read is not None
 
-    def proposed(self, fault: str | None = None) -> ProposedCall:
+    def to_proposed_call(self, fault: str | None = None) -> ProposedCall:
         fault = self.fault or fault
         if fault is not None:
-            head = whole_characters("".join(self.pieces))[:KEPT_HEAD]
+            head = repair_surrogates("".join(self.pieces))[:MAX_SHOWN_ARGUMENTS]
             return ProposedCall(self.name, head, self.provider_id, fault)
-        text = self.read if self.whole and self.read is not None else whole_characters("".join(self.pieces))
+        text = self.read if self.is_complete and self.read is not None else repair_surrogates("".join(self.pieces))
         if self.form is not None:
-            with contextlib.suppress(ArgumentText):  # invalid JSON is rejected unchanged
-                return ProposedCall(self.name, self.form.restored(parsed(text)), self.provider_id)
+            with contextlib.suppress(InvalidJsonText):  # invalid JSON is rejected unchanged
+                return ProposedCall(self.name, self.form.restore_arguments(parse_cached(text)), self.provider_id)
         return ProposedCall(self.name, text, self.provider_id)
 
 
@@ -154,20 +154,20 @@ class ReplyTooLong(Exception):
 class ReplyAssembly:
     """An assembler of one reply from its events, in order. Use a new one for each reply."""
 
-    def __init__(self, forms: Mapping[str, Fitted] | None = None) -> None:
+    def __init__(self, forms: Mapping[str, AdaptedSchema] | None = None) -> None:
         """Create an assembler.
 
         :param forms: the tools whose properties have other names on the wire, by wire name
         """
         self._forms = forms or {}
-        self._parts: list[list[str] | Kept | int] = []
-        self._calls: list[_Open] = []
+        self._parts: list[list[str] | ProviderBlock | int] = []
+        self._calls: list[_OpenCall] = []
         self._by_index: dict[int, int] = {}
         self._half = ""
-        self._coming: Reply | None = None
+        self._coming: ModelReply | None = None
         """The last result of :meth:`coming`, while it is valid."""
         self._units = 0
-        self.usage: Usage | None = None
+        self.usage: TokenUsage | None = None
         self.reason: FinishReason | None = None
 
     def feed(self, event: BlockEvent) -> str | int | None:
@@ -179,15 +179,15 @@ class ReplyAssembly:
         coming, self._coming = self._coming, None
         match event:
             case TextDelta(text):
-                self._weigh(len(text))
-                return self._text(text)
+                self._add_units(len(text))
+                return self._add_text(text)
             case CallOpened(index, provider_id, name):
-                self._weigh(len(name) + len(provider_id or ""))
-                self._open(index, provider_id, name)
+                self._add_units(len(name) + len(provider_id or ""))
+                self._open_call(index, provider_id, name)
             case CallArguments(index, text):
-                self._weigh(len(text))
+                self._add_units(len(text))
                 if index not in self._by_index:
-                    self._open(index, None, "")
+                    self._open_call(index, None, "")
                 self._calls[self._by_index[index]].add(text)
             case CallClosed(index):
                 position = self._by_index.get(index)
@@ -195,16 +195,16 @@ class ReplyAssembly:
                     self._calls[position].closed = True
                     self._coming = coming
                     return position
-            case Kept():
-                self._weigh(len(str(event.block)))
+            case ProviderBlock():
+                self._add_units(len(str(event.block)))
                 self._parts.append(event)
-            case NativeGiven(kept=kept):
-                self._weigh(0 if kept is not None else len(str(event.content)))
+            case ProviderToolResult(block=kept):
+                self._add_units(0 if kept is not None else len(str(event.content)))
                 if kept is not None:
                     self.feed(kept)
-            case Usage():
+            case TokenUsage():
                 self.usage = event
-            case Finished(reason):
+            case ReplyFinished(reason):
                 self.reason = reason
         return None
 
@@ -213,7 +213,7 @@ class ReplyAssembly:
         """The length of the reply so far, in units of :data:`MAX_REPLY_UNITS`."""
         return self._units
 
-    def ready(self, first: int) -> int:
+    def count_ready(self, first: int) -> int:
         """Return the position up to which calls may start before the reply ends, from ``first`` on.
 
         Their blocks are closed, and later parts of the reply cannot change them. The output limit may have cut the last block
@@ -222,11 +222,11 @@ class ReplyAssembly:
         position = first
         while position < len(self._calls) and self._calls[position].closed:
             position += 1
-        if position > first and self._parts[-1] == position - 1 and not self._calls[position - 1].whole:
+        if position > first and self._parts[-1] == position - 1 and not self._calls[position - 1].is_complete:
             position -= 1
         return position
 
-    def coming(self, position: int) -> Reply | None:
+    def expect_reply(self, position: int) -> ModelReply | None:
         """Return the reply up to the call at this position, as if the call's open block closed now.
 
         Returns it once, when the arguments become complete, and None before, afterwards, and for a faulty call.
@@ -236,25 +236,25 @@ class ReplyAssembly:
         call = self._calls[position]
         if call.read is not None or call.closed or call.fault or not call.pieces or not call.pieces[-1].endswith("}"):
             return None
-        if call.length > MAX_LOOKED_AHEAD or call.looks >= MAX_LOOKS or self._units > MAX_AHEAD_UNITS:
+        if call.length > MAX_PREVALIDATED_ARGUMENTS or call.looks >= MAX_PREVALIDATIONS or self._units > MAX_AHEAD_UNITS:
             return None
         call.looks += 1
-        self._coming = self._until(position + 1, None) if call.whole else None
+        self._coming = self._reply_until(position + 1, None) if call.is_complete else None
         return self._coming
 
-    def so_far(self, count: int) -> Reply:
+    def reply_so_far(self, count: int) -> ModelReply:
         """Return the reply up to its ``count``-th call."""
         coming = self._coming
         if coming is not None and len(coming.calls) == count and self._calls[count - 1].closed:
             return coming
-        return self._until(count, NEVER_CLOSED)
+        return self._reply_until(count, NEVER_CLOSED)
 
-    def _until(self, count: int, never_closed: str | None) -> Reply:
-        calls = [call.proposed(None if call.closed else never_closed) for call in self._calls[:count]]
+    def _reply_until(self, count: int, never_closed: str | None) -> ModelReply:
+        calls = [call.to_proposed_call(None if call.closed else never_closed) for call in self._calls[:count]]
         until = 1 + self._parts.index(count - 1) if count else 0
-        return Reply(_whole(self._parts[:until]), tuple(calls), None, self.usage)
+        return ModelReply(_join_parts(self._parts[:until]), tuple(calls), None, self.usage)
 
-    def finish(self, cut: str | None = None) -> Reply:
+    def finish(self, cut: str | None = None) -> ModelReply:
         """Return the reply so far.
 
         :param cut: why the reply is incomplete; None if it ended by itself
@@ -267,30 +267,30 @@ class ReplyAssembly:
         unfinished = cut_text(cut) if cut is not None else OUTPUT_LIMIT if self.reason == "length" else NEVER_CLOSED
         calls: list[ProposedCall] = []
         for call in self._calls:
-            calls.append(call.proposed(None if call.closed else unfinished))
-        broken_off = _BROKEN_OFF.get(self.reason or "end")
-        if broken_off and self._parts and isinstance(self._parts[-1], int) and not self._calls[-1].whole:
+            calls.append(call.to_proposed_call(None if call.closed else unfinished))
+        broken_off = _CUT_TEXTS.get(self.reason or "end")
+        if broken_off and self._parts and isinstance(self._parts[-1], int) and not self._calls[-1].is_complete:
             # The last block of an interrupted reply, which Anthropic closes like a complete one.
-            calls[-1] = self._calls[-1].proposed(broken_off)
-        return Reply(_whole(self._parts), tuple(calls), self.reason, self.usage)
+            calls[-1] = self._calls[-1].to_proposed_call(broken_off)
+        return ModelReply(_join_parts(self._parts), tuple(calls), self.reason, self.usage)
 
-    def _open(self, index: int, provider_id: str | None, name: str) -> None:
+    def _open_call(self, index: int, provider_id: str | None, name: str) -> None:
         if len(self._calls) >= MAX_CALLS:
             raise ReplyTooLong(f"The reply has more than {MAX_CALLS} calls.")
-        name = whole_characters(name)[:KEPT_HEAD]
+        name = repair_surrogates(name)[:MAX_SHOWN_ARGUMENTS]
         fault = None if name.strip() else NO_NAME
         self._by_index[index] = len(self._calls)
         self._parts.append(len(self._calls))
         self._calls.append(
-            _Open(name, provider_id[:200] if provider_id else None, fault=fault, form=self._forms.get(name))
+            _OpenCall(name, provider_id[:200] if provider_id else None, fault=fault, form=self._forms.get(name))
         )
 
-    def _text(self, text: str) -> str | None:
+    def _add_text(self, text: str) -> str | None:
         text = self._half + text
         self._half = ""
         if text and "\ud800" <= text[-1] <= "\udbff":  # some servers split a character over two events
             text, self._half = text[:-1], text[-1]
-        text = whole_characters(text)
+        text = repair_surrogates(text)
         if not text:
             return None
         self._append_text(text)
@@ -302,13 +302,13 @@ class ReplyAssembly:
         else:
             self._parts.append([text])
 
-    def _weigh(self, characters: int) -> None:
+    def _add_units(self, characters: int) -> None:
         self._units += characters + EVENT_UNITS
         if self._units > MAX_REPLY_UNITS:
             raise ReplyTooLong(f"The reply is longer than {MAX_REPLY_UNITS:,} characters.")
 
 
-def _whole(parts: Iterable[list[str] | Kept | int]) -> tuple[TextPart | Kept | int, ...]:
+def _join_parts(parts: Iterable[list[str] | ProviderBlock | int]) -> tuple[TextPart | ProviderBlock | int, ...]:
     return tuple(TextPart("".join(part)) if isinstance(part, list) else part for part in parts)
 
 
@@ -330,7 +330,7 @@ class WireIds:
         if provider_id is not None and self._USABLE.match(provider_id) and provider_id not in self._used:
             wire_id = provider_id
         else:
-            wire_id = self._own()
+            wire_id = self._next_own_id()
         self._used.add(wire_id)
         return wire_id
 
@@ -338,30 +338,30 @@ class WireIds:
         """Return the latest ids to the pool, because their calls were never made."""
         self._used.difference_update(wire_ids)
         for wire_id in reversed(wire_ids):
-            if wire_id == _own_id(self._next):
+            if wire_id == _make_id(self._next):
                 self._next -= 1
 
-    def _own(self) -> str:
+    def _next_own_id(self) -> str:
         while True:
             self._next += 1
-            wire_id = _own_id(self._next)
+            wire_id = _make_id(self._next)
             if wire_id not in self._used:
                 return wire_id
 
 
-def _own_id(number: int) -> str:
+def _make_id(number: int) -> str:
     return f"hr{number:07d}"
 
 
-def call_part(call: ProposedCall, wire_id: str) -> CallPart:
+def make_call_part(call: ProposedCall, wire_id: str) -> CallPart:
     """Return ``call`` for the history. Arguments that are not an object go under ``unreadable_arguments``."""
     name = wire_name(call.name) or "unnamed"
     if isinstance(call.arguments, (str, bytes)):
         try:
-            arguments = parsed(call.arguments)
-        except ArgumentText:
+            arguments = parse_cached(call.arguments)
+        except InvalidJsonText:
             text = call.arguments if isinstance(call.arguments, str) else call.arguments.decode("utf-8", "replace")
-            arguments = {"unreadable_arguments": text[:KEPT_HEAD]}
+            arguments = {"unreadable_arguments": text[:MAX_SHOWN_ARGUMENTS]}
     else:
         arguments = dict(call.arguments)
     return CallPart(wire_id, name, arguments)

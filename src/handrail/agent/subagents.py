@@ -7,13 +7,13 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from handrail.agent.budget import Budget, Spent
+from handrail.agent.budget import Budget, RunUsage
 from handrail.agent.events import RunOutcome
-from handrail.agent.model import Model, Usage
-from handrail.agent.stream import Reply
+from handrail.agent.model import Model, TokenUsage
+from handrail.agent.stream import ModelReply
 from handrail.contract.agent import AgentManifest
 from handrail.contract.call import Result
-from handrail.contract.doors.agents import Delegation
+from handrail.contract.services.delegation import SubagentTask
 from handrail.contract.errors import ErrorKind, HandrailError, ToolError
 from handrail.contract.session import Session
 
@@ -22,10 +22,10 @@ logger = logging.getLogger("handrail.agent")
 OpenModel = Callable[[str], Model]
 """Opens a model by its name; see :func:`handrail.agent.providers.open_model`."""
 
-Counted = Callable[[Budget, float], Spent]
+MakeUsage = Callable[[Budget, float], RunUsage]
 """Creates the usage counter of a run, given its budget and its start time."""
 
-Work = Callable[[Any, AgentManifest, Model, Counted, str], Awaitable[RunOutcome]]
+RunSubagent = Callable[[Any, AgentManifest, Model, MakeUsage, str], Awaitable[RunOutcome]]
 """Runs another agent on a task in a child session. Cancelling it stops that agent and waits for it."""
 
 ROLE = (
@@ -40,11 +40,11 @@ _KINDS: dict[str, ErrorKind] = {
 }
 
 
-class SharedSpent(Spent):
+class SharedRunUsage(RunUsage):
     """The usage of a sub-agent, counted both for its own budget and for the budget of its parent agent."""
 
-    def __init__(self, budget: Budget, began: float, above: Spent) -> None:
-        super().__init__(budget, began)
+    def __init__(self, budget: Budget, started_at: float, above: RunUsage) -> None:
+        super().__init__(budget, started_at)
         self._above = above
         self._cut = above.deadline is not None and (self.deadline is None or above.deadline < self.deadline)
         """Whether the deadline of the parent agent comes first."""
@@ -52,38 +52,38 @@ class SharedSpent(Spent):
             self.deadline = above.deadline
 
     @property
-    def bounds_tokens(self) -> bool:
-        return super().bounds_tokens or self._above.bounds_tokens
+    def has_token_limit(self) -> bool:
+        return super().has_token_limit or self._above.has_token_limit
 
     def count_turn(self) -> None:
         super().count_turn()
         self._above.count_turn()
 
-    def count_tokens(self, asked: int, reply: Reply) -> None:
+    def count_tokens(self, asked: int, reply: ModelReply) -> None:
         super().count_tokens(asked, reply)
         self._above.count_tokens(asked, reply)
 
-    def out_of_turns(self) -> str | None:
-        return super().out_of_turns() or self._above.out_of_turns()
+    def check_turns(self) -> str | None:
+        return super().check_turns() or self._above.check_turns()
 
-    def out_of_tokens(self, usage: Usage | None = None) -> str | None:
-        return super().out_of_tokens(usage) or self._above.out_of_tokens(usage)
+    def check_tokens(self, usage: TokenUsage | None = None) -> str | None:
+        return super().check_tokens(usage) or self._above.check_tokens(usage)
 
     def take_calls(self, count: int) -> int:
         return min(super().take_calls(count), self._above.take_calls(count))
 
-    def out_of_calls(self) -> str:
+    def calls_spent_text(self) -> str:
         limit = self.budget.calls
-        return super().out_of_calls() if limit is not None and self.calls > limit else self._above.out_of_calls()
+        return super().calls_spent_text() if limit is not None and self.calls > limit else self._above.calls_spent_text()
 
-    def out_of_time(self) -> str:
-        return self._above.out_of_time() if self._cut else super().out_of_time()
+    def time_spent_text(self) -> str:
+        return self._above.time_spent_text() if self._cut else super().time_spent_text()
 
 
-class Subagents:
+class SubagentDispatcher:
     """The sub-agents of one agent.
 
-    Implements :class:`~handrail.contract.doors.agents.Delegates`.
+    Implements :class:`~handrail.contract.services.delegation.SubagentRunner`.
 
     :param session: the session whose calls delegate
     :param model: the model of sub-agents whose manifest names none
@@ -97,15 +97,15 @@ class Subagents:
         self,
         session: Session,
         model: Model,
-        spent_on: Callable[[str], Spent | None],
-        work: Work,
+        usage_of_call: Callable[[str], RunUsage | None],
+        run_subagent: RunSubagent,
         compact: Callable[[], Awaitable[Result]],
         models: OpenModel | None = None,
     ) -> None:
         self._session = session
         self._model = model
-        self._spent_on = spent_on
-        self._work = work
+        self._usage_of_call = usage_of_call
+        self._run_subagent = run_subagent
         self._compact = compact
         self._models = models
         self._at_work = 0
@@ -113,14 +113,14 @@ class Subagents:
         self._idle.set()
 
     @property
-    def at_work(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether a sub-agent works now, even if the session was suspended.
 
         The model must not be closed before.
         """
         return self._at_work > 0
 
-    async def idle(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Wait until no sub-agent works."""
         await self._idle.wait()
 
@@ -128,7 +128,7 @@ class Subagents:
         """Compact the agent's conversation."""
         return await self._compact()
 
-    async def run(self, call_id: str, delegation: Delegation) -> Result:
+    async def run(self, call_id: str, delegation: SubagentTask) -> Result:
         """Run a sub-agent for a call and return its result.
 
         :param call_id: the id of the call that delegates
@@ -143,25 +143,25 @@ class Subagents:
             if not self._at_work:
                 self._idle.set()
 
-    async def _run(self, call_id: str, delegation: Delegation) -> Result:
-        above = self._spent_on(
+    async def _run(self, call_id: str, delegation: SubagentTask) -> Result:
+        above = self._usage_of_call(
             call_id
         )  # looked up first, because the run that starts the sub-agent may end at any time
-        session, manifest = await self._session.child(call_id, delegation)
+        session, manifest = await self._session.open_child(call_id, delegation)
         own: Model | None = None
         try:
-            own = self._own_model(manifest)
-            counted = _counted(above if manifest.budgets.shared else None)
-            outcome = await self._work(session, manifest, own or self._model, counted, delegation.task)
+            own = self._open_own_model(manifest)
+            counted = _usage_factory(above if manifest.budgets.shared else None)
+            outcome = await self._run_subagent(session, manifest, own or self._model, counted, delegation.task)
         finally:
             try:
                 if own is not None:
                     await own.aclose()
             finally:
                 await session.suspend()
-        return _result(delegation.agent, session.id, outcome)
+        return _outcome_result(delegation.agent, session.id, outcome)
 
-    def _own_model(self, manifest: AgentManifest) -> Model | None:
+    def _open_own_model(self, manifest: AgentManifest) -> Model | None:
         """Open the model of a manifest, or return None if the parent's model is used.
 
         :raises ToolError: ``unavailable`` if the model cannot be opened
@@ -171,9 +171,9 @@ class Subagents:
         try:
             if self._models is not None:
                 return self._models(manifest.model)
-            from handrail.agent.providers import open_beside
+            from handrail.agent.providers import open_subagent_model
 
-            return open_beside(self._model, manifest.model, manifest.base_url)
+            return open_subagent_model(self._model, manifest.model, manifest.base_url)
         except HandrailError as error:
             logger.warning("The model of agent %s cannot be opened: %s", manifest.id, error)
             raise ToolError(
@@ -182,14 +182,14 @@ class Subagents:
             ) from None
 
 
-def _counted(above: Spent | None) -> Counted:
-    def counted(budget: Budget, began: float) -> Spent:
-        return Spent(budget, began) if above is None else SharedSpent(budget, began, above)
+def _usage_factory(above: RunUsage | None) -> MakeUsage:
+    def counted(budget: Budget, began: float) -> RunUsage:
+        return RunUsage(budget, began) if above is None else SharedRunUsage(budget, began, above)
 
     return counted
 
 
-def _result(agent: str, session_id: str, outcome: RunOutcome) -> Result:
+def _outcome_result(agent: str, session_id: str, outcome: RunOutcome) -> Result:
     """Return an outcome as the result for the parent agent's model. Details for the operator are logged."""
     told: dict[str, Any] = {
         "agent": agent,

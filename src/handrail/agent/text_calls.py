@@ -34,11 +34,11 @@ from handrail.agent.model import (
     CallClosed,
     CallOpened,
     CallPart,
-    Finished,
+    ReplyFinished,
     Message,
     Model,
     ModelRequest,
-    Picture,
+    UserPicture,
     ResultsMessage,
     TextDelta,
     TextPart,
@@ -46,19 +46,19 @@ from handrail.agent.model import (
     takes_pictures,
 )
 from handrail.agent.prompt import STRUCTURED_ONLY
-from handrail.catalog.dialects import TEXT, Dialect
-from handrail.catalog.fitting import offered
-from handrail.contract.text.json import MAX_ARGUMENT_BYTES
+from handrail.catalog.dialects import TEXT, SchemaDialect
+from handrail.catalog.schema_adapter import adapt_tool
+from handrail.contract.text.json_text import MAX_ARGUMENT_BYTES
 
 # Parts of a reply in which no call begins: code fences, and a model's thoughts before its answer.
 
 _FENCE = re.compile(r"[ \t]{0,3}(`{3,}(?=[^`]*$)|~{3,})")
 _THOUGHTS = re.compile(r"[ \t]*<(think|thinking)>")
-_MOST_SEEN = 80
+_MAX_LINE_START = 80
 """The characters at the beginning of a line that can contain a fence or an opening tag."""
 
 
-class Quoting:
+class QuotedBlocks:
     """A tracker of code fences and thoughts in a reply, which arrives in pieces of any length."""
 
     def __init__(self) -> None:
@@ -70,14 +70,14 @@ class Quoting:
         """The end of the line, which may contain the beginning of the end of thoughts."""
 
     @property
-    def inside(self) -> bool:
+    def is_inside(self) -> bool:
         """Whether the next line starts inside a code fence or thoughts."""
         return self._fence is not None or self._thoughts_end is not None
 
-    def take(self, piece: str) -> None:
+    def feed(self, piece: str) -> None:
         """Process a further piece of a line, with its line feed if it has one."""
         text = piece.removesuffix("\n")
-        self._line = (self._line + text[:_MOST_SEEN])[:_MOST_SEEN]
+        self._line = (self._line + text[:_MAX_LINE_START])[:_MAX_LINE_START]
         if self._thoughts_end is None and self._fence is None and (begun := _THOUGHTS.match(self._line)) is not None:
             self._thoughts_end = f"</{begun[1]}>"
         if self._thoughts_end is not None:
@@ -106,37 +106,37 @@ _BLANK = r"[ \t]{0,16}"
 _KEY = r'[^\s=<>"@]{1,128}'
 _ENTITIES = {"&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'", "&amp;": "&"}
 _ENTITY = re.compile("|".join(_ENTITIES))
-Schema = Mapping[str, Any]
-Pairs = list[tuple[str, str]]
+JsonSchema = Mapping[str, Any]
+ArgumentPairs = list[tuple[str, str]]
 """Arguments in order, including duplicates, with their values as JSON text."""
 
 
-class Grammar(Protocol):
+class TextCallGrammar(Protocol):
     """A text form of calls. A body is the text between the tags."""
 
     rules: str
     """The explanation of the form for the model."""
     opening: re.Pattern[str]
     """Matches the opening tag. The first group is the tool's wire name."""
-    begun: re.Pattern[str]
+    partial_opening: re.Pattern[str]
     """Matches a text that can still become an opening tag."""
     escapes: bool
     """Whether a backslash before a closing tag makes it plain text."""
 
-    def closing(self, name: str) -> str:
+    def closing_tag(self, name: str) -> str:
         """Return the tag that ends a call of this tool."""
         ...
 
-    def read(self, name: str, body: str, schema: Schema) -> Pairs:
+    def parse_arguments(self, name: str, body: str, schema: JsonSchema) -> ArgumentPairs:
         """Return the arguments in a body, in order."""
         ...
 
-    def written(self, name: str, arguments: Mapping[str, Any]) -> str:
+    def format_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Format a call as a model would write it."""
         ...
 
 
-class Bracket:
+class BracketGrammar:
     """The form ``[/name]@@key=value … [name/]``."""
 
     rules = """\
@@ -151,17 +151,17 @@ Each argument starts a line with @@: @@key=value takes one line, @@key<<END cont
 works). Values that are not strings are JSON. If one required string is left, its text may follow the other arguments \
 without a key. Inside a value, write \\[tool_name/] for the closing tag itself."""
     opening = re.compile(rf"{_BLANK}\[/({_NAME})\]")
-    begun = re.compile(rf"{_BLANK}(?:\[(?:/(?:{_NAME})?)?)?")
+    partial_opening = re.compile(rf"{_BLANK}(?:\[(?:/(?:{_NAME})?)?)?")
     escapes = True
     _argument = re.compile(rf"[ \t]*@@({_KEY})(=|<<)(.*)", re.DOTALL)
 
-    def closing(self, name: str) -> str:
+    def closing_tag(self, name: str) -> str:
         return f"[{name}/]"
 
-    def read(self, name: str, body: str, schema: Schema) -> Pairs:
+    def parse_arguments(self, name: str, body: str, schema: JsonSchema) -> ArgumentPairs:
         # If the closing tag has a separate line, the body ends before that line.
         lines = iter(body.removesuffix("\n").split("\n"))
-        given: Pairs = []
+        given: ArgumentPairs = []
         rest: list[str] = []
         for line in lines:
             found = None if rest else self._argument.match(line)
@@ -172,38 +172,38 @@ without a key. Inside a value, write \\[tool_name/] for the closing tag itself."
             key, sign, value = found.groups()
             value = value.strip()
             if sign == "<<":
-                word, body_of = value, _until(lines, value)
+                word, body_of = value, _lines_until(lines, value)
                 if body_of is None:  # the rest may be part of the intended value
                     given.append((f"{key} without a final line {word}", json.dumps(key)))
                     break
                 value = "\n".join(body_of)
-            given.append((key, value_of(self._plain(name, value), key, schema)))
+            given.append((key, argument_json(self._format_plain(name, value), key, schema)))
         if rest:
-            given.append((_body_key(schema, given), json.dumps(self._plain(name, "\n".join(rest)))))
+            given.append((_find_body_key(schema, given), json.dumps(self._format_plain(name, "\n".join(rest)))))
         return given
 
-    def written(self, name: str, arguments: Mapping[str, Any]) -> str:
+    def format_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         parts = [f"[/{name}]"]
         for key, value in arguments.items():
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             text = re.sub(
-                rf"(?<!\\)(\\*)({re.escape(self.closing(name))})", lambda tag: tag[1] * 2 + "\\" + tag[2], text
+                rf"(?<!\\)(\\*)({re.escape(self.closing_tag(name))})", lambda tag: tag[1] * 2 + "\\" + tag[2], text
             )
             if "\n" in text or text != text.strip() or not text:
-                word = _word_not_in(text)
+                word = _find_unused_word(text)
                 parts.append(f"@@{key}<<{word}\n{text}\n{word}\n")
             else:
                 parts.append(f"@@{key}={text}\n")
-        return "".join(parts) + self.closing(name)
+        return "".join(parts) + self.closing_tag(name)
 
-    def _plain(self, name: str, text: str) -> str:
+    def _format_plain(self, name: str, text: str) -> str:
         # Matches only at the first of several backslashes, so that one pass over the text is enough.
         return re.sub(
-            rf"(?<!\\)(\\+)({re.escape(self.closing(name))})", lambda tag: tag[1][: len(tag[1]) // 2] + tag[2], text
+            rf"(?<!\\)(\\+)({re.escape(self.closing_tag(name))})", lambda tag: tag[1][: len(tag[1]) // 2] + tag[2], text
         )
 
 
-class Xml:
+class XmlGrammar:
     """The form ``<call name="…"><arg name="…">…</arg></call>``."""
 
     rules = """\
@@ -215,17 +215,17 @@ several lines</arg>
 
 Values that are not strings are JSON. Inside a value, write &lt; for < and &amp; for & if they would read as a tag or an entity."""
     opening = re.compile(rf'{_BLANK}<call name="({_NAME})">')
-    begun = re.compile(
+    partial_opening = re.compile(
         rf'{_BLANK}(?:<|<c|<ca|<cal|<call|<call |<call n|<call na|<call nam|<call name|<call name=|<call name="(?:{_NAME})?"?)?'
     )
     escapes = False
     _argument = re.compile(rf'<arg name="({_KEY})">(.*?)</arg>', re.DOTALL)
 
-    def closing(self, name: str) -> str:
+    def closing_tag(self, name: str) -> str:
         return "</call>"
 
-    def read(self, name: str, body: str, schema: Schema) -> Pairs:
-        given: Pairs = []
+    def parse_arguments(self, name: str, body: str, schema: JsonSchema) -> ArgumentPairs:
+        given: ArgumentPairs = []
         end = 0
         stray = ""
         last = (
@@ -237,13 +237,13 @@ Values that are not strings are JSON. Inside a value, write &lt; for < and &amp;
             text = str(found[2])
             if "\n" in text:
                 text = text.removeprefix("\n").removesuffix("\n")
-            given.append((found[1], value_of(_ENTITY.sub(_character, text), found[1], schema)))
+            given.append((found[1], argument_json(_ENTITY.sub(_decode_entity, text), found[1], schema)))
         stray += body[end:].strip()
         if stray:
             given.append(("text outside of <arg>", json.dumps(stray[:200])))
         return given
 
-    def written(self, name: str, arguments: Mapping[str, Any]) -> str:
+    def format_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         parts = [f'<call name="{name}">']
         for key, value in arguments.items():
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -254,22 +254,22 @@ Values that are not strings are JSON. Inside a value, write &lt; for < and &amp;
         return "".join(parts) + "\n</call>"
 
 
-GRAMMARS: Mapping[TextForm, Grammar] = {"bracket": Bracket(), "xml": Xml()}
+GRAMMARS: Mapping[TextForm, TextCallGrammar] = {"bracket": BracketGrammar(), "xml": XmlGrammar()}
 
 
-class TextCalls:
+class TextCallReader:
     """A reader of one reply's text that yields text and calls as block events.
 
     :param schemas: the parameters of the loaded tools, by wire name; all arguments of other tools are read as strings
     """
 
-    def __init__(self, grammar: Grammar, schemas: Mapping[str, Schema]) -> None:
+    def __init__(self, grammar: TextCallGrammar, schemas: Mapping[str, JsonSchema]) -> None:
         self._grammar = grammar
         self._schemas = schemas
         self._held = ""
         """The start of a line that may become an opening tag, or the text that may become a closing tag."""
         self._at_line_start = True
-        self._quoting = Quoting()
+        self._quoting = QuotedBlocks()
         self._open: str | None = None
         """The tool of the call that is being read."""
         self._body: list[str] = []
@@ -281,7 +281,7 @@ class TextCalls:
         text, self._held = self._held + text, ""
         left: str = text
         while left:
-            left = yield from (self._in_text(left) if self._open is None else self._in_call(left))
+            left = yield from (self._read_text(left) if self._open is None else self._read_call(left))
 
     def end(self) -> Iterator[BlockEvent]:
         """Process the end of the text. An open call stays open, with the arguments so far."""
@@ -291,12 +291,12 @@ class TextCalls:
         elif held:
             yield TextDelta(held)
 
-    def _in_text(self, text: str) -> Generator[BlockEvent, None, str]:
+    def _read_text(self, text: str) -> Generator[BlockEvent, None, str]:
         """Process plain text, and return the rest of ``text`` if a call begins in it."""
         said: list[str] = []
         at = 0
         while at < len(text):
-            if self._at_line_start and not self._quoting.inside:
+            if self._at_line_start and not self._quoting.is_inside:
                 if (opening := self._grammar.opening.match(text, at)) is not None:
                     if said:
                         yield TextDelta("".join(said))
@@ -304,49 +304,49 @@ class TextCalls:
                     yield CallOpened(self.calls, None, opening[1])
                     self.calls += 1
                     return text[opening.end() :]
-                if self._grammar.begun.fullmatch(text, at):
+                if self._grammar.partial_opening.fullmatch(text, at):
                     self._held = text[at:]
                     break
             begun, at = at, text.find("\n", at) + 1 or len(text)
             said.append(line := text[begun:at])
-            self._quoting.take(line)
+            self._quoting.feed(line)
             self._at_line_start = line.endswith("\n")
         if said:
             yield TextDelta("".join(said))
         return ""
 
-    def _in_call(self, text: str) -> Generator[BlockEvent, None, str]:
+    def _read_call(self, text: str) -> Generator[BlockEvent, None, str]:
         """Process the text of a call, and return the rest of ``text`` if the call ends in it."""
         assert self._open is not None
-        closing = self._grammar.closing(self._open)
-        at = _unescaped(text, closing) if self._grammar.escapes else text.find(closing)
+        closing = self._grammar.closing_tag(self._open)
+        at = _find_unescaped(text, closing) if self._grammar.escapes else text.find(closing)
         if at < 0:
             # An incomplete tag, or a backslash before it, is examined again with the next piece.
-            keep = _tail(text, closing)
-            self._take(text[: len(text) - keep])
+            keep = _partial_tag_length(text, closing)
+            self._append_body(text[: len(text) - keep])
             self._held = text[len(text) - keep :]
             return ""
-        self._take(text[:at])
+        self._append_body(text[:at])
         body, index = "".join(self._body), self.calls - 1
         if self._length > MAX_ARGUMENT_BYTES:
             yield CallArguments(index, body)
         else:
             schema = self._schemas.get(self._open, {})
-            pairs = self._grammar.read(self._open, body, schema)
+            pairs = self._grammar.parse_arguments(self._open, body, schema)
             yield CallArguments(index, "{" + ",".join(f"{json.dumps(key)}:{value}" for key, value in pairs) + "}")
         yield CallClosed(index)
         self._open, self._body, self._length = None, [], 0
         self._at_line_start = True
         return text[at + len(closing) :]
 
-    def _take(self, piece: str) -> None:
+    def _append_body(self, piece: str) -> None:
         """Add a piece to the body, as far as needed to see that it is too long."""
         if piece and self._length <= MAX_ARGUMENT_BYTES:
             self._length += len(piece)
             self._body.append(piece)
 
 
-def tools_told(grammar: Grammar, views: Sequence[Mapping[str, Any]]) -> str:
+def describe_tools(grammar: TextCallGrammar, views: Sequence[Mapping[str, Any]]) -> str:
     """Return the section of the system text that explains these tools and how to call them."""
     lines = [
         "# Calling tools",
@@ -363,13 +363,13 @@ def tools_told(grammar: Grammar, views: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def value_of(text: str, key: str, schema: Schema) -> str:
+def argument_json(text: str, key: str, schema: JsonSchema) -> str:
     """Return the value of ``text`` under ``key`` as JSON.
 
     It is a string if the schema accepts text, else the parsed JSON. Invalid JSON stays text, and the schema then rejects it
     with what it expects.
     """
-    if not _takes_text(_property(schema, key)):
+    if not _accepts_text(_property_schema(schema, key)):
         try:
             json.loads(text)
         except (ValueError, RecursionError):
@@ -379,12 +379,12 @@ def value_of(text: str, key: str, schema: Schema) -> str:
     return json.dumps(text)
 
 
-def _property(schema: Schema, key: str) -> object:
+def _property_schema(schema: JsonSchema, key: str) -> object:
     properties = schema.get("properties")
     return cast("Mapping[str, object]", properties).get(key) if isinstance(properties, Mapping) else None
 
 
-def _takes_text(schema: object) -> bool:
+def _accepts_text(schema: object) -> bool:
     if not isinstance(schema, Mapping):
         return True
     node = cast("Mapping[str, Any]", schema)
@@ -394,23 +394,23 @@ def _takes_text(schema: object) -> bool:
         return any(isinstance(value, str) for value in cast("list[object]", values))
     for word in ("anyOf", "oneOf"):
         if isinstance(choices := node.get(word), list):
-            return any(_takes_text(choice) for choice in cast("list[object]", choices))
+            return any(_accepts_text(choice) for choice in cast("list[object]", choices))
     return not node.keys() & {"properties", "items", "prefixItems", "minimum", "maximum", "const", "$ref"}
 
 
-def _body_key(schema: Schema, given: Pairs) -> str:
+def _find_body_key(schema: JsonSchema, given: ArgumentPairs) -> str:
     """Return the key of a text without a key: the only required string that was not given."""
     told = {key for key, _ in given}
     required = cast("Sequence[str]", schema.get("required") or ())
-    left = [key for key in required if key not in told and _takes_text(_property(schema, key))]
+    left = [key for key in required if key not in told and _accepts_text(_property_schema(schema, key))]
     return left[0] if len(left) == 1 else "text without a key"
 
 
-def _character(entity: re.Match[str]) -> str:
+def _decode_entity(entity: re.Match[str]) -> str:
     return _ENTITIES[entity[0]]
 
 
-def _until(lines: Iterator[str], word: str) -> list[str] | None:
+def _lines_until(lines: Iterator[str], word: str) -> list[str] | None:
     """Return the lines before the line ``word``, or None if it is missing."""
     found: list[str] = []
     for line in lines:
@@ -420,14 +420,14 @@ def _until(lines: Iterator[str], word: str) -> list[str] | None:
     return None
 
 
-def _word_not_in(text: str) -> str:
+def _find_unused_word(text: str) -> str:
     word, lines = "END", {line.strip() for line in text.split("\n")}
     while word in lines:
         word += "_"
     return word
 
 
-def _unescaped(text: str, tag: str) -> int:
+def _find_unescaped(text: str, tag: str) -> int:
     """Return the position of ``tag`` without an odd number of backslashes before it, or -1."""
     at = text.find(tag)
     while at >= 0:
@@ -440,7 +440,7 @@ def _unescaped(text: str, tag: str) -> int:
     return -1
 
 
-def _tail(text: str, tag: str) -> int:
+def _partial_tag_length(text: str, tag: str) -> int:
     """Return how many characters at the end of ``text`` must be examined again with the next piece.
 
     These are an incomplete ``tag``, and a backslash before it that may escape it.
@@ -453,7 +453,7 @@ def _tail(text: str, tag: str) -> int:
 # A provider for models without tool calling: it describes tools in the system text and reads calls from the reply.
 
 
-class TextualModel:
+class TextCallModel:
     """A model whose calls are written as text, in one of the forms of :mod:`handrail.agent.text_calls`.
 
     The provider gets no tools. Results go back in a user message, one line of JSON for each call.
@@ -468,7 +468,7 @@ class TextualModel:
         return self._model.name
 
     @property
-    def dialect(self) -> Dialect:
+    def dialect(self) -> SchemaDialect:
         return TEXT
 
     @property
@@ -480,8 +480,8 @@ class TextualModel:
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
         """Send one request and yield the reply; see :meth:`handrail.agent.model.Model.stream`."""
-        views = [offered(view, TEXT)[0] for view in request.tools]
-        reader = TextCalls(self._grammar, {view["name"]: view["inputSchema"] for view in views})
+        views = [adapt_tool(view, TEXT)[0] for view in request.tools]
+        reader = TextCallReader(self._grammar, {view["name"]: view["inputSchema"] for view in views})
         events = cast("AsyncGenerator[BlockEvent, None]", self._model.stream(self._as_text(request, views)))
         over = False
         async with aclosing(events):
@@ -489,11 +489,11 @@ class TextualModel:
                 if isinstance(event, TextDelta):
                     for one in reader.feed(event.text):
                         yield one
-                elif isinstance(event, Finished):
+                elif isinstance(event, ReplyFinished):
                     over = True
                     for one in reader.end():
                         yield one
-                    yield Finished("calls") if event.reason == "end" and reader.calls else event
+                    yield ReplyFinished("calls") if event.reason == "end" and reader.calls else event
                 else:
                     yield event
         if not over:
@@ -504,27 +504,27 @@ class TextualModel:
         system = request.system.replace(STRUCTURED_ONLY, "")
         if views:
             told = [{**view, "parameters": view["inputSchema"]} for view in views]
-            system = f"{system.rstrip()}\n\n{tools_told(self._grammar, told)}\n"
+            system = f"{system.rstrip()}\n\n{describe_tools(self._grammar, told)}\n"
         return replace(
-            request, system=system, messages=list(_said(request.messages, self._grammar)), tools=[], native=()
+            request, system=system, messages=list(_text_messages(request.messages, self._grammar)), tools=[], native=()
         )
 
 
-def _said(messages: Sequence[Message], grammar: Grammar) -> Iterator[Message]:
+def _text_messages(messages: Sequence[Message], grammar: TextCallGrammar) -> Iterator[Message]:
     """Yield the conversation as text alone.
 
     Consecutive user messages are joined, because some providers reject them.
     """
     names: dict[str, str] = {}
     waiting: list[str] = []
-    pictures: list[Picture] = []
+    pictures: list[UserPicture] = []
     for message in messages:
         if isinstance(message, AssistantMessage):
             if waiting:
                 yield UserMessage("\n\n".join(waiting), tuple(pictures))
                 waiting, pictures = [], []
             names = {call.wire_id: call.name for call in message.calls}
-            yield AssistantMessage(tuple(_without_calls(message, grammar)))
+            yield AssistantMessage(tuple(_parts_without_calls(message, grammar)))
         elif isinstance(message, ResultsMessage):
             waiting.append(
                 "\n".join(
@@ -539,14 +539,14 @@ def _said(messages: Sequence[Message], grammar: Grammar) -> Iterator[Message]:
         yield UserMessage("\n\n".join(waiting), tuple(pictures))
 
 
-def _without_calls(message: AssistantMessage, grammar: Grammar) -> Iterator[Any]:
+def _parts_without_calls(message: AssistantMessage, grammar: TextCallGrammar) -> Iterator[Any]:
     text = ""
     for part in message.parts:
         if isinstance(part, TextPart):
             text += part.text
         elif isinstance(part, CallPart):
             text += (
-                ("\n" if text and not text.endswith("\n") else "") + grammar.written(part.name, part.arguments) + "\n"
+                ("\n" if text and not text.endswith("\n") else "") + grammar.format_call(part.name, part.arguments) + "\n"
             )
         else:
             if text:

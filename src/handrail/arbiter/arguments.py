@@ -14,47 +14,47 @@ from typing import Any, cast
 import orjson
 
 from handrail.arbiter.call import Call
-from handrail.arbiter.output.exposure import views
-from handrail.arbiter.output.redaction import Redactor
-from handrail.arbiter.output.shaper import Shaper
-from handrail.contract.call import Answer, ProposedCall, Result
-from handrail.contract.generation import Entry
+from handrail.arbiter.output.exposure import split_views
+from handrail.arbiter.output.redaction import SecretRedactor
+from handrail.arbiter.output.shaper import OutputShaper
+from handrail.contract.call import CallAnswer, ProposedCall, Result
+from handrail.contract.generation import ToolEntry
 from handrail.contract.schema.bounded_check import CPU_SECONDS, MEMORY_MIB
-from handrail.contract.schema.schema import UnfinishedCheck
-from handrail.contract.text.json import (
+from handrail.contract.schema.validation import UnfinishedCheck
+from handrail.contract.text.json_text import (
     MAX_ARGUMENT_BYTES,
-    ArgumentText,
+    InvalidJsonText,
     fault_in_size,
     json_type,
     parse_arguments,
     parse_compact,
 )
-from handrail.contract.text.neutral import visible
-from handrail.origins.programs import ProgramRefused, folder_around, own_interpreter, workspaces
+from handrail.contract.text.neutralisation import escape_controls
+from handrail.origins.programs import ProgramRefused, find_enclosing_folder, find_own_interpreter, open_workspaces
 from handrail.record.log import CommitLog
-from handrail.record.reading import LoggedRecord
+from handrail.record.log_reader import LoggedRecord
 from handrail.store.encoding import decode, encode
 
 _MAX_LOOKED_AT = 64 * 1024
 """Bytes of unparsed arguments that are read as text."""
-MAX_NUMBERED = 20_000
+MAX_DIGIT_RUN = 20_000
 """Characters that arguments may write as numeric HTML references. The search for secrets takes 0.5 µs for each, on the loop.
 """
 _MAX_HEAD = 2_000
 """Characters that are kept of text that is not JSON."""
 
 
-def arguments_of(proposed: ProposedCall) -> tuple[dict[str, Any] | None, bytes | None, str]:
+def read_arguments(proposed: ProposedCall) -> tuple[dict[str, Any] | None, bytes | None, str]:
     """Return the proposed arguments as an object, their compact JSON if known, and the fault if there is no object."""
     given: Any = proposed.arguments
-    if proposed.fault is not None:
-        return None, None, proposed.fault
+    if proposed.problem is not None:
+        return None, None, proposed.problem
     if isinstance(given, (str, bytes)):
         if (quick := parse_compact(given)) is not None:
             return *quick, ""
         try:
             return parse_arguments(given), None, ""
-        except ArgumentText as error:
+        except InvalidJsonText as error:
             return None, None, str(error)
     if isinstance(given, Mapping):
         sent = cast("Mapping[str, Any]", given)
@@ -64,20 +64,20 @@ def arguments_of(proposed: ProposedCall) -> tuple[dict[str, Any] | None, bytes |
     return None, None, f"The arguments are a JSON {json_type(given)}. Expected an object. Send an object."
 
 
-def unrun(given: Any, redactor: Redactor) -> Any:
+def summarize_unrun_arguments(given: Any, redactor: SecretRedactor) -> Any:
     """Return arguments that no tool receives, in the form for the record.
 
     Text is cut to its head. Of an oversized value only the kind is recorded.
     """
     if isinstance(given, (str, bytes)):
         text = given if isinstance(given, str) else given[:_MAX_LOOKED_AT].decode("utf-8", "replace")
-        return {"unparsed": redactor.head(text, _MAX_HEAD)}
+        return {"unparsed": redactor.redact_head(text, _MAX_HEAD)}
     if isinstance(given, (Mapping, list, tuple)) and fault_in_size(cast("Mapping[str, Any]", given)):
         return {"$oversized": json_type(cast("object", given))}
     return given  # pyright: ignore[reportUnknownVariableType] - any value can be recorded
 
 
-def for_the_record(arguments: Any, compact: bytes | None, redactor: Redactor) -> tuple[Any, str | None]:
+def prepare_for_record(arguments: Any, compact: bytes | None, redactor: SecretRedactor) -> tuple[Any, str | None]:
     """Return the arguments in the form for the record, and what is wrong if they are too large.
 
     They are redacted, and a tool that changes its arguments does not change them.
@@ -93,20 +93,20 @@ def for_the_record(arguments: Any, compact: bytes | None, redactor: Redactor) ->
     if len(compact) > MAX_ARGUMENT_BYTES:
         size = f"{len(compact):,} bytes of JSON. The limit is {MAX_ARGUMENT_BYTES:,}"
         return {"$oversized": len(compact)}, f"The arguments are {size}. Pass the path of a file instead."
-    if redactor.active and (numbered := compact.count(b"&#")) > MAX_NUMBERED:
-        count = f"{numbered:,} numeric HTML references (&#…;). The limit is {MAX_NUMBERED:,}"
+    if redactor.active and (numbered := compact.count(b"&#")) > MAX_DIGIT_RUN:
+        count = f"{numbered:,} numeric HTML references (&#…;). The limit is {MAX_DIGIT_RUN:,}"
         return {"$oversized": len(compact)}, f"The arguments contain {count}. Send the characters themselves."
     if not plain:
         arguments = decode(compact)
-    if redactor.active and not (plain and not redactor.found_in(compact)):
-        return redactor.value(arguments), None
+    if redactor.active and not (plain and not redactor.contains_secret(compact)):
+        return redactor.redact_value(arguments), None
     # A copy: the result of orjson keeps a buffer of 4 KB alive while the record waits.
     return (orjson.Fragment(bytes(memoryview(compact))) if plain else arguments), None
 
 
 # Argument checks that exceed the event loop's budget, each in a process with limited time and memory.
 #
-# The estimate of :mod:`handrail.contract.schema.effort` is an upper bound. Many real schemas cost far less than their
+# The estimate of :mod:`handrail.contract.schema.check_effort` is an upper bound. Many real schemas cost far less than their
 # estimate, and only the check itself can show it. A separate process, which the system ends at a limit, can make the check
 # without blocking the kernel.
 
@@ -127,24 +127,24 @@ class BoundedChecks:
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._there = 0
 
-    async def admitted(self, entry: Entry, unfinished: UnfinishedCheck, *, shared: bool) -> dict[str, Any]:
-        """Return what :meth:`Entry.admitted` returns, after a check in a separate process.
+    async def check_arguments(self, entry: ToolEntry, unfinished: UnfinishedCheck, *, shared: bool) -> dict[str, Any]:
+        """Return what :meth:`Entry.validate_arguments` returns, after a check in a separate process.
 
         :param shared: the caller still holds the arguments object, so it is copied
-        :raises ToolError: as :meth:`Entry.admitted`; :class:`UnfinishedCheck` if the process did not finish the check
+        :raises ToolError: as :meth:`Entry.validate_arguments`; :class:`UnfinishedCheck` if the process did not finish the check
         """
         arguments = copy.deepcopy(unfinished.arguments) if shared else unfinished.arguments
-        problems = await self._problems(unfinished, arguments)
-        return entry.admitted(arguments, parsed=True, judged={unfinished.schema: problems})
+        problems = await self._find_problems(unfinished, arguments)
+        return entry.validate_arguments(arguments, parsed=True, known_problems={unfinished.schema: problems})
 
-    async def _problems(self, unfinished: UnfinishedCheck, arguments: dict[str, Any]) -> list[str]:
+    async def _find_problems(self, unfinished: UnfinishedCheck, arguments: dict[str, Any]) -> list[str]:
         coarse = unfinished.problems
         if self._there >= _MOST_WAITING:
             return coarse
         self._there += 1
         try:
             async with self._slots:
-                lines = await _answer({"parameters": unfinished.schema.parameters, "arguments": arguments})
+                lines = await _run_check_process({"parameters": unfinished.schema.parameters, "arguments": arguments})
         finally:
             self._there -= 1
         if lines is None:
@@ -158,12 +158,12 @@ class BoundedChecks:
         return cast("list[str]", lines[1])
 
 
-async def _answer(question: object) -> list[object] | None:
+async def _run_check_process(question: object) -> list[object] | None:
     """Return the complete lines that the process printed; None if it cannot be started."""
     try:
         text = json.dumps(question).encode()
         process = await asyncio.create_subprocess_exec(
-            *(own_interpreter(), "-I", "-S", "-c", _START, *_import_path()),
+            *(find_own_interpreter(), "-I", "-S", "-c", _START, *_import_path()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
@@ -194,9 +194,9 @@ async def _answer(question: object) -> list[object] | None:
 
 def _import_path() -> list[str]:
     """Return the import path for the process, without open workspaces, where a call could have written."""
-    folders = workspaces()
+    folders = open_workspaces()
     wanted = dict.fromkeys((str(Path(__file__).parents[2]), *sys.path))
-    return [one for one in wanted if one.startswith("/") and folder_around(one, folders) is None]
+    return [one for one in wanted if one.startswith("/") and find_enclosing_folder(one, folders) is None]
 
 
 # Idempotency keys: a call that is proposed again under the same durable key gets the recorded answer and does not run
@@ -206,7 +206,7 @@ _MAY_PASS = frozenset({"unavailable", "cancelled", "timeout"})
 """Kinds of refusals whose cause may have passed: a full disk, a stop, a lock time-out."""
 
 
-def recorded_result(outcome: LoggedRecord) -> Result | None:
+def result_of_record(outcome: LoggedRecord) -> Result | None:
     """Return the result in the record that ended a call; None if it was removed or is damaged."""
     wire: Any = (outcome.body or {}).get("result")
     if not isinstance(wire, Mapping):
@@ -220,17 +220,17 @@ def recorded_result(outcome: LoggedRecord) -> Result | None:
     return Result.from_dict(told) if sound else None
 
 
-class Repeats:
+class IdempotentAnswers:
     """A lookup of recorded answers by idempotency key."""
 
-    def __init__(self, log: CommitLog, shaper: Shaper) -> None:
+    def __init__(self, log: CommitLog, shaper: OutputShaper) -> None:
         self._log = log
         self._shaper = shaper
 
-    async def answer_to(self, call: Call) -> Answer | None:
+    async def find_answer(self, call: Call) -> CallAnswer | None:
         """Return the recorded answer of an earlier call with the same key; None if there is none."""
-        before = await self._log.proposal_of(call.id)
-        outcome = await self._log.detachment_of(call.id) or await self._log.outcome_of(call.id)
+        before = await self._log.find_proposal(call.id)
+        outcome = await self._log.find_backgrounding(call.id) or await self._log.find_outcome(call.id)
         if before is None or outcome is None:
             return None  # never proposed, or proposed and not started
         body = outcome.body
@@ -247,7 +247,7 @@ class Repeats:
                 "unavailable",
                 "belongs to a call whose result was removed from the log. Use a new key.",
             )
-        elif (recorded := recorded_result(outcome)) is None:
+        elif (recorded := result_of_record(outcome)) is None:
             kind, text = (
                 "unavailable",
                 "belongs to a call whose recorded result is damaged; it is not run again. Check its effect, then use a new key.",
@@ -257,12 +257,12 @@ class Repeats:
         else:
             result = recorded.with_metadata(recorded=True)
             entry = call.generation.resolve(before.tool or call.proposed.name)  # of a step: the tool that was open
-            at_face, model = (result, result) if entry is None else views(entry.spec, result)
-            return Answer(call.id, call.proposed.name, at_face, model)
-        result = call.answer_error(kind, f"The idempotency key `{visible(call.id)}` {text}")
-        return Answer(call.id, call.proposed.name, result, result)
+            at_face, model = (result, result) if entry is None else split_views(entry.spec, result)
+            return CallAnswer(call.id, call.proposed.name, at_face, model)
+        result = call.error_result(kind, f"The idempotency key `{escape_controls(call.id)}` {text}")
+        return CallAnswer(call.id, call.proposed.name, result, result)
 
     def key_hash(self, call: Call) -> str:
         proposed = call.proposed
         entry = call.generation.resolve(proposed.name)
-        return self._shaper.hash([entry.spec.id if entry else proposed.name, proposed.arguments])
+        return self._shaper.hash_value([entry.spec.id if entry else proposed.name, proposed.arguments])

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from handrail.arbiter.approvals.asking import Asking, typed_into
-from handrail.arbiter.approvals.desk import Approvals
-from handrail.arbiter.call import Call, Lane, Refusal
-from handrail.arbiter.locks import Resources, shared
-from handrail.arbiter.offers import judged_as, reading
-from handrail.arbiter.output.shaper import Shaper
-from handrail.contract.doors.files import Located
+from handrail.arbiter.approvals.approval_flow import ApprovalFlow, find_typed_command
+from handrail.arbiter.approvals.broker import ApprovalBroker
+from handrail.arbiter.call import Call, Lane, CallRefusal
+from handrail.arbiter.locks import LockResolver, to_shared
+from handrail.arbiter.source_access import resolve_evaluation, as_reading_spec
+from handrail.arbiter.output.shaper import OutputShaper
+from handrail.contract.services.files import ResolvedPath
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.policy.questions import Step as PolicyStep
-from handrail.policy.questions import Verdict
+from handrail.policy.evaluation import TraceStep as PolicyStep
+from handrail.policy.evaluation import PolicyVerdict
 
 
-class Authorisation:
+class CallAuthorisation:
     """The authorisation of calls by capabilities, rules, watchdogs and users."""
 
-    def __init__(self, approvals: Approvals, shaper: Shaper, resources: Resources) -> None:
+    def __init__(self, broker: ApprovalBroker, shaper: OutputShaper, lock_resolver: LockResolver) -> None:
         self._shaper = shaper
-        self.asking = Asking(approvals, shaper, resources, self.judged, self._watched)
+        self.approval_flow = ApprovalFlow(broker, shaper, lock_resolver, self.evaluate, self._apply_watchdogs)
 
     def decide(self, call: Call) -> Awaitable[None] | None:
         """Decide at once if rules alone decide; otherwise return an awaitable that decides.
@@ -29,96 +29,96 @@ class Authorisation:
         :raises Refusal: ``denied``, by a rule, a watchdog or a user, or because the session has no user to ask
         :raises Parked: if a user must approve and cannot answer now
         """
-        lane, looked = call.lane, call.looked
+        lane, looked = call.lane, call.prevalidated
         call.rules = lane.rules
         if looked is not None and looked.rules is lane.rules and looked.layer is lane.authority.layer:
             verdict = looked.verdict
         else:
-            verdict = self.judged(call, call.located)
-        call.located = None
-        if verdict.action == "ask" or (verdict.action == "allow" and self._has_to_wait(call, lane)):
+            verdict = self.evaluate(call, call.resolved_paths)
+        call.resolved_paths = None
+        if verdict.action == "ask" or (verdict.action == "allow" and self._requires_wait(call, lane)):
             return self._narrow(call, verdict)
         self._conclude(call, verdict)
-        if verdict.prepared.spec.only_its_command:
-            self._read_only(call)
+        if verdict.prepared.spec.single_command:
+            self._make_read_only(call)
         return None
 
     @staticmethod
-    def _has_to_wait(call: Call, lane: Lane) -> bool:
+    def _requires_wait(call: Call, lane: Lane) -> bool:
         """Return whether a watchdog or a question may still stop a call that the rules allow."""
         entry = call.entry
         assert entry is not None
-        if call.resumed or lane.authority.watchers(entry.spec, lane.failed is not None):
+        if call.resumed or lane.authority.watchdogs_for(entry.spec, lane.failed_calls is not None):
             return True
-        return lane.attendant is not None and entry.asks_first and call.parent is None
+        return lane.approval_handler is not None and entry.has_questions and call.parent is None
 
-    async def _narrow(self, call: Call, verdict: Verdict) -> None:
+    async def _narrow(self, call: Call, verdict: PolicyVerdict) -> None:
         """Apply watchdogs and, if necessary, ask the user."""
-        if call.going is not None and call.going.kind == "close":
+        if call.session_step is not None and call.session_step.kind == "close":
             self._conclude(call, verdict)  # an open tool session may always end
             return
         assert call.entry is not None
-        await call.known()
-        verdict = await self._watched(call, verdict)
+        await call.wait_until_recorded()
+        verdict = await self._apply_watchdogs(call, verdict)
         if verdict.action == "ask":
             call.verdict = verdict
-            await self.asking.permission(call)
+            await self.approval_flow.request_permission(call)
         else:
             if call.resumed:
-                await self.asking.not_needed(call)
+                await self.approval_flow.enforce_earlier_answer(call)
             self._conclude(call, verdict)
-        attended = call.lane.attendant is not None or call.resumed
-        if attended and call.parent is None and call.entry.asks_first:
-            await self.asking.questions(call)
-        self._read_only(call)
+        attended = call.lane.approval_handler is not None or call.resumed
+        if attended and call.parent is None and call.entry.has_questions:
+            await self.approval_flow.ask_questions(call)
+        self._make_read_only(call)
 
     @staticmethod
-    def _read_only(call: Call) -> None:
+    def _make_read_only(call: Call) -> None:
         """Run a command that is proved to change nothing read-only: no writes, no network, shared locks."""
         verdict = call.verdict
-        if verdict is not None and verdict.prepared.spec.only_its_command and verdict.reads_only:
+        if verdict is not None and verdict.prepared.spec.single_command and verdict.is_read_only:
             call.read_only = True
-            call.wants = shared(call.wants)
-            verdict.capabilities = verdict.capabilities.reading()
+            call.required_locks = to_shared(call.required_locks)
+            verdict.capabilities = verdict.capabilities.without_writing()
 
-    def _conclude(self, call: Call, verdict: Verdict) -> None:
+    def _conclude(self, call: Call, verdict: PolicyVerdict) -> None:
         call.verdict = verdict
         if verdict.action == "deny":
-            raise Refusal("authorise", "denied", verdict.reason)
-        call.note("authorised", verdict.by_rules)
+            raise CallRefusal("authorise", "denied", verdict.reason)
+        call.add_record("authorised", verdict.approval_record)
 
-    async def _watched(self, call: Call, verdict: Verdict) -> Verdict:
+    async def _apply_watchdogs(self, call: Call, verdict: PolicyVerdict) -> PolicyVerdict:
         """Return the verdict after the watchdogs."""
         assert call.entry is not None and call.arguments is not None
         spec, arguments, lane = call.entry.spec, call.arguments, call.lane
-        if verdict.action == "deny" or not lane.authority.watchers(spec, lane.failed is not None):
+        if verdict.action == "deny" or not lane.authority.watchdogs_for(spec, lane.failed_calls is not None):
             return verdict
-        call.own_arguments()
-        failed = (0, 0) if lane.failed is None else lane.failed.before(spec.id, self._shaper.hash(call.arguments))
-        call.flush()
-        return await call.interruptible(
+        call.copy_arguments()
+        failed = (0, 0) if lane.failed_calls is None else lane.failed_calls.count_failures(spec.id, self._shaper.hash_value(call.arguments))
+        call.flush_records()
+        return await call.run_interruptible(
             "authorise",
-            lambda: lane.authority.watch(
+            lambda: lane.authority.ask_watchdogs(
                 verdict,
                 spec,
                 arguments,
                 lane.session_id,
                 call_id=call.id,
                 failed=failed,
-                redact=self._shaper.redactor.text,
+                redact=self._shaper.redactor.redact_text,
             ),
         )
 
-    def again(self, call: Call) -> None:
+    def recheck_rules(self, call: Call) -> None:
         """Evaluate the call again after the session's rules changed: a new *deny* counts, an approval stays.
 
         :raises Refusal: ``denied``
         """
-        verdict = self.judged(call)
+        verdict = self.evaluate(call)
         if verdict.action == "deny":
-            raise Refusal("intend", "denied", verdict.reason)
+            raise CallRefusal("intend", "denied", verdict.reason)
 
-    def judged(self, call: Call, located: dict[str, Located] | None = None) -> Verdict:
+    def evaluate(self, call: Call, located: dict[str, ResolvedPath] | None = None) -> PolicyVerdict:
         """Return the verdict of rules and capabilities. Changes nothing else.
 
         :param located: paths that were resolved in the same loop turn; None resolves all of them
@@ -126,44 +126,44 @@ class Authorisation:
         assert call.entry is not None and call.arguments is not None
         lane, caller, tool, spec = call.lane, call.parent, call.entry.tool, call.entry.spec
         origin = tool.origin
-        if call.going is not None and call.steps:
-            return self._judged_in_its_place(call)
-        if tool.types and (typed := typed_into(call)) is not None:
+        if call.session_step is not None and call.is_session_step:
+            return self._evaluate_step(call)
+        if tool.types_input and (typed := find_typed_command(call)) is not None:
             parent = None if caller is None or caller.verdict is None else caller.verdict.capabilities
-            return lane.authority.judge_typed(spec, call.arguments, typed, rules=lane.rules, parent=parent)
-        if tool.asks_source is not None or tool.goes_on is not None:
-            spec, origin, call.at_source = judged_as(call.entry, call.arguments, call.generation)
-        return lane.authority.judge(
+            return lane.authority.evaluate_typed_input(spec, call.arguments, typed, rules=lane.rules, parent=parent)
+        if tool.source_request is not None or tool.state_arguments is not None:
+            spec, origin, call.requested_source = resolve_evaluation(call.entry, call.arguments, call.generation)
+        return lane.authority.evaluate(
             spec,
             call.arguments,
             rules=lane.rules,
-            roots=lane.around.roots,
+            roots=lane.environment.roots,
             located=located,
             parent=None if caller is None or caller.verdict is None else caller.verdict.capabilities,
             origin=origin,
-            behind=call.entry.behind,
+            substitute=call.entry.answering_spec,
         )
 
-    def _judged_in_its_place(self, call: Call) -> Verdict:
+    def _evaluate_step(self, call: Call) -> PolicyVerdict:
         """Evaluate a step as a call of the tool whose session is open.
 
         The rules for the step tool apply as well. A tool session can always be closed, without capabilities if a rule denies it.
         """
-        going, entry, lane, caller = call.going, call.entry, call.lane, call.parent
-        assert going is not None and going.by is not None and entry is not None and call.arguments is not None
+        going, entry, lane, caller = call.session_step, call.entry, call.lane, call.parent
+        assert going is not None and going.step_tool is not None and entry is not None and call.arguments is not None
         handed = None if caller is None or caller.verdict is None else caller.verdict.capabilities
-        rules, roots = lane.rules, lane.around.roots
-        asked = {"id": going.id, "input": going.sent} if going.kind == "step" else {"id": going.id}
-        own = lane.authority.judge(reading(going.by.spec), asked, rules=rules, roots=roots, parent=handed)
+        rules, roots = lane.rules, lane.environment.roots
+        asked = {"id": going.id, "input": going.step_input} if going.kind == "step" else {"id": going.id}
+        own = lane.authority.evaluate(as_reading_spec(going.step_tool.spec), asked, rules=rules, roots=roots, parent=handed)
         if own.action == "deny":
             return own
-        verdict = lane.authority.judge(entry.spec, call.arguments, rules=rules, roots=roots, parent=handed)
+        verdict = lane.authority.evaluate(entry.spec, call.arguments, rules=rules, roots=roots, parent=handed)
         if going.kind == "step":
             if own.action == "ask" and verdict.action == "allow":
-                return verdict.narrowed("ask", own.reason, PolicyStep("rule", "ask", own.reason))
+                return verdict.narrow("ask", own.reason, PolicyStep("rule", "ask", own.reason))
             return verdict
         if verdict.action != "deny":
             return verdict
-        ends = verdict.noted(PolicyStep("rule", "allow", "an open tool session may end, without any capability"))
+        ends = verdict.with_note(PolicyStep("rule", "allow", "an open tool session may end, without any capability"))
         ends.action, ends.capabilities = "allow", CapabilitySet()
         return ends

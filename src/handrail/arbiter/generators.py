@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final, cast
 
-from handrail.contract.doors.runtime import Runtime
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.errors import ToolError
 
 _DOORS = frozenset(
@@ -36,18 +36,18 @@ _MOST_CLOSES = 8
 """How often a generator that yields although it is closed is closed again."""
 
 
-class Over:
-    """The value that :meth:`Steps.next` returns if there is no further step."""
+class EndOfSteps:
+    """The value that :meth:`GeneratorSteps.take_step` returns if there is no further step."""
 
 
-OVER: Final = Over()
+END_OF_STEPS: Final = EndOfSteps()
 
 
-class NotEnding(Exception):
+class GeneratorNotEnding(Exception):
     """A generator kept yielding although it was closed."""
 
 
-class Steps:
+class GeneratorSteps:
     """The steps of one generator, which are taken one at a time.
 
     :param begin: makes the generator for the given runtime
@@ -57,125 +57,125 @@ class Steps:
 
     def __init__(self, begin: Callable[[Runtime], AsyncGenerator[object, Any]], name: str, none: str) -> None:
         self._loop = asyncio.get_running_loop()
-        self.now: Runtime | None = None
+        self.current_runtime: Runtime | None = None
         """The runtime of the running step."""
-        self._generator = begin(cast("Runtime", StepRuntime(lambda: self._running(none))))
-        self._asked: asyncio.Queue[tuple[Any, bool, asyncio.Future[object]]] = asyncio.Queue()
-        self.when_struck: Callable[[], None] | None = None
+        self._generator = begin(cast("Runtime", StepRuntime(lambda: self._get_runtime(none))))
+        self._requested: asyncio.Queue[tuple[Any, bool, asyncio.Future[object]]] = asyncio.Queue()
+        self.on_cancelled: Callable[[], None] | None = None
         """Called when a step is cancelled, before its generator is."""
         self._fresh = True
         self._busy = False
-        self._struck = False
-        self.over = False
+        self._cancelled = False
+        self.has_ended = False
         """Whether it has ended or can take no further step."""
-        self.task = self._loop.create_task(self._take_all(), name=f"handrail-steps-{name}")
+        self.task = self._loop.create_task(self._run_steps(), name=f"handrail-steps-{name}")
 
-    async def next(self, runtime: Runtime, sent: object = None) -> object:
+    async def take_step(self, runtime: Runtime, sent: object = None) -> object:
         """Take the next step. A cancellation cancels the generator at its present wait, and waits for its end.
 
-        :return: the value that it yields, or :data:`OVER`
+        :return: the value that it yields, or :data:`END_OF_STEPS`
         :raises Exception: as the generator raises
         """
-        return OVER if self.over else await self._ask(runtime, sent, closes=False)
+        return END_OF_STEPS if self.has_ended else await self._request_step(runtime, sent, closes=False)
 
     async def close(self, runtime: Runtime | None = None) -> None:
         """Close the generator, which runs its ``finally`` blocks.
 
         :param runtime: the runtime that they may use; None for none
-        :raises NotEnding: if it does not end
+        :raises GeneratorNotEnding: if it does not end
         :raises Exception: as the generator raises
         """
-        if not self.over:
-            await self._ask(runtime, None, closes=True)
+        if not self.has_ended:
+            await self._request_step(runtime, None, closes=True)
 
-    async def _ask(self, runtime: Runtime | None, sent: object, *, closes: bool) -> object:
-        self.now = runtime
+    async def _request_step(self, runtime: Runtime | None, sent: object, *, closes: bool) -> object:
+        self.current_runtime = runtime
         answer: asyncio.Future[object] = self._loop.create_future()
-        self._asked.put_nowait((sent, closes, answer))
+        self._requested.put_nowait((sent, closes, answer))
         try:
             while not answer.done() and not self.task.done():
                 try:
                     await asyncio.wait((answer, self.task), return_when=asyncio.FIRST_COMPLETED)
                 except asyncio.CancelledError:
                     if not answer.done():
-                        self._strike()
+                        self._cancel_step()
             if not answer.done():  # the event loop ends
-                self.over = True
+                self.has_ended = True
                 raise asyncio.CancelledError
             return answer.result()
         finally:
-            self.now = None
+            self.current_runtime = None
 
-    def _strike(self) -> None:
-        self._struck = True
-        if self.when_struck is not None:
-            self.when_struck()
+    def _cancel_step(self) -> None:
+        self._cancelled = True
+        if self.on_cancelled is not None:
+            self.on_cancelled()
         if self._busy:
             self.task.cancel()
 
-    def _running(self, none: str) -> Runtime:
-        if self.now is None:
+    def _get_runtime(self, none: str) -> Runtime:
+        if self.current_runtime is None:
             raise ToolError(none, kind="cancelled")
-        return self.now
+        return self.current_runtime
 
-    async def _take_all(self) -> None:
-        while not self.over:
-            sent, closes, answer = await self._asked.get()
-            result: object = OVER
+    async def _run_steps(self) -> None:
+        while not self.has_ended:
+            sent, closes, answer = await self._requested.get()
+            result: object = END_OF_STEPS
             failure: BaseException | None = None
             self._busy = True
             try:
-                if self._struck:
+                if self._cancelled:
                     raise asyncio.CancelledError
                 if closes:
                     await self._end()
                 else:
                     result = await self._advance(sent)
             except BaseException as error:  # the sys.exit() of a tool would end the event loop
-                self.over = True
+                self.has_ended = True
                 failure = error
             finally:
                 self._busy = False
-            if self._struck:
+            if self._cancelled:
                 while self.task.uncancel():
                     pass
                 failure = await self._after_strike(failure)
-            _settle(answer, result, failure, struck=self._struck)
-        await self._left_over()
+            _settle(answer, result, failure, struck=self._cancelled)
+        await self._abandon()
 
     async def _advance(self, sent: object) -> object:
         try:
             value = await self._generator.asend(None if self._fresh else sent)
         except StopAsyncIteration:
-            self.over = True
-            return OVER
+            self.has_ended = True
+            return END_OF_STEPS
         self._fresh = False
         return value
 
     async def _after_strike(self, failure: BaseException | None) -> BaseException | None:
         """Close a generator that yielded although it was cancelled."""
-        if failure is None and not self.over:
+        if failure is None and not self.has_ended:
             try:
                 await self._end()
             except (Exception, asyncio.CancelledError) as error:
                 failure = error
-        self.over = True
+        self.has_ended = True
         return failure
 
     async def _end(self) -> None:
-        self.over = True
+        self.has_ended = True
         for _ in range(_MOST_CLOSES):
             try:
                 await self._generator.athrow(GeneratorExit)
             except (GeneratorExit, StopAsyncIteration):
                 return
-        raise NotEnding
+        raise GeneratorNotEnding
 
-    async def _left_over(self) -> None:
+    async def _abandon(self) -> None:
         """Abandon the generator and close it once more, so that the event loop does not have to."""
-        while not self._asked.empty():
-            _, _, answer = self._asked.get_nowait()
-            _settle(answer, OVER, None, struck=False)
+        while not self._requested.empty():
+            _, _, answer = self._requested.get_nowait()
+            _settle(answer, END_OF_STEPS, None, struck=False)
         with contextlib.suppress(BaseException):
             await self._generator.aclose()
 
@@ -211,10 +211,10 @@ class StepRuntime:
             raise ToolError(
                 "A stateful tool cannot continue its own tool session. Yield a value instead.", kind="denied"
             )
-        return _through(self.now, name, door=name in _DOORS)
+        return _forward(self.now, name, door=name in _DOORS)
 
 
-class _Door:
+class _StepService:
     """One service of the present runtime."""
 
     __slots__ = ("_of",)
@@ -223,13 +223,13 @@ class _Door:
         self._of = of
 
     def __getattr__(self, name: str) -> Any:
-        return _through(self._of, name)
+        return _forward(self._of, name)
 
 
-def _through(of: Callable[[], Any], name: str, *, door: bool = False) -> Any:
+def _forward(of: Callable[[], Any], name: str, *, door: bool = False) -> Any:
     found = getattr(of(), name)
     if door:
-        return _Door(lambda: getattr(of(), name))
+        return _StepService(lambda: getattr(of(), name))
     if not callable(found):
         return found
 
@@ -239,6 +239,6 @@ def _through(of: Callable[[], Any], name: str, *, door: bool = False) -> Any:
     return asked
 
 
-def running(runtime: Runtime) -> Runtime:
+def unwrap_runtime(runtime: Runtime) -> Runtime:
     """Return the runtime of the running step behind the one that a generator received."""
     return runtime.now() if isinstance(runtime, StepRuntime) else runtime

@@ -9,7 +9,7 @@ it is SIX, as in Gray's lock hierarchy.
 **No deadlock.** A request takes its place at all its resources in one synchronous step, so any two
 requests have the same order wherever they meet. A request waits only for *earlier* ones that it conflicts
 with. The earliest waiting request therefore waits only for holders, and a holder never waits: a call made under a
-grant runs under that grant or is refused (:meth:`Grant.covers`). A tool that holds no locks, and runs under none, may
+grant runs under that grant or is refused (:meth:`LockGrant.covers`). A tool that holds no locks, and runs under none, may
 wait: the calls that it makes ask for their own locks.
 
 **No starvation.** A later request never passes an earlier one that it conflicts with. A request without an earlier
@@ -31,19 +31,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, cast
 
-from handrail.contract.doors.files import Located
+from handrail.contract.services.files import ResolvedPath
 from handrail.contract.errors import HandrailError, ToolError, UsageError
-from handrail.contract.text.json import json_type
-from handrail.contract.tool.spec import LockMode, LockSpec, ToolSpec, fill, placeholders
-from handrail.runtime.files.roots import Roots
+from handrail.contract.text.json_text import json_type
+from handrail.contract.tool.spec import LockMode, LockSpec, ToolSpec, fill_template, placeholders
+from handrail.runtime.files.roots import SessionRoots
 
 # pyright: reportPrivateUsage=false
 # The table, its requests and its grants are one mechanism; no other code sees their inner fields.
 
 
-Resource = tuple[str, ...]
-Want = tuple[Resource, LockMode]
-_Plan = Sequence[tuple[Resource, int]]
+LockResource = tuple[str, ...]
+RequiredLock = tuple[LockResource, LockMode]
+_Plan = Sequence[tuple[LockResource, int]]
 
 _NAMES = ("IS", "IX", "S", "SIX", "X")
 _IS, _IX, _S, _SIX, _X = range(5)
@@ -68,7 +68,7 @@ class LockTimeout(HandrailError):
     """A wait for locks exceeded its budget, and the request has left every queue. The text names the holders."""
 
 
-class Grant:
+class LockGrant:
     """The locks of one call, from ``try_acquire`` or ``granted`` until ``release``."""
 
     __slots__ = ("_plan", "owner")
@@ -77,7 +77,7 @@ class Grant:
         self._plan = plan
         self.owner = owner
 
-    def covers(self, wants: Iterable[Want]) -> bool:
+    def covers(self, wants: Iterable[RequiredLock]) -> bool:
         """Return whether a nested call with these ``wants`` may run under this grant.
 
         X covers S and X, S covers S, on the resource and everything below it.
@@ -90,10 +90,10 @@ class Grant:
         return True
 
     def __repr__(self) -> str:
-        return f"<Grant {self.owner} {_described(self._plan)}>"
+        return f"<Grant {self.owner} {_describe_plan(self._plan)}>"
 
 
-class Request:
+class QueuedRequest:
     """A place in the queues. Await :meth:`granted`, or call :meth:`withdraw`."""
 
     __slots__ = ("_arrival", "_grant", "_missing", "_plan", "_state", "_table", "_wake", "owner")
@@ -103,17 +103,17 @@ class Request:
         self._plan = plan
         self._arrival = arrival
         self._missing = 0
-        self._grant: Grant | None = None
+        self._grant: LockGrant | None = None
         self._wake: asyncio.Future[None] | None = None
         self._state: Literal["queued", "granted", "taken", "withdrawn"] = "queued"
         self.owner = owner
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether its turn has come, so that :meth:`granted` returns at once."""
         return self._state == "granted"
 
-    async def granted(self, timeout_s: float | None = None) -> Grant:
+    async def wait_granted(self, timeout_s: float | None = None) -> LockGrant:
         """Wait until all requested locks are held.
 
         If the waiting task is cancelled, the request leaves every queue, even if its turn came at the same time.
@@ -127,13 +127,13 @@ class Request:
         if timeout_s is not None and not timeout_s >= 0:
             raise UsageError(f"The budget of a lock wait is invalid: {timeout_s!r} s. Expected 0 or more, or None.")
         if self._grant is None:
-            await self._turn(timeout_s)
+            await self._wait_turn(timeout_s)
         if self._grant is None:
             raise UsageError(f"The lock request {self!r} was withdrawn while it was awaited.")
         self._state = "taken"
         return self._grant
 
-    async def _turn(self, timeout_s: float | None) -> None:
+    async def _wait_turn(self, timeout_s: float | None) -> None:
         loop = asyncio.get_running_loop()
         self._wake = loop.create_future()
         late: list[str] = []
@@ -151,7 +151,7 @@ class Request:
 
     def _expire(self, late: list[str]) -> None:
         if self._state == "queued" and self._wake is not None and not self._wake.done():
-            late.append(self._table.waiting_for(self))
+            late.append(self._table.describe_wait(self))
             self.withdraw()
 
     def withdraw(self) -> None:
@@ -169,7 +169,7 @@ class Request:
             self._table._leave_queues(self, self._plan)
         self._wake_up()
 
-    def _give(self, grant: Grant) -> None:
+    def _accept_grant(self, grant: LockGrant) -> None:
         self._grant = grant
         self._state = "granted"
         self._wake_up()
@@ -179,13 +179,13 @@ class Request:
             self._wake.set_result(None)
 
     def __repr__(self) -> str:
-        return f"<Request {self.owner} {_described(self._plan)} {self._state}>"
+        return f"<Request {self.owner} {_describe_plan(self._plan)} {self._state}>"
 
 
-_Fifos = tuple["OrderedDict[Request, None]", ...]
+_Fifos = tuple["OrderedDict[QueuedRequest, None]", ...]
 
 
-def lock_names(wants: tuple[Want, ...]) -> tuple[str, ...]:
+def format_locks(wants: tuple[RequiredLock, ...]) -> tuple[str, ...]:
     """Return locks in readable form, such as ``workspace/src/a.py:X``."""
     return tuple(f"{'/'.join(resource)}:{mode}" for resource, mode in wants)
 
@@ -196,56 +196,56 @@ class LockTable:
     __slots__ = ("_arrivals", "_grants", "_queues", "_taken")
 
     def __init__(self) -> None:
-        self._taken: dict[Resource, int] = {}
+        self._taken: dict[LockResource, int] = {}
         """Packed counters by resource of the requests whose turn has come there: granted, or waiting elsewhere."""
-        self._queues: dict[Resource, _Fifos] = {}
+        self._queues: dict[LockResource, _Fifos] = {}
         """One FIFO per mode and resource of the requests whose turn has not come; only for resources with waiters."""
-        self._grants: set[Grant] = set()
+        self._grants: set[LockGrant] = set()
         self._arrivals = 0
 
-    def try_acquire(self, wants: Sequence[Want], owner: str = "") -> Grant | None:
+    def try_acquire(self, wants: Sequence[RequiredLock], owner: str = "") -> LockGrant | None:
         """Acquire all of ``wants`` at once, or return None if one conflicts. Never waits.
 
         :param owner: the holder, as other calls see it while they wait
         :raises UsageError: for an invalid want
         """
-        plan = _planned(wants)
+        plan = _plan_locks(wants)
         taken = self._taken
         for resource, mode in plan:
             if resource in taken and taken[resource] & _CONFLICTS[mode]:
                 return None
-        if self._queues and not all(self._has_turn(resource, mode) for resource, mode in plan):
+        if self._queues and not all(self._is_free(resource, mode) for resource, mode in plan):
             return None
         for resource, mode in plan:
             taken[resource] = taken.get(resource, 0) + _ONE[mode]
-        grant = Grant(plan, owner)
+        grant = LockGrant(plan, owner)
         self._grants.add(grant)
         return grant
 
-    def enqueue(self, wants: Sequence[Want], owner: str = "") -> Request:
+    def enqueue(self, wants: Sequence[RequiredLock], owner: str = "") -> QueuedRequest:
         """Queue for ``wants`` at every resource, in the order of the calls of this method.
 
         :raises UsageError: for an invalid want
         """
-        plan = _planned(wants)
+        plan = _plan_locks(wants)
         self._arrivals += 1
-        request = Request(self, plan, owner, self._arrivals)
+        request = QueuedRequest(self, plan, owner, self._arrivals)
         taken = self._taken
         for resource, mode in plan:
-            if self._has_turn(resource, mode):
+            if self._is_free(resource, mode):
                 taken[resource] = taken.get(resource, 0) + _ONE[mode]
                 continue
             fifos = self._queues.get(resource)
             if fifos is None:
-                fifos = self._queues[resource] = tuple(OrderedDict[Request, None]() for _ in range(5))
+                fifos = self._queues[resource] = tuple(OrderedDict[QueuedRequest, None]() for _ in range(5))
             fifos[mode][request] = None
             request._missing += 1
         if not request._missing:
-            self._grant(request)
+            self._grant_request(request)
         return request
 
-    def release(self, grant: Grant) -> None:
-        """Release everything that ``grant`` holds, and admit the waiters whose turn comes.
+    def release(self, grant: LockGrant) -> None:
+        """Release everything that ``grant_trust`` holds, and admit the waiters whose turn comes.
 
         :raises UsageError: if it was released before or belongs to another table; nothing changes then
         """
@@ -253,9 +253,9 @@ class LockTable:
             self._grants.remove(grant)
         except KeyError:
             raise UsageError(f"{grant!r} is not held. Release a grant once, to the table that granted it.") from None
-        self._give_back(grant._plan)
+        self._release_plan(grant._plan)
 
-    def waiting_for(self, request: Request) -> str:
+    def describe_wait(self, request: QueuedRequest) -> str:
         """Return in one line what ``request`` waits for and who holds it, for events and ``explain``."""
         parts: list[str] = []
         for resource, mode in request._plan:
@@ -280,28 +280,28 @@ class LockTable:
         """The number of resources with a holder or a waiter."""
         return len(self._taken.keys() | self._queues.keys())
 
-    def _has_turn(self, resource: Resource, mode: int) -> bool:
+    def _is_free(self, resource: LockResource, mode: int) -> bool:
         """Return whether a new request would conflict with no holder and no waiter."""
         if self._taken.get(resource, 0) & _CONFLICTS[mode]:
             return False
         fifos = self._queues.get(resource)
         return fifos is None or not any(fifos[other] for other in _AGAINST[mode])
 
-    def _grant(self, request: Request) -> None:
-        grant = Grant(request._plan, request.owner)
+    def _grant_request(self, request: QueuedRequest) -> None:
+        grant = LockGrant(request._plan, request.owner)
         self._grants.add(grant)
-        request._give(grant)
+        request._accept_grant(grant)
 
-    def _leave_queues(self, request: Request, plan: _Plan) -> None:
+    def _leave_queues(self, request: QueuedRequest, plan: _Plan) -> None:
         for resource, mode in plan:
             fifos = self._queues.get(resource)
             if fifos is not None and request in fifos[mode]:
                 del fifos[mode][request]
-                self._let_in(resource, mode, fifos)
+                self._admit_waiters(resource, mode, fifos)
             else:
-                self._give_back(((resource, mode),))
+                self._release_plan(((resource, mode),))
 
-    def _give_back(self, plan: _Plan) -> None:
+    def _release_plan(self, plan: _Plan) -> None:
         for resource, mode in plan:
             left = self._taken[resource] - _ONE[mode]
             if left:
@@ -313,9 +313,9 @@ class LockTable:
             if self._queues and not left & _FIELD[mode]:
                 fifos = self._queues.get(resource)
                 if fifos is not None:
-                    self._let_in(resource, mode, fifos)
+                    self._admit_waiters(resource, mode, fifos)
 
-    def _let_in(self, resource: Resource, gone: int, fifos: _Fifos) -> None:
+    def _admit_waiters(self, resource: LockResource, gone: int, fifos: _Fifos) -> None:
         """Admit the waiters at ``resource`` that the last request of mode ``gone`` kept out."""
         taken = self._taken
         for mode in _AGAINST[gone]:
@@ -330,35 +330,35 @@ class LockTable:
                 taken[resource] = taken.get(resource, 0) + _ONE[mode]
                 request._missing -= 1
                 if not request._missing:
-                    self._grant(request)
+                    self._grant_request(request)
         if not any(fifos):
             del self._queues[resource]
 
 
-def conflict(some: Iterable[Want], others: Iterable[Want]) -> bool:
+def locks_conflict(some: Iterable[RequiredLock], others: Iterable[RequiredLock]) -> bool:
     """Return whether two calls with these wants cannot run at the same time."""
-    planned = dict(_planned(tuple(some)))
+    planned = dict(_plan_locks(tuple(some)))
     return any(
-        resource in planned and planned[resource] in _AGAINST[mode] for resource, mode in _planned(tuple(others))
+        resource in planned and planned[resource] in _AGAINST[mode] for resource, mode in _plan_locks(tuple(others))
     )
 
 
-_NO_FIFOS: _Fifos = tuple(OrderedDict[Request, None]() for _ in range(5))
+_NO_FIFOS: _Fifos = tuple(OrderedDict[QueuedRequest, None]() for _ in range(5))
 
 
-def _planned(wants: Sequence[Want]) -> _Plan:
+def _plan_locks(wants: Sequence[RequiredLock]) -> _Plan:
     """Return each resource and ancestor once, in the one mode that covers all wants."""
     try:
         asked = tuple(wants)
-        return _remembered(asked) if len(asked) <= _FEW else _plan(asked)
+        return _remembered(asked) if len(asked) <= _FEW else _make_plan(asked)
     except (KeyError, ValueError, TypeError):
         raise UsageError(
             f"Invalid lock wants: {wants!r}. Expected pairs of a resource and a mode, such as (('workspace', 'a.py'), 'X')."
         ) from None
 
 
-def _plan(wants: tuple[Want, ...]) -> _Plan:
-    merged: dict[Resource, int] = {}
+def _make_plan(wants: tuple[RequiredLock, ...]) -> _Plan:
+    merged: dict[LockResource, int] = {}
     for resource, asked in wants:
         mode, length = _MODE[asked], len(resource)
         if not length:
@@ -372,21 +372,21 @@ def _plan(wants: tuple[Want, ...]) -> _Plan:
 
 
 _FEW = 4
-_remembered = lru_cache(maxsize=1024)(_plan)
+_remembered = lru_cache(maxsize=1024)(_make_plan)
 """Tools ask for the same few locks again and again."""
 
 
-def _join(one: int, other: int) -> int:
+def _join_modes(one: int, other: int) -> int:
     """Return the weakest mode that is at least as strong as both."""
     if {one, other} == {_IX, _S}:
         return _SIX
     return max(one, other)
 
 
-_JOIN = tuple(tuple(_join(one, other) for other in range(5)) for one in range(5))
+_JOIN = tuple(tuple(_join_modes(one, other) for other in range(5)) for one in range(5))
 
 
-def _described(plan: _Plan) -> str:
+def _describe_plan(plan: _Plan) -> str:
     return ", ".join(f"{'/'.join(resource)}:{_NAMES[mode]}" for resource, mode in plan)
 
 
@@ -400,10 +400,10 @@ def _described(plan: _Plan) -> str:
 # Two spellings of one file are one resource, since paths are located first.
 
 WORKSPACE = "workspace"
-ELSEWHERE = "file:/"
+OUTSIDE_ROOTS = "file:/"
 """The root of files outside the workspace. No template can name it, so no other root conflicts with it."""
 
-MAX_RESOURCES = 10_000
+MAX_LOCKS = 10_000
 """How many resources one template may expand to in one call."""
 
 MAX_BITS = 4096
@@ -412,24 +412,24 @@ MAX_BITS = 4096
 _FILE = "file:"
 
 
-class Resources:
+class LockResolver:
     """A resolver of the lock templates of tools. A kernel has one, which caches compiled templates."""
 
     __slots__ = ("_compiled",)
 
     def __init__(self) -> None:
         # By identity, which is faster than hashing a whole spec. The entry is removed with the spec, before its id is reused.
-        self._compiled: dict[int, tuple[weakref.ref[ToolSpec], Templates]] = {}
+        self._compiled: dict[int, tuple[weakref.ref[ToolSpec], ToolLockTemplates]] = {}
 
-    def wants(
+    def resolve(
         self,
         spec: ToolSpec,
         arguments: Mapping[str, Any],
-        roots: Roots,
-        located: dict[str, Located] | None = None,
+        roots: SessionRoots,
+        located: dict[str, ResolvedPath] | None = None,
         *,
         background: bool = False,
-    ) -> tuple[Want, ...]:
+    ) -> tuple[RequiredLock, ...]:
         """Return the locks that a call of ``spec`` with validated ``arguments`` requires.
 
         :param located: receives the resolved paths by their texts, for the rules that evaluate the call in the same loop turn
@@ -438,22 +438,22 @@ class Resources:
         """
         located = {} if located is None else located
         if background:
-            return Templates(spec.background_locks).wants(arguments, roots, located)
+            return ToolLockTemplates(spec.background_locks).resolve(arguments, roots, located)
         key = id(spec)
         found = self._compiled.get(key)
         if found is None:
             gone = weakref.ref(spec, lambda _, compiled=self._compiled: compiled.pop(key, None))
-            found = self._compiled[key] = (gone, Templates(spec.effective_locks))
+            found = self._compiled[key] = (gone, ToolLockTemplates(spec.effective_locks))
         templates = found[1]
-        return templates.wants(arguments, roots, located) if templates.filled else templates.constant
+        return templates.resolve(arguments, roots, located) if templates.filled else templates.constant
 
 
-def shared(wants: tuple[Want, ...]) -> tuple[Want, ...]:
+def to_shared(wants: tuple[RequiredLock, ...]) -> tuple[RequiredLock, ...]:
     """Return the locks of a call that runs read-only: shared instead of exclusive for files."""
-    return tuple((resource, "S" if resource[0] in (WORKSPACE, ELSEWHERE) else mode) for resource, mode in wants)
+    return tuple((resource, "S" if resource[0] in (WORKSPACE, OUTSIDE_ROOTS) else mode) for resource, mode in wants)
 
 
-class _Template:
+class _LockTemplate:
     """A template with placeholders, or the name of a file. Most have one placeholder, which takes a text."""
 
     __slots__ = ("_whole", "after", "before", "lock", "name")
@@ -461,59 +461,59 @@ class _Template:
     def __init__(self, lock: LockSpec) -> None:
         self.lock = lock
         names = lock.arguments
-        self._whole = () if names else (fill(lock.resource, {}),)
+        self._whole = () if names else (fill_template(lock.resource, {}),)
         self.name = names[0] if len(names) == 1 else ""
         """Its only placeholder, which is filled in between ``before`` and ``after``."""
-        self.before, _, self.after = fill(lock.resource, {self.name: "\0"}).partition("\0")
+        self.before, _, self.after = fill_template(lock.resource, {self.name: "\0"}).partition("\0")
 
-    def filled(self, arguments: Mapping[str, Any]) -> Iterable[str]:
+    def fill(self, arguments: Mapping[str, Any]) -> Iterable[str]:
         """Return the resources that it expands to.
 
         :raises ToolError: ``invalid_input`` if an argument cannot name a resource
         """
         if self._whole:
             return self._whole
-        return [fill(self.lock.resource, values) for values in _spread(self.lock, arguments)]
+        return [fill_template(self.lock.resource, values) for values in _fill_values(self.lock, arguments)]
 
 
-class Templates:
+class ToolLockTemplates:
     """The compiled lock templates of one tool."""
 
     __slots__ = ("constant", "filled")
 
     def __init__(self, locks: tuple[LockSpec, ...]) -> None:
-        constant: list[Want] = []
-        self.filled: list[_Template] = []
+        constant: list[RequiredLock] = []
+        self.filled: list[_LockTemplate] = []
         for lock in locks:
             # The name of a file is resolved again for each call, since links change.
             if lock.resource.startswith(_FILE) or placeholders(lock.resource):
-                self.filled.append(_Template(lock))
+                self.filled.append(_LockTemplate(lock))
             else:
                 constant.append(((lock.resource,), lock.mode))
         self.constant = tuple(constant)
 
-    def wants(self, arguments: Mapping[str, Any], roots: Roots, located: dict[str, Located]) -> tuple[Want, ...]:
-        """Return the locks for these arguments; see :meth:`Resources.wants`."""
+    def resolve(self, arguments: Mapping[str, Any], roots: SessionRoots, located: dict[str, ResolvedPath]) -> tuple[RequiredLock, ...]:
+        """Return the locks for these arguments; see :meth:`LockResolver.resolve`."""
         wants = dict.fromkeys(self.constant)
         for template in self.filled:
             mode = template.lock.mode
             value = arguments.get(template.name) if template.name else None
-            filled = (template.before + value + template.after,) if type(value) is str else template.filled(arguments)
+            filled = (template.before + value + template.after,) if type(value) is str else template.fill(arguments)
             for resource in filled:
                 if not resource.startswith(_FILE):
                     wants[(resource,), mode] = None
                 elif path := resource[len(_FILE) :]:
                     where = located.get(path)
                     if where is None:
-                        where = located[path] = roots.locate(path)
-                    for one in _file(where.absolute, roots):
+                        where = located[path] = roots.resolve_path(path)
+                    for one in _file_resources(where.absolute, roots):
                         wants[one, mode] = None
                 else:  # an optional argument that was left out is the whole workspace
                     wants[(WORKSPACE,), mode] = None
         return tuple(wants)
 
 
-def _file(absolute: str, roots: Roots) -> tuple[Resource, ...]:
+def _file_resources(absolute: str, roots: SessionRoots) -> tuple[LockResource, ...]:
     """Return the resources of one file, by its canonical path."""
     workspace = roots.workspace
     inside = workspace if workspace == "/" else workspace + "/"
@@ -523,14 +523,14 @@ def _file(absolute: str, roots: Roots) -> tuple[Resource, ...]:
         return ((WORKSPACE,),)
     if any(absolute == root or absolute.startswith(root + "/") for root in roots.writable):
         return ((WORKSPACE, "/", *absolute[1:].split("/")),)  # no name in the workspace is "/"
-    elsewhere = (ELSEWHERE,) if absolute == "/" else (ELSEWHERE, *absolute[1:].split("/"))
+    elsewhere = (OUTSIDE_ROOTS,) if absolute == "/" else (OUTSIDE_ROOTS, *absolute[1:].split("/"))
     folder = absolute.rstrip("/") + "/"
     if any(root.startswith(folder) for root in roots.writable):  # a folder that holds such a root covers it too
         return (elsewhere, (WORKSPACE,))
     return (elsewhere,)
 
 
-def _spread(lock: LockSpec, arguments: Mapping[str, Any]) -> list[dict[str, str]]:
+def _fill_values(lock: LockSpec, arguments: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return the texts to fill in: one set per item of a list, an empty text for an omitted argument."""
     spread: list[dict[str, str]] = [{}]
     for name in dict.fromkeys(lock.arguments):
@@ -538,17 +538,17 @@ def _spread(lock: LockSpec, arguments: Mapping[str, Any]) -> list[dict[str, str]
         items: list[object] = [value]
         if isinstance(value, (list, tuple)):
             items = list(cast("list[object]", value)) or [None]
-        texts = dict.fromkeys(_text(lock, name, item) for item in items)
-        if len(spread) * len(texts) > MAX_RESOURCES:
+        texts = dict.fromkeys(_value_text(lock, name, item) for item in items)
+        if len(spread) * len(texts) > MAX_LOCKS:
             raise ToolError(
-                f"The arguments name too many resources for the lock `{lock}`. The limit is {MAX_RESOURCES:,}. Pass fewer at once.",
+                f"The arguments name too many resources for the lock `{lock}`. The limit is {MAX_LOCKS:,}. Pass fewer at once.",
                 kind="invalid_input",
             )
         spread = [{**filled, name: text} for filled in spread for text in texts]
     return spread
 
 
-def _text(lock: LockSpec, name: str, value: object) -> str:
+def _value_text(lock: LockSpec, name: str, value: object) -> str:
     """Return one spelling per value: 5 and 5.0 are the same JSON number."""
     if value is None:
         return ""

@@ -7,17 +7,17 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-from handrail.contract.doors.offers import SourceRequest
+from handrail.contract.services.resources import SourceRequest
 from handrail.contract.errors import ToolError
-from handrail.contract.tool.offering import Offering, Stamped, offered
+from handrail.contract.tool.resource_provider import ResourceProvider, PollableProvider, find_provider
 
 logger = logging.getLogger("handrail.arbiter")
 
-MOST_SUBSCRIBED = 1_000
+MAX_SUBSCRIPTIONS = 1_000
 """Resources of one session."""
-TOLD_EVERY_S = 0.1
+NOTIFY_INTERVAL_S = 0.1
 """The shortest interval between two notifications about one resource. Changes in between give one more notification."""
-LOOK_EVERY_S = 1.0
+POLL_INTERVAL_S = 1.0
 """How often the kernel checks subscribed resources of sources that send no notifications."""
 _ENDING_S = 5.0
 _SUBSCRIBING = SourceRequest("resources/subscribe", "uri")
@@ -25,7 +25,7 @@ _SUBSCRIBING = SourceRequest("resources/subscribe", "uri")
 Stop = Callable[[], Awaitable[None]]
 
 
-class Subscriptions:
+class SessionSubscriptions:
     """The resource subscriptions of one session.
 
     :param tell: called with the URI of a changed resource, as the session names it
@@ -38,7 +38,7 @@ class Subscriptions:
         """Stamps by URI, for resources of sources that send no notifications."""
         self._glances: dict[str, str] = {}
         """Cheap stamps by URI, for those of these resources that have one."""
-        self._offerings: Sequence[Offering] = ()
+        self._offerings: Sequence[ResourceProvider] = ()
         """The present sources, as far as known here."""
         self._watching: asyncio.Task[None] | None = None
         self._quiet: dict[str, bool] = {}
@@ -48,7 +48,7 @@ class Subscriptions:
     def __contains__(self, uri: str) -> bool:
         return uri in self._stops
 
-    async def add(self, uri: str, offering: Offering, named: str) -> None:
+    async def add(self, uri: str, offering: ResourceProvider, named: str) -> None:
         """Subscribe to a resource.
 
         :param uri: the URI as the session names it
@@ -57,26 +57,26 @@ class Subscriptions:
         """
         if uri in self._stops:
             return
-        if self._over or len(self._stops) >= MOST_SUBSCRIBED:
+        if self._over or len(self._stops) >= MAX_SUBSCRIPTIONS:
             raise ToolError(
-                f"This session cannot subscribe to more resources. The limit is {MOST_SUBSCRIBED:,}. Unsubscribe from some first.",
+                f"This session cannot subscribe to more resources. The limit is {MAX_SUBSCRIPTIONS:,}. Unsubscribe from some first.",
                 kind="limit",
             )
         self._stops[uri] = None  # reserves its place while the source answers
         before = uri[: len(uri) - len(named)] if uri.endswith(named) else ""
         try:
-            stop = await offering.subscribe(named, lambda changed: self._updated(uri, before + changed))
-            if isinstance(offering, Stamped):
-                glance = await asyncio.to_thread(offering.glance, named)  # first, so that a change meanwhile is noticed
-                self._stamps[uri] = await asyncio.to_thread(offering.stamp, named)
+            stop = await offering.subscribe(named, lambda changed: self._on_updated(uri, before + changed))
+            if isinstance(offering, PollableProvider):
+                glance = await asyncio.to_thread(offering.quick_stamp, named)  # first, so that a change meanwhile is noticed
+                self._stamps[uri] = await asyncio.to_thread(offering.content_stamp, named)
                 if glance:
                     self._watch(uri, glance, offering)
         except BaseException:
             self._stops.pop(uri, None)
-            self._forget(uri)
+            self._drop(uri)
             raise
         if self._over or uri not in self._stops:  # no longer wanted
-            self._forget(uri)
+            self._drop(uri)
             await stop()
         else:
             self._stops[uri] = stop
@@ -86,7 +86,7 @@ class Subscriptions:
         if uri not in self._stops:
             return False
         stop = self._stops.pop(uri)
-        self._forget(uri)
+        self._drop(uri)
         if stop is not None:
             await stop()
         return True
@@ -103,32 +103,32 @@ class Subscriptions:
                     if isinstance(failure, Exception):
                         logger.info("a source could not be told to end a subscription: %s", failure)
 
-    async def look_again(self, offerings: Sequence[Offering]) -> None:
+    async def check_for_changes(self, offerings: Sequence[ResourceProvider]) -> None:
         """Check sources that send no notifications, and report changed resources.
 
         :param offerings: the present sources
         """
         self._offerings = offerings
-        await self._look(self._stamps)
+        await self._check(self._stamps)
 
-    async def _look(self, uris: Iterable[str]) -> None:
+    async def _check(self, uris: Iterable[str]) -> None:
         for uri, stamp in [(uri, self._stamps[uri]) for uri in uris if uri in self._stamps]:
-            found = offered(self._offerings, _SUBSCRIBING, uri)
+            found = find_provider(self._offerings, _SUBSCRIBING, uri)
             now = ""
-            if found is not None and isinstance(found[0], Stamped):
-                now = await asyncio.to_thread(found[0].stamp, found[1])
+            if found is not None and isinstance(found[0], PollableProvider):
+                now = await asyncio.to_thread(found[0].content_stamp, found[1])
             if now != stamp and uri in self._stamps:
                 self._stamps[uri] = now
-                self._updated(uri, uri)
+                self._on_updated(uri, uri)
 
-    def _forget(self, uri: str) -> None:
+    def _drop(self, uri: str) -> None:
         self._stamps.pop(uri, None)
         self._glances.pop(uri, None)
         if not self._glances and self._watching is not None:
             self._watching.cancel()
             self._watching = None
 
-    def _watch(self, uri: str, glance: str, offering: Offering) -> None:
+    def _watch(self, uri: str, glance: str, offering: ResourceProvider) -> None:
         """Check the resource at intervals, in one task for all."""
         self._glances[uri] = glance
         if not self._offerings:
@@ -136,35 +136,35 @@ class Subscriptions:
         elif all(offering is not one for one in self._offerings):
             self._offerings = (offering, *self._offerings)
         if self._watching is None:
-            self._watching = asyncio.get_running_loop().create_task(self._watched(), name="glances at what is offered")
+            self._watching = asyncio.get_running_loop().create_task(self._poll(), name="glances at what is offered")
 
-    async def _watched(self) -> None:
+    async def _poll(self) -> None:
         while self._glances:
-            await asyncio.sleep(LOOK_EVERY_S)
-            found = {uri: offered(self._offerings, _SUBSCRIBING, uri) for uri in self._glances}
-            seen = await asyncio.to_thread(_glances_at, found)
+            await asyncio.sleep(POLL_INTERVAL_S)
+            found = {uri: find_provider(self._offerings, _SUBSCRIBING, uri) for uri in self._glances}
+            seen = await asyncio.to_thread(_read_stamps, found)
             if other := [uri for uri, glance in seen.items() if self._glances.get(uri, glance) != glance]:
                 self._glances |= {uri: seen[uri] for uri in other}
-                await self._look(other)
+                await self._check(other)
 
-    def _updated(self, uri: str, changed: str) -> None:
+    def _on_updated(self, uri: str, changed: str) -> None:
         if self._over or uri not in self._stops:
             return
         if changed in self._quiet:
             self._quiet[changed] = True
-        elif len(self._quiet) < MOST_SUBSCRIBED:  # a source may report any number of parts
+        elif len(self._quiet) < MAX_SUBSCRIPTIONS:  # a source may report any number of parts
             self._quiet[changed] = False
-            asyncio.get_running_loop().call_later(TOLD_EVERY_S, self._again, uri, changed)
+            asyncio.get_running_loop().call_later(NOTIFY_INTERVAL_S, self._notify_again, uri, changed)
             self._tell(changed)
 
-    def _again(self, uri: str, changed: str) -> None:
+    def _notify_again(self, uri: str, changed: str) -> None:
         if self._quiet.pop(changed, False):
-            self._updated(uri, changed)
+            self._on_updated(uri, changed)
 
 
-def _glances_at(found: Mapping[str, tuple[Offering, str] | None]) -> dict[str, str]:
+def _read_stamps(found: Mapping[str, tuple[ResourceProvider, str] | None]) -> dict[str, str]:
     """Return the present cheap stamps. Called in a thread."""
     seen: dict[str, str] = {}
     for uri, at in found.items():
-        seen[uri] = at[0].glance(at[1]) if at is not None and isinstance(at[0], Stamped) else ""
+        seen[uri] = at[0].quick_stamp(at[1]) if at is not None and isinstance(at[0], PollableProvider) else ""
     return seen

@@ -17,18 +17,18 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any, Literal
 
-from handrail.contract.doors.runtime import Runtime
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.errors import LoadError, UsageError
-from handrail.contract.generation import Found, Loaded, Rank
-from handrail.contract.sandbox import Tier
+from handrail.contract.generation import DiscoveredTool, SourceContents, SourceRank
+from handrail.contract.sandbox import SandboxTier
 from handrail.contract.tool.names import fault_in_id
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
-from handrail.registry.loading import load_generation
-from handrail.registry.sources.code import BuiltinSource
+from handrail.registry.generation_loader import load_generation
+from handrail.registry.sources.code_sources import BuiltinSource
 
 ToolKind = Literal["function", "class", "program", "persistent", "source", "module"]
-KINDS: Mapping[ToolKind, str] = {
+TOOL_KINDS: Mapping[ToolKind, str] = {
     "function": "a typed Python function, in the program that passes it to the kernel",
     "class": "a Python class, for a tool with a state between calls",
     "program": "an executable in any language, started for each call in a sandbox (here: sh and python3)",
@@ -38,7 +38,7 @@ KINDS: Mapping[ToolKind, str] = {
     ),
     "module": "a Python module with execute(topic, params, config, telemetry), run in a sandbox",
 }
-_USED = frozenset({"handrail", "conftest", "temporary_kernel", "called"})
+_RESERVED_NAMES = frozenset({"handrail", "conftest", "temporary_kernel", "called"})
 """Names that a new tool's test uses for something else."""
 _DESCRIPTION = "Count the words of a text. Use it when the user asks for the length of a text."
 
@@ -52,12 +52,12 @@ class NewFile:
     executable: bool = False
 
 
-def files_of(kind: ToolKind, tool_id: str) -> list[NewFile]:
+def make_tool_files(kind: ToolKind, tool_id: str) -> list[NewFile]:
     """Return the files of a new tool, its own first and its test last.
 
     :raises UsageError: for an invalid or reserved id
     """
-    if problem := fault_in_id(tool_id) or _beside_what_ships(tool_id):
+    if problem := fault_in_id(tool_id) or _find_start_fault(tool_id):
         raise UsageError(problem)
     word = _python_name(tool_id)
     match kind:
@@ -66,12 +66,12 @@ def files_of(kind: ToolKind, tool_id: str) -> list[NewFile]:
         case "class":
             own = [NewFile(f"{word}.py", _CLASS.format(id=tool_id, word=word, name=_class_name(word)))]
         case "program":
-            own = [NewFile(f"{tool_id}.json", _manifest(tool_id, word)), NewFile(word, _PROGRAM, executable=True)]
+            own = [NewFile(f"{tool_id}.json", _format_manifest(tool_id, word)), NewFile(word, _PROGRAM, executable=True)]
         case "persistent":
-            manifest = _manifest(tool_id, word, persistent=True)
+            manifest = _format_manifest(tool_id, word, persistent=True)
             own = [NewFile(f"{tool_id}.json", manifest), NewFile(word, _PERSISTENT, executable=True)]
         case "source":
-            manifest = _manifest(tool_id, f"{word}/run", build=["sh", "build.sh"])
+            manifest = _format_manifest(tool_id, f"{word}/run", build=["sh", "build.sh"])
             own = [
                 NewFile(f"{tool_id}.json", manifest),
                 NewFile(f"{word}/build.sh", _BUILD),
@@ -88,14 +88,14 @@ def files_of(kind: ToolKind, tool_id: str) -> list[NewFile]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _ProbeSource:
     """A source with one tool of the new id, to check it together with the built-in tools."""
 
     tool_id: str
-    rank: Rank = "global"
-    foreign: bool = False
+    rank: SourceRank = "global"
+    is_third_party: bool = False
 
-    def load(self) -> Loaded:
+    def load(self) -> SourceContents:
         class Blank(Tool):
             spec = ToolSpec(
                 id=self.tool_id, description=_DESCRIPTION, parameters={"type": "object"}, side_effect="read", locks=()
@@ -104,15 +104,15 @@ class _Asked:
             async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
                 return None  # never called
 
-        return Loaded((Found(Blank(), "the new tool"),))
+        return SourceContents((DiscoveredTool(Blank(), "the new tool"),))
 
 
-def _beside_what_ships(tool_id: str) -> str | None:
+def _find_start_fault(tool_id: str) -> str | None:
     """Return the fault with which a kernel would refuse to start with this id, or None."""
     try:
-        load_generation([BuiltinSource(), _Asked(tool_id)], tier=Tier("any", "no tool runs"))
+        load_generation([BuiltinSource(), _ProbeSource(tool_id)], tier=SandboxTier("any", "no tool runs"))
     except LoadError as error:
-        return "; ".join(fault.problem for fault in error.faults)
+        return "; ".join(fault.problem for fault in error.diagnostics)
     return None
 
 
@@ -125,14 +125,14 @@ def _python_name(tool_id: str) -> str:
         or keyword.iskeyword(_class_name(word))
         or hasattr(builtins, word)
         or low in sys.stdlib_module_names
-        or low in _USED
+        or low in _RESERVED_NAMES
         or low in {name.lower() for name in packages_distributions()}
         or low.startswith("test")
     )
     return f"tool_{word}" if taken else word
 
 
-def write(folder: Path, files: list[NewFile]) -> list[Path]:
+def write_files(folder: Path, files: list[NewFile]) -> list[Path]:
     """Write the files of a new tool, or none if any of them exists.
 
     :raises UsageError: with the names of the existing files
@@ -159,7 +159,7 @@ def _class_name(word: str) -> str:
     return "".join(part.capitalize() for part in word.split("_") if part) or "Tool"
 
 
-def _manifest(tool_id: str, word: str, **more: object) -> str:
+def _format_manifest(tool_id: str, word: str, **more: object) -> str:
     llm = {
         "name": tool_id,
         "description": _DESCRIPTION,

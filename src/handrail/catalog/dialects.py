@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from handrail.contract.tool.native import NATIVE, Support, native_name
+from handrail.contract.tool.provider_tools import PROVIDER_TOOLS, ProviderSupport, provider_tool_name
 from handrail.contract.tool.spec import ToolSpec
 
 ANNOTATIONS = frozenset({"title", "description", "default", "examples", "format"})
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
-    """The schema language of one provider. :func:`handrail.catalog.fitting.fit` adapts schemas to it.
+class SchemaDialect:
+    """The schema language of one provider. :func:`handrail.catalog.schema_adapter.adapt_schema` adapts schemas to it.
 
     :param keywords: the supported keywords; None for every keyword of JSON Schema
     :param plain_root: whether the outermost schema has to be an object without ``oneOf``, ``anyOf``, ``allOf`` and similar
@@ -63,10 +63,10 @@ def _mcp(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str
     return {"name": name, "description": description, "inputSchema": dict(parameters)}
 
 
-OPENAI_CHAT = Dialect("openai-chat", _chat, max_description=1024)
-OPENAI_RESPONSES = Dialect("openai-responses", _responses, max_description=1024)
-ANTHROPIC = Dialect("anthropic", _messages, property_names=re.compile(r"[A-Za-z0-9_.-]{1,64}\Z"))
-GEMINI = Dialect(
+OPENAI_CHAT = SchemaDialect("openai-chat", _chat, max_description=1024)
+OPENAI_RESPONSES = SchemaDialect("openai-responses", _responses, max_description=1024)
+ANTHROPIC = SchemaDialect("anthropic", _messages, property_names=re.compile(r"[A-Za-z0-9_.-]{1,64}\Z"))
+GEMINI = SchemaDialect(
     "gemini",
     _declaration,
     keywords=frozenset(
@@ -77,18 +77,18 @@ GEMINI = Dialect(
     ),
     property_names=re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}\Z"),
 )
-MCP = Dialect("mcp", _mcp, plain_root=False)
-TEXT = Dialect("text", _mcp, plain_root=False, property_names=re.compile(r'[^\s=<>"@]{1,128}\Z'))
+MCP = SchemaDialect("mcp", _mcp, plain_root=False)
+TEXT = SchemaDialect("text", _mcp, plain_root=False, property_names=re.compile(r'[^\s=<>"@]{1,128}\Z'))
 """The dialect of models that write their calls into their text; see :mod:`handrail.agent.text_calls`."""
 
-DIALECTS: Mapping[str, Dialect] = {
+DIALECTS: Mapping[str, SchemaDialect] = {
     dialect.name: dialect for dialect in (OPENAI_CHAT, OPENAI_RESPONSES, ANTHROPIC, GEMINI, MCP)
 }
 
 
 # Provider tools: their form in the requests to each provider, or the reason why a model does not get one.
 
-_API = {
+_API_NAMES = {
     "openai-chat": "the chat completions API",
     "openai-responses": "the responses API",
     "anthropic": "the messages API",
@@ -97,18 +97,18 @@ _API = {
 }
 
 
-def in_own_form(spec: ToolSpec, dialect: Dialect, model: str) -> dict[str, Any] | str:
+def provider_tool_form(spec: ToolSpec, dialect: SchemaDialect, model: str) -> dict[str, Any] | str:
     """Return the form of a provider tool in a request, or a text that says why this model cannot have it.
 
     The form is an entry in the list of tools. For chat completions, it is a further parameter of the request.
 
     :param model: the provider's name of the model
     """
-    api = _API.get(dialect.name, dialect.name)
-    support = NATIVE[native_name(spec)].support.get(dialect.name)
+    api = _API_NAMES.get(dialect.name, dialect.name)
+    support = PROVIDER_TOOLS[provider_tool_name(spec)].support.get(dialect.name)
     if support is None:
-        those = " and ".join(_API[name] for name in NATIVE[native_name(spec)].support if name in _API)
-        return f"The tool {native_name(spec)} is not available in {api}, only in {those}."
+        those = " and ".join(_API_NAMES[name] for name in PROVIDER_TOOLS[provider_tool_name(spec)].support if name in _API_NAMES)
+        return f"The tool {provider_tool_name(spec)} is not available in {api}, only in {those}."
     if dialect.name not in spec.provider_support:
         return f"The agent's manifest enables it for {', '.join(spec.provider_support)} only."
     if support.models is not None and support.models not in model:
@@ -116,13 +116,13 @@ def in_own_form(spec: ToolSpec, dialect: Dialect, model: str) -> dict[str, Any] 
     return _FORMS.get(dialect.name, _listed)(support, spec.provider_support[dialect.name])
 
 
-def name_in_reply(spec: ToolSpec, dialect: Dialect) -> str:
+def provider_call_name(spec: ToolSpec, dialect: SchemaDialect) -> str:
     """Return the name of a provider tool in replies."""
-    support = NATIVE[native_name(spec)].support[dialect.name]
+    support = PROVIDER_TOOLS[provider_tool_name(spec)].support[dialect.name]
     return support.name or support.type
 
 
-def _listed(support: Support, options: Mapping[str, Any]) -> dict[str, Any]:
+def _listed(support: ProviderSupport, options: Mapping[str, Any]) -> dict[str, Any]:
     form: dict[str, Any] = {"type": support.type, **options}
     if support.name:
         form["name"] = support.name
@@ -131,14 +131,14 @@ def _listed(support: Support, options: Mapping[str, Any]) -> dict[str, Any]:
     return form
 
 
-def _of_chat(support: Support, options: Mapping[str, Any]) -> dict[str, Any]:
+def _of_chat(support: ProviderSupport, options: Mapping[str, Any]) -> dict[str, Any]:
     form = dict(options)
     if "user_location" in form:
         form["user_location"] = {"type": "approximate", "approximate": dict(form["user_location"])}
     return {f"{support.type}_options": form}
 
 
-def _of_responses(support: Support, options: Mapping[str, Any]) -> dict[str, Any]:
+def _of_responses(support: ProviderSupport, options: Mapping[str, Any]) -> dict[str, Any]:
     form = _listed(support, options)
     if "allowed_domains" in form:
         form["filters"] = {"allowed_domains": form.pop("allowed_domains")}
@@ -147,7 +147,7 @@ def _of_responses(support: Support, options: Mapping[str, Any]) -> dict[str, Any
     return form
 
 
-_FORMS: Mapping[str, Callable[[Support, Mapping[str, Any]], dict[str, Any]]] = {
+_FORMS: Mapping[str, Callable[[ProviderSupport, Mapping[str, Any]], dict[str, Any]]] = {
     "openai-chat": _of_chat,
     "openai-responses": _of_responses,
 }

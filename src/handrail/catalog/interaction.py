@@ -13,42 +13,42 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal, Protocol, cast
 
-from handrail.catalog.prompt import index_of, of_spec
-from handrail.catalog.view import CORE, FOUND, LEFT, MOST_GIVEN, SHIPPED, ActiveSet, CatalogOptions, View, view_of
-from handrail.contract.doors.jobs import NOT_HEARD, BroughtIn, Category, Findings, Manual
+from handrail.catalog.prompt import format_index, estimate_spec_tokens
+from handrail.catalog.view import CORE_CATEGORY, FOUND_MARK, REMOVED_MARK, MAX_ACTIVE_TOOLS, SHIPPED_CATEGORIES, ActiveSet, CatalogOptions, CatalogView, get_view
+from handrail.contract.services.jobs import UNLISTED_PREFIX, LoadedTools, ToolCategory, ToolSearchResult, ToolDocumentation
 from handrail.contract.errors import HandrailError, ToolError
-from handrail.contract.generation import Entry, Generation
-from handrail.contract.session import Values
-from handrail.contract.tool.names import nearest, wire_name
+from handrail.contract.generation import ToolEntry, Generation
+from handrail.contract.session import SessionValueStore
+from handrail.contract.tool.names import nearest_names, wire_name
 from handrail.contract.tool.spec import ToolSpec
 
 # The manual of a tool, and the manuals that a session has read.
 
-READER = "info"
+DOCUMENTATION_TOOL = "info"
 """The tool that reads manuals. A session stores under this name which ones it has read."""
 _KEY = "manuals"
 _MAX_DEPTH = 6
 
 
-class ManualsRead:
+class DocumentationReads:
     """The manuals that one session has read, stored with the session.
 
     A manual belongs to a definition. If a tool changes, its manual has to be read again.
     """
 
-    def __init__(self, session_id: str, values: Values) -> None:
+    def __init__(self, session_id: str, values: SessionValueStore) -> None:
         self._session_id = session_id
         self._values = values
         self._known: dict[str, str] | None = None
 
-    async def has(self, entry: Entry) -> bool:
+    async def has_read(self, entry: ToolEntry) -> bool:
         """Return whether the session has read the manual of this definition.
 
         :raises LogUnavailable: if the state cannot be read
         """
         return (await self._read()).get(entry.id) == entry.definition_hash
 
-    async def note(self, entry: Entry) -> None:
+    async def mark_read(self, entry: ToolEntry) -> None:
         """Mark the manual of this definition as read.
 
         :raises LogUnavailable: if the mark cannot be stored
@@ -56,23 +56,23 @@ class ManualsRead:
         known = await self._read()
         if known.get(entry.id) != entry.definition_hash:
             known[entry.id] = entry.definition_hash
-            await self._values.put(self._session_id, READER, _KEY, dict(known))
+            await self._values.put(self._session_id, DOCUMENTATION_TOOL, _KEY, dict(known))
 
     async def _read(self) -> dict[str, str]:
         if self._known is None:
-            kept = await self._values.get(self._session_id, READER, _KEY)
+            kept = await self._values.get(self._session_id, DOCUMENTATION_TOOL, _KEY)
             if self._known is None:
                 self._known = dict(cast("dict[str, str]", kept)) if isinstance(kept, dict) else {}
         return self._known
 
 
-def manual_of(entry: Entry, view: View) -> Manual:
+def make_documentation(entry: ToolEntry, view: CatalogView) -> ToolDocumentation:
     """Return the manual of ``entry``.
 
     It lists its fields one by one, so that no other field of the runtime view reaches a model.
     """
     spec = entry.spec
-    return Manual(
+    return ToolDocumentation(
         id=spec.id,
         name=wire_name(spec.id),
         category=view.category(spec.id),
@@ -80,12 +80,12 @@ def manual_of(entry: Entry, view: View) -> Manual:
         parameters=spec.parameters,
         documentation=spec.documentation.strip(),
         guidance=spec.guidance.strip(),
-        example=example_of(entry),
-        source="" if entry.foreign is None else view.category(spec.id),
+        example=make_example(entry),
+        source="" if entry.third_party is None else view.category(spec.id),
     )
 
 
-def example_of(entry: Entry) -> dict[str, Any] | None:
+def make_example(entry: ToolEntry) -> dict[str, Any] | None:
     """Return minimal arguments that the tool accepts, or None.
 
     They are the required ones, each with the first value of its schema. If the tool does not accept these alone, they are the
@@ -100,13 +100,13 @@ def example_of(entry: Entry) -> dict[str, Any] | None:
     more = ({name: _example(of, schema, 1, name)} for name, of in properties.items() if name not in required)
     for one in ({}, *more):
         with suppress(ToolError):
-            entry.admitted(arguments := {**required, **one})
+            entry.validate_arguments(arguments := {**required, **one})
             return arguments
     return None
 
 
 def _example(schema: object, root: Mapping[str, Any], depth: int, name: str = "text") -> Any:
-    """Return a value for ``schema``, or None.
+    """Return a value for ``build_schema``, or None.
 
     :param name: the name of the argument
     """
@@ -114,10 +114,10 @@ def _example(schema: object, root: Mapping[str, Any], depth: int, name: str = "t
         return None
     node = cast("Mapping[str, Any]", schema)
     if isinstance(node.get("$ref"), str):
-        return _example(_referred(node["$ref"], root), root, depth + 1, name)
-    if stated := _stated(node):
+        return _example(_resolve_reference(node["$ref"], root), root, depth + 1, name)
+    if stated := _stated_values(node):
         return stated[0]
-    if parts := _parts(node):
+    if parts := _alternatives(node):
         return _example(parts[0], root, depth + 1, name)
     kind = _kind(node)
     if kind == "object":
@@ -137,7 +137,7 @@ def _kind(node: Mapping[str, Any]) -> str:
     return str(kind)
 
 
-def _stated(node: Mapping[str, Any]) -> list[Any]:
+def _stated_values(node: Mapping[str, Any]) -> list[Any]:
     """Return the values that a schema itself states, the best first."""
     for key in ("examples", "enum"):
         if isinstance(node.get(key), list) and node[key]:
@@ -145,7 +145,7 @@ def _stated(node: Mapping[str, Any]) -> list[Any]:
     return [node[key] for key in ("const", "default") if key in node]
 
 
-def _parts(node: Mapping[str, Any]) -> list[Any]:
+def _alternatives(node: Mapping[str, Any]) -> list[Any]:
     """Return the alternatives of a schema without properties."""
     for key in ("oneOf", "anyOf", "allOf"):
         if isinstance(node.get(key), list) and node[key] and "properties" not in node:
@@ -173,7 +173,7 @@ _TEXTS = {
 }
 
 
-def _referred(reference: str, root: Mapping[str, Any]) -> object:
+def _resolve_reference(reference: str, root: Mapping[str, Any]) -> object:
     found: object = root
     for step in reference.removeprefix("#/").split("/"):
         if not isinstance(found, Mapping):
@@ -185,16 +185,16 @@ def _referred(reference: str, root: Mapping[str, Any]) -> object:
 _Kind = Literal["category", "tool"]
 """The kind of thing that a name is for."""
 
-_SEARCHING = ("find_tools", "tool_search")
+_SEARCH_TOOLS = ("find_tools", "tool_search")
 """The tools that search."""
-_KEPT = ("load_tools", "in_view")
+_ACTIVE_SET_KEY = ("load_tools", "in_view")
 """The tool and the key under which a session stores its loaded tools."""
-_MOST_NEAR = 4
-_MOST_NAMED = 30
+_MAX_SIMILAR = 4
+_MAX_NAMED = 30
 """The maximum number of categories that an error names."""
 
 
-class Finder(Protocol):
+class ToolFinder(Protocol):
     """A search over the tools of a generation."""
 
     async def find(
@@ -204,10 +204,10 @@ class Finder(Protocol):
         *,
         limit: int,
         extensions_only: bool = False,
-        source: Callable[[Entry], str],
+        source: Callable[[ToolEntry], str],
         patience_s: float | None = None,
         by_words: bool = False,
-    ) -> Findings:
+    ) -> ToolSearchResult:
         """Return the tools that match ``query``, among those that can be called.
 
         :param source: returns the third-party source of a tool's description, or ``""``
@@ -217,22 +217,22 @@ class Finder(Protocol):
         """
         ...
 
-    def load_ahead(self, generation: Generation) -> None:
+    def preload_index(self, generation: Generation) -> None:
         """Schedule the loading of what a search in ``generation`` needs."""
         ...
 
-    def near(self, generation: Generation, name: str, count: int = 2) -> list[str]:
+    def find_similar(self, generation: Generation, name: str, count: int = 2) -> list[str]:
         """Return tools that share words with an unknown name, if this needs no waiting."""
         ...
 
 
-InView = tuple[ActiveSet, int]
+ActiveState = tuple[ActiveSet, int]
 """An active set, and the number of its steps that count."""
-Changed = Callable[[tuple[str, ...], bool], None]
+ChangeCallback = Callable[[tuple[str, ...], bool], None]
 """A callback for steps of the active set. The second argument: whether they change which tools are loaded."""
 
 
-class Interaction:
+class InteractionState:
     """The tools that are loaded in the current interaction of one session.
 
     :param values: the store for the session's state
@@ -240,32 +240,32 @@ class Interaction:
     """
 
     def __init__(
-        self, session_id: str, options: CatalogOptions, values: Values | None = None, finder: Finder | None = None
+        self, session_id: str, options: CatalogOptions, values: SessionValueStore | None = None, finder: ToolFinder | None = None
     ) -> None:
         self.options = options
         self.active = ActiveSet()
-        self.number = 0
+        self.interaction_number = 0
         """The number of the interaction, counted since the session was opened."""
-        self.shown: InView = (self.active, 0)
+        self.turn_state: ActiveState = (self.active, 0)
         """The active set at the start of the last turn."""
-        self.manuals = None if values is None else ManualsRead(session_id, values)
+        self.documentation_reads = None if values is None else DocumentationReads(session_id, values)
         self._session_id = session_id
         self._values = values
         self._kept: tuple[str, ...] = ()
-        self.changed: Changed | None = None
+        self.on_change: ChangeCallback | None = None
         self._finder = finder
         self._last: weakref.ref[Generation] | None = None
-        self._view: View | None = None
+        self._view: CatalogView | None = None
 
-    def begin(self, number: int | None = None, brought: Iterable[str] = ()) -> None:
+    def start(self, number: int | None = None, loaded: Iterable[str] = ()) -> None:
         """Start another interaction, without the tools that the last one has loaded.
 
         :param number: the number of the interaction, if another process counts; default: the next one
         :param brought: the steps of the active set to start with, if another process had the session
         """
-        self.number = self.number + 1 if number is None else number
-        self.active = ActiveSet(brought)
-        self.shown = (self.active, 0)
+        self.interaction_number = self.interaction_number + 1 if number is None else number
+        self.active = ActiveSet(loaded)
+        self.turn_state = (self.active, 0)
         self._last = None
 
     async def restore(self) -> None:
@@ -275,87 +275,87 @@ class Interaction:
 
         :raises LogUnavailable: if the state cannot be read
         """
-        kept: object = None if self._values is None else await self._values.get(self._session_id, *_KEPT)
+        kept: object = None if self._values is None else await self._values.get(self._session_id, *_ACTIVE_SET_KEY)
         if isinstance(kept, list):
             self._kept = tuple(str(tool_id) for tool_id in cast("list[object]", kept))
-            self.active.take(self._kept)
+            self.active.apply_steps(self._kept)
 
-    async def keep(self) -> None:
+    async def save(self) -> None:
         """Store the loaded tools with the session. A failure is ignored."""
-        steps = self.active.steps()
+        steps = self.active.minimal_steps()
         if self._values is not None and steps != self._kept:
             with contextlib.suppress(HandrailError):
-                await self._values.put(self._session_id, *_KEPT, list(steps))
+                await self._values.put(self._session_id, *_ACTIVE_SET_KEY, list(steps))
                 self._kept = steps
 
-    def arrange(self, options: CatalogOptions) -> None:
+    def set_options(self, options: CatalogOptions) -> None:
         """Use other options from now on."""
         self.options, self._last = options, None
 
     async def preload(self, generation: Generation, text: str) -> None:
         """Load the tools that match the user's ``text`` best, if the options enable it."""
-        options, view = self.options, self.look(generation)
-        if options.preload <= 0 or view.whole or self._finder is None or not text.strip():
+        options, view = self.options, self.get_view(generation)
+        if options.preload <= 0 or view.is_fully_active or self._finder is None or not text.strip():
             return
         try:
             found = await self.find(generation, text, limit=options.preload)
         except ToolError:  # a text without any words
             return
         left = options.preload_tokens
-        for hit in () if found.nothing_fits else found.hits:
-            left -= of_spec(view.ready[hit.tool_id].spec)
+        for hit in () if found.no_match else found.matches:
+            left -= estimate_spec_tokens(view.available_tools[hit.tool_id].spec)
             if left < 0:
                 break
-            if not hit.weak:
-                self.bring(generation, (hit.tool_id,), found=True)
-        await self.keep()
+            if not hit.is_weak:
+                self.load_tools(generation, (hit.tool_id,), found=True)
+        await self.save()
 
-    def look(self, generation: Generation) -> View:
+    def get_view(self, generation: Generation) -> CatalogView:
         """Return the view of ``generation``.
 
         A tool that is loaded from the start stays loaded if the generation grows.
         """
         if self._view is None or self._last is None or self._last() is not generation:
-            self._view, self._last = view_of(generation, self.options), weakref.ref(generation)
-            self.active.take(tool_id for tool_id in self._view.ready if tool_id in self._view.first)
+            self._view, self._last = get_view(generation, self.options), weakref.ref(generation)
+            self.active.apply_steps(tool_id for tool_id in self._view.available_tools if tool_id in self._view.initially_active)
         return self._view
 
-    def load_ahead(self, generation: Generation) -> None:
+    def preload_index(self, generation: Generation) -> None:
         """Schedule the loading of the search, unless all tools of this generation are loaded."""
-        view = self.look(generation)
-        if self._finder is not None and not view.whole and not view.ready.keys().isdisjoint(_SEARCHING):
-            self._finder.load_ahead(generation)
+        view = self.get_view(generation)
+        if self._finder is not None and not view.is_fully_active and not view.available_tools.keys().isdisjoint(_SEARCH_TOOLS):
+            self._finder.preload_index(generation)
 
-    def turn(self, generation: Generation) -> InView:
+    def start_turn(self, generation: Generation) -> ActiveState:
         """Start a turn. Return its loaded tools, for :meth:`specs`."""
-        self.load_ahead(generation)
-        self.active = self.active.shortened()
-        self.shown = self.active, len(self.active)
-        return self.shown
+        self.preload_index(generation)
+        self.active = self.active.compact()
+        self.turn_state = self.active, len(self.active)
+        return self.turn_state
 
-    def specs(self, generation: Generation, in_view: InView | None = None) -> list[ToolSpec]:
+    def active_specs(self, generation: Generation, in_view: ActiveState | None = None) -> list[ToolSpec]:
         """Return the loaded tools, in order.
 
         :param in_view: the result of :meth:`turn`; None for the tools that are loaded now
         """
-        view = self.look(generation)
+        view = self.get_view(generation)
         active, count = in_view or (self.active, None)
-        return view.shown(active.first(count))
+        return view.active_specs(active.ids_after(count))
 
-    def native(self, generation: Generation) -> tuple[ToolSpec, ...]:
+    def provider_tools(self, generation: Generation) -> tuple[ToolSpec, ...]:
         """Return the provider tools."""
-        return self.look(generation).native
+        return self.get_view(generation).provider_tools
 
-    def index(self, generation: Generation) -> str:
+    def format_index(self, generation: Generation) -> str:
         """Return the list of the tools that are not loaded, for the system text."""
-        return index_of(self.look(generation), self.options.index_tokens)
+        return format_index(self.get_view(generation), self.options.index_tokens)
 
     def was_shown(self, generation: Generation, tool_id: str) -> bool:
         """Return whether the model of the last turn has seen this tool's schema."""
-        active, count = self.shown
-        return tool_id in self.look(generation).core or tool_id in active.first(count)
+        active, count = self.turn_state
+        return tool_id in self.get_view(generation).core_tools or tool_id in active.ids_after(count)
 
-    def bring(
+    def load_tools(
         self, generation: Generation, ids: Iterable[str], *, found: bool = False, keep: Collection[str] = ()
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Load tools for the next turn. If a provider accepts no more, other tools are unloaded.
@@ -364,33 +364,33 @@ class Interaction:
         :param keep: the tools that may not be unloaded
         :returns: the newly loaded tools, and the unloaded ones
         """
-        view, active = self.look(generation), self.active
-        wanted = [i for i in dict.fromkeys(ids) if i in view.ready and i not in view.core]
+        view, active = self.get_view(generation), self.active
+        wanted = [i for i in dict.fromkeys(ids) if i in view.available_tools and i not in view.core_tools]
         added = tuple(i for i in wanted if i not in active)
         left: tuple[str, ...] = ()
-        if added and (over := len(view.shown(active.first())) + len(added) - MOST_GIVEN) > 0:
-            left = self.leaving(generation, {*wanted, *keep})[:over]
-        steps = active.take((*(LEFT + i for i in left), *(FOUND + i if found else i for i in wanted)))
-        if steps and self.changed is not None:
-            self.changed(steps, bool(added or left))
+        if added and (over := len(view.active_specs(active.ids_after())) + len(added) - MAX_ACTIVE_TOOLS) > 0:
+            left = self.evictable_tools(generation, {*wanted, *keep})[:over]
+        steps = active.apply_steps((*(REMOVED_MARK + i for i in left), *(FOUND_MARK + i if found else i for i in wanted)))
+        if steps and self.on_change is not None:
+            self.on_change(steps, bool(added or left))
         return added, left
 
-    def leaving(self, generation: Generation, keep: Collection[str]) -> tuple[str, ...]:
+    def evictable_tools(self, generation: Generation, keep: Collection[str]) -> tuple[str, ...]:
         """Return the loaded tools that may be unloaded, the oldest first.
 
         A search found them, and no call has used them.
 
         :param keep: those that may not be unloaded
         """
-        view = self.look(generation)
-        return tuple(i for i in self.active.loose if i in view.ready and i not in view.core and i not in keep)
+        view = self.get_view(generation)
+        return tuple(i for i in self.active.evictable if i in view.available_tools and i not in view.core_tools and i not in keep)
 
-    def called(self, tool_id: str) -> None:
+    def mark_called(self, tool_id: str) -> None:
         """Keep a tool loaded because a model has called it: the call is in the history."""
-        if self.active.in_view.get(tool_id) and (steps := self.active.take((tool_id,))) and self.changed is not None:
-            self.changed(steps, False)
+        if self.active.loaded.get(tool_id) and (steps := self.active.apply_steps((tool_id,))) and self.on_change is not None:
+            self.on_change(steps, False)
 
-    def door(self, generation: Generation) -> InteractionCatalog:
+    def make_catalog(self, generation: Generation) -> InteractionCatalog:
         """Return the catalog for a call on ``generation``."""
         return InteractionCatalog(self, generation)
 
@@ -403,7 +403,7 @@ class Interaction:
         extensions_only: bool = False,
         patience_s: float | None = None,
         by_words: bool = False,
-    ) -> Findings:
+    ) -> ToolSearchResult:
         """Return the tools that match ``query``, without loading any.
 
         :raises ToolError: ``invalid_input`` for a query without any words; ``unavailable`` if there is no search
@@ -413,10 +413,10 @@ class Interaction:
                 "Tool search is not available in this session. Use browse_tools to list the categories.",
                 kind="unavailable",
             )
-        view = self.look(generation)
+        view = self.get_view(generation)
 
-        def source(entry: Entry) -> str:
-            return "" if entry.foreign is None else view.category(entry.id)
+        def source(entry: ToolEntry) -> str:
+            return "" if entry.third_party is None else view.category(entry.id)
 
         found = await self._finder.find(
             generation,
@@ -427,92 +427,92 @@ class Interaction:
             patience_s=patience_s,
             by_words=by_words,
         )
-        if not view.barred:
+        if not view.barred_agents:
             return found
-        hits = tuple(hit for hit in found.hits if hit.tool_id not in view.barred)
-        return replace(found, hits=hits, nothing_fits=found.nothing_fits or all(hit.tail for hit in hits))
+        hits = tuple(hit for hit in found.matches if hit.tool_id not in view.barred_agents)
+        return replace(found, hits=hits, nothing_fits=found.no_match or all(hit.is_below_threshold for hit in hits))
 
-    def near(self, generation: Generation, name: str) -> list[str]:
+    def find_similar(self, generation: Generation, name: str) -> list[str]:
         """Return the few tools that an unknown name may mean: by its spelling, then by its words."""
-        spoken = [] if self._finder is None else self._finder.near(generation, name)
-        close, barred = dict.fromkeys([*generation.nearest(name), *spoken]), self.look(generation).barred
-        return [tool_id for tool_id in close if tool_id not in barred][:_MOST_NEAR]
+        spoken = [] if self._finder is None else self._finder.find_similar(generation, name)
+        close, barred = dict.fromkeys([*generation.nearest_names(name), *spoken]), self.get_view(generation).barred_agents
+        return [tool_id for tool_id in close if tool_id not in barred][:_MAX_SIMILAR]
 
 
 class InteractionCatalog:
-    """Implements :class:`~handrail.contract.doors.jobs.Catalog` for one call."""
+    """Implements :class:`~handrail.contract.services.jobs.CatalogService` for one call."""
 
     __slots__ = ("_found", "_generation", "_of")
 
-    def __init__(self, of: Interaction, generation: Generation) -> None:
+    def __init__(self, of: InteractionState, generation: Generation) -> None:
         self._of = of
         self._generation = generation
         self._found: set[str] = set()
         """The tools that this call has found. It does not unload them for further ones."""
 
-    async def active(self) -> Sequence[str]:
-        return [spec.id for spec in self._of.specs(self._generation)]
+    async def list_active(self) -> Sequence[str]:
+        return [spec.id for spec in self._of.active_specs(self._generation)]
 
-    async def categories(self) -> Sequence[Category]:
-        unheard = [Category(f"{NOT_HEARD}{one.name}", f"{one.standing()}.", 0) for one in self._generation.unheard]
-        return [*self._of.look(self._generation).categories(), *unheard]
+    async def list_categories(self) -> Sequence[ToolCategory]:
+        unheard = [ToolCategory(f"{UNLISTED_PREFIX}{one.name}", f"{one.describe_status()}.", 0) for one in self._generation.unlisted_sources]
+        return [*self._of.get_view(self._generation).list_categories(), *unheard]
 
-    async def load(self, name: str, *, kind: _Kind | None = None) -> BroughtIn:
-        view = self._of.look(self._generation)
+    async def load(self, name: str, *, kind: _Kind | None = None) -> LoadedTools:
+        view = self._of.get_view(self._generation)
         if kind != "tool" and _is_category(name, view):
-            if name == CORE:
-                return BroughtIn(CORE, "category", tuple(view.core), (), core=True)
-            ids = view.members.get(name, ())
+            if name == CORE_CATEGORY:
+                return LoadedTools(CORE_CATEGORY, "category", tuple(view.core_tools), (), is_core=True)
+            ids = view.category_members.get(name, ())
             self._check_room(name, ids)
-            added, left = await self._bring(ids)
-            return BroughtIn(name, "category", tuple(ids), added, left=left)
+            added, left = await self._load_tools(ids)
+            return LoadedTools(name, "category", tuple(ids), added, unloaded=left)
         entry = None if kind == "category" else self._generation.resolve(name)
         if entry is None:
-            raise ToolError(self._unknown(name, view, kind), kind="invalid_input")
+            raise ToolError(self._unknown_name_text(name, view, kind), kind="invalid_input")
         self._check_callable(entry, view)
-        if entry.id in view.core:
-            return BroughtIn(entry.id, "tool", (entry.id,), (), core=True)
+        if entry.id in view.core_tools:
+            return LoadedTools(entry.id, "tool", (entry.id,), (), is_core=True)
         self._check_room(entry.id, (entry.id,))
-        added, left = await self._bring((entry.id,))
-        return BroughtIn(entry.id, "tool", (entry.id,), added, left=left)
+        added, left = await self._load_tools((entry.id,))
+        return LoadedTools(entry.id, "tool", (entry.id,), added, unloaded=left)
 
-    async def search(self, query: str, *, limit: int = 5, extensions_only: bool = False) -> Findings:
+    async def search(self, query: str, *, limit: int = 5, extensions_only: bool = False) -> ToolSearchResult:
         found = await self._of.find(self._generation, query, limit=limit, extensions_only=extensions_only)
-        if not found.nothing_fits:
-            there = {spec.id for spec in self._of.specs(self._generation)}
-            hits = [hit for hit in found.hits if not hit.tail]
+        if not found.no_match:
+            there = {spec.id for spec in self._of.active_specs(self._generation)}
+            hits = [hit for hit in found.matches if not hit.is_below_threshold]
             new = [hit.tool_id for hit in hits if hit.tool_id not in there]
             self._found.update(hit.tool_id for hit in hits)
-            room = MOST_GIVEN - len(there) + len(self._of.leaving(self._generation, self._found))
+            room = MAX_ACTIVE_TOOLS - len(there) + len(self._of.evictable_tools(self._generation, self._found))
             fit = there.union(new[: max(0, room)])  # the best ones, if not all fit
             found = replace(found, hits=tuple(hit for hit in hits if hit.tool_id in fit))
-            if not found.hits:
+            if not found.matches:
                 self._check_room("The search result", new)
-            _, left = await self._bring([hit.tool_id for hit in found.hits], found=True)
+            _, left = await self._load_tools([hit.tool_id for hit in found.matches], found=True)
             found = replace(found, left=left)
         return found
 
-    async def manual(self, tool: str) -> Manual:
+    async def read_documentation(self, tool: str) -> ToolDocumentation:
         entry = self._generation.resolve(tool)
         if entry is None:
-            close = self._of.near(self._generation, tool)
+            close = self._of.find_similar(self._generation, tool)
             hint = f"Did you mean {' or '.join(close)}?" if close else "Use find_tools to search by capability."
-            hint = self._generation.awaited(tool) or hint
+            hint = self._generation.describe_unlisted(tool) or hint
             raise ToolError(f"Tool {tool[:80]!r} does not exist. {hint}", kind="unknown_tool")
-        self._check_callable(entry, self._of.look(self._generation))
-        if self._of.manuals is not None:
-            await self._of.manuals.note(entry)
-        return manual_of(entry, self._of.look(self._generation))
+        self._check_callable(entry, self._of.get_view(self._generation))
+        if self._of.documentation_reads is not None:
+            await self._of.documentation_reads.mark_read(entry)
+        return make_documentation(entry, self._of.get_view(self._generation))
 
     @staticmethod
-    def _check_callable(entry: Entry, view: View) -> None:
+    def _check_callable(entry: ToolEntry, view: CatalogView) -> None:
         """Check that a tool can be called in this session.
 
         :raises ToolError: ``unavailable``, with the reason
         """
-        if entry.withheld is not None:
-            raise ToolError(f"Tool {entry.id} is not available: {entry.withheld}", kind="unavailable")
-        if entry.id in view.barred:
+        if entry.unavailable_reason is not None:
+            raise ToolError(f"Tool {entry.id} is not available: {entry.unavailable_reason}", kind="unavailable")
+        if entry.id in view.barred_agents:
             text = (
                 f"Tool {entry.id} cannot be used here: a parent agent may not delegate to this agent, or the maximum depth of "
                 "sub-agents is reached. Use another agent, or do the work yourself."
@@ -525,46 +525,46 @@ class InteractionCatalog:
         :param what: the subject of the error
         :raises ToolError: ``conflict``
         """
-        there = {spec.id for spec in self._of.specs(self._generation)}
+        there = {spec.id for spec in self._of.active_specs(self._generation)}
         new = [tool_id for tool_id in ids if tool_id not in there]
-        stay = len(there) - len(self._of.leaving(self._generation, {*ids, *self._found}))
-        if new and stay + len(new) > MOST_GIVEN:
+        stay = len(there) - len(self._of.evictable_tools(self._generation, {*ids, *self._found}))
+        if new and stay + len(new) > MAX_ACTIVE_TOOLS:
             count = f"{len(new)} tools" if len(new) > 1 else "1 tool"
             raise ToolError(
-                f"{what} would load {count}, in addition to {stay} that stay loaded. The maximum is {MOST_GIVEN} loaded tools, so "
+                f"{what} would load {count}, in addition to {stay} that stay loaded. The maximum is {MAX_ACTIVE_TOOLS} loaded tools, so "
                 "nothing was loaded. Use find_tools for the few that you need, or load_tools with `tool` for one. Loaded tools are "
                 "unloaded when you have answered the user.",
                 kind="conflict",
             )
 
-    async def _bring(self, ids: Iterable[str], *, found: bool = False) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        brought = self._of.bring(self._generation, ids, found=found, keep=self._found)
-        await self._of.keep()
+    async def _load_tools(self, ids: Iterable[str], *, found: bool = False) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        brought = self._of.load_tools(self._generation, ids, found=found, keep=self._found)
+        await self._of.save()
         return brought
 
-    def _of_other_kind(self, name: str, view: View, kind: _Kind | None) -> str | None:
+    def _other_kind_hint(self, name: str, view: CatalogView, kind: _Kind | None) -> str | None:
         if kind == "tool" and _is_category(name, view):
             return f'A category has this name. Use {{"category": "{name}"}} to load all of its tools.'
         if kind == "category" and (entry := self._generation.resolve(name)) is not None:
             return f'A tool has this name. Use {{"tool": "{entry.id}"}} to load it.'
         return None
 
-    def _unknown(self, name: str, view: View, kind: _Kind | None) -> str:
+    def _unknown_name_text(self, name: str, view: CatalogView, kind: _Kind | None) -> str:
         told = f"No {kind or 'category or tool'} has the name {name[:80]!r}."
-        if awaited := self._generation.awaited(name):
+        if awaited := self._generation.describe_unlisted(name):
             return f"{told} {awaited}"
-        if other := self._of_other_kind(name, view, kind):
+        if other := self._other_kind_hint(name, view, kind):
             return f"{told} {other}"
-        names = list(view.members)
-        tools = [] if kind == "category" else [i for i in self._generation.nearest(name, 2) if i not in view.barred]
-        close = tools if kind == "tool" else [*nearest(name, names, 1), *tools]
+        names = list(view.category_members)
+        tools = [] if kind == "category" else [i for i in self._generation.nearest_names(name, 2) if i not in view.barred_agents]
+        close = tools if kind == "tool" else [*nearest_names(name, names, 1), *tools]
         hint = f" Did you mean {' or '.join(close)}?" if close else ""
         if kind == "tool":
             return told + (hint or " Use find_tools to search by capability.")
-        there = ", ".join(names[:_MOST_NAMED]) or "none"
-        more = f" and {len(names) - _MOST_NAMED} more, which browse_tools lists" if len(names) > _MOST_NAMED else ""
+        there = ", ".join(names[:_MAX_NAMED]) or "none"
+        more = f" and {len(names) - _MAX_NAMED} more, which browse_tools lists" if len(names) > _MAX_NAMED else ""
         return f"{told}{hint} The categories are: {there}{more}."
 
 
-def _is_category(name: str, view: View) -> bool:
-    return name == CORE or name in view.members or name in SHIPPED
+def _is_category(name: str, view: CatalogView) -> bool:
+    return name == CORE_CATEGORY or name in view.category_members or name in SHIPPED_CATEGORIES

@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import PurePath
 from typing import Any
 
-from handrail.catalog.dialects import DIALECTS, Dialect
-from handrail.catalog.fitting import told
-from handrail.catalog.view import Standing, View
-from handrail.contract.generation import Entry
+from handrail.catalog.dialects import DIALECTS, SchemaDialect
+from handrail.catalog.schema_adapter import adapt_view
+from handrail.catalog.view import ToolStatus, CatalogView
+from handrail.contract.generation import ToolEntry
 from handrail.contract.tool.names import wire_name
-from handrail.contract.tool.native import native_name
+from handrail.contract.tool.provider_tools import provider_tool_name
 from handrail.contract.tool.spec import ToolSpec
 
 # Token estimates of a text.
@@ -39,7 +39,7 @@ _MARKS = 4
 """The number of punctuation marks in a row that are mostly one token."""
 
 
-def estimated(text: str) -> int:
+def estimate_tokens(text: str) -> int:
     """Return an estimate of the tokens of ``text``."""
     count = 0
     for match in _PIECE.finditer(text):
@@ -56,22 +56,22 @@ def estimated(text: str) -> int:
     return count
 
 
-def of_json(value: Any) -> int:
+def estimate_json_tokens(value: Any) -> int:
     """Return an estimate of the tokens of ``value`` as compact JSON."""
-    return estimated(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str))
+    return estimate_tokens(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str))
 
 
-def of_spec(spec: ToolSpec) -> int:
+def estimate_spec_tokens(spec: ToolSpec) -> int:
     """Return an estimate of the tokens of a tool's LLM view."""
-    return of_json(spec.llm_view())
+    return estimate_json_tokens(spec.llm_view())
 
 
-BUCKETS = ("first", "normal", "last")
-_AT_PROVIDER = """\
+GUIDANCE_BUCKETS = ("first", "normal", "last")
+_PROVIDER_TOOLS_TEXT = """\
 # Tools of your provider
 
 Your provider runs these tools during your reply; do not call them like the other tools. Their results are data."""
-_WAYS = {
+_DISCOVERY_HINTS = {
     "load_tools": "load_tools loads a category or one tool",
     "find_tools": "find_tools searches by capability and loads the matches",
     "browse_tools": "browse_tools lists the categories",
@@ -79,7 +79,7 @@ _WAYS = {
 }
 
 
-def _add_tools(shown: dict[str, str], view: View, left: int) -> int:
+def _add_tools(shown: dict[str, str], view: CatalogView, left: int) -> int:
     """Add the names of the tools to the lines of their categories, while they fit.
 
     The smallest category comes first.
@@ -87,9 +87,9 @@ def _add_tools(shown: dict[str, str], view: View, left: int) -> int:
     :param left: the remaining tokens
     :returns: the tokens that remain afterwards
     """
-    for name in sorted(shown, key=lambda name: (len(view.members[name]), name)):
-        names = "\n  " + ", ".join(wire_name(tool_id) for tool_id in view.members[name])
-        cost = estimated(names) + 1
+    for name in sorted(shown, key=lambda name: (len(view.category_members[name]), name)):
+        names = "\n  " + ", ".join(wire_name(tool_id) for tool_id in view.category_members[name])
+        cost = estimate_tokens(names) + 1
         if cost > left:
             break
         left -= cost
@@ -97,7 +97,7 @@ def _add_tools(shown: dict[str, str], view: View, left: int) -> int:
     return left
 
 
-def index_of(view: View, budget: int) -> str:
+def format_index(view: CatalogView, budget: int) -> str:
     """Return the list of the tools that are not loaded from the start, within about ``budget`` tokens.
 
     It has the categories with the names of their tools. If not all names fit, the smallest categories have theirs, and the others
@@ -106,15 +106,15 @@ def index_of(view: View, budget: int) -> str:
 
     :returns: ``""`` if all tools are loaded, or the budget is 0
     """
-    if budget <= 0 or view.whole or not view.members:
+    if budget <= 0 or view.is_fully_active or not view.category_members:
         return ""
-    total = sum(map(len, view.members.values()))
-    head = f"{total} more tools are available. {_ways(view)}You can call loaded tools from your next reply."
-    left = budget - estimated(head)
-    counts = {name: f"{name} ({len(ids)}): {view.texts[name]}" for name, ids in view.members.items()}
+    total = sum(map(len, view.category_members.values()))
+    head = f"{total} more tools are available. {_discovery_hints(view)}You can call loaded tools from your next reply."
+    left = budget - estimate_tokens(head)
+    counts = {name: f"{name} ({len(ids)}): {view.category_texts[name]}" for name, ids in view.category_members.items()}
     shown: dict[str, str] = {}
     for name, line in counts.items():
-        cost = estimated(line) + 1
+        cost = estimate_tokens(line) + 1
         if cost > left:
             break
         left -= cost
@@ -124,14 +124,14 @@ def index_of(view: View, budget: int) -> str:
     lines = list(shown.values())
     if hidden := len(counts) - len(shown):
         lines.append(f"… and {hidden} more categories")
-    elif view.empty:
-        how = "; browse_tools describes them" if "browse_tools" in view.ready else ""
-        empty = f"Categories without tools: {', '.join(view.empty)}{how}"
-        lines += [empty] if estimated(empty) < left else []
+    elif view.empty_categories:
+        how = "; browse_tools describes them" if "browse_tools" in view.available_tools else ""
+        empty = f"Categories without tools: {', '.join(view.empty_categories)}{how}"
+        lines += [empty] if estimate_tokens(empty) < left else []
     return "\n".join([head, "", *lines])
 
 
-def tool_part(
+def tool_sections(
     index: str,
     specs: Iterable[ToolSpec],
     *,
@@ -141,39 +141,39 @@ def tool_part(
 ) -> list[str]:
     """Return the sections of the prompt about tools, in their fixed order, without empty ones.
 
-    :param index: the result of :func:`index_of`
+    :param index: the result of :func:`format_index`
     :param native: the provider tools that this model gets
     :param specs: the loaded tools; besides their LLM view, only ``guidance`` is used
     """
     sections: list[str] = []
     if index:
         sections.append(f"# More tools\n\n{index}")
-    if guided := in_order_of_guidance(specs):
+    if guided := sort_by_guidance(specs):
         lines = (f"## {wire_name(spec.id)}\n\n{spec.guidance.strip()}" for spec in guided)
         sections.append("# Tools\n\n" + "\n\n".join(lines))
-    if carried_out := [f"- {native_name(spec)}: {spec.description}" for spec in native]:
-        sections.append(f"{_AT_PROVIDER}\n\n" + "\n".join(carried_out))
+    if carried_out := [f"- {provider_tool_name(spec)}: {spec.description}" for spec in native]:
+        sections.append(f"{_PROVIDER_TOOLS_TEXT}\n\n" + "\n".join(carried_out))
     for title, texts in (("# Skills", skills), ("# Hints", hints)):
         if told := [text.strip() for text in texts if text.strip()]:
             sections.append(f"{title}\n\n" + "\n".join(told))
     return sections
 
 
-def in_order_of_guidance(specs: Iterable[ToolSpec]) -> list[ToolSpec]:
+def sort_by_guidance(specs: Iterable[ToolSpec]) -> list[ToolSpec]:
     """Return the tools with guidance, in the order in which the prompt shows it."""
     guided = [spec for spec in specs if spec.guidance.strip()]
-    guided.sort(key=lambda spec: (BUCKETS.index(spec.guidance_bucket), spec.id))
+    guided.sort(key=lambda spec: (GUIDANCE_BUCKETS.index(spec.guidance_order), spec.id))
     return guided
 
 
-def _ways(view: View) -> str:
-    ways = [way for name, way in _WAYS.items() if name in view.ready]
+def _discovery_hints(view: CatalogView) -> str:
+    ways = [way for name, way in _DISCOVERY_HINTS.items() if name in view.available_tools]
     return f"{'; '.join(ways)}. " if ways else ""
 
 
 # Token costs of a catalog: of each tool, category and source, of the loaded tools, and in total.
 #
-# Providers get a tool in different forms (:mod:`handrail.catalog.fitting`). The most expensive form is counted, so that no
+# Providers get a tool in different forms (:mod:`handrail.catalog.schema_adapter`). The most expensive form is counted, so that no
 # provider's exceeds the estimate.
 
 
@@ -189,11 +189,11 @@ class ToolCost:
     tokens: int
     category: str
     source: str
-    standing: Standing
+    standing: ToolStatus
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class CostShare:
     """The token cost of several tools together.
 
     :param tokens: of all these tools
@@ -207,7 +207,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class CatalogCosts:
     """The token costs of a catalog at the start of an interaction.
 
     :param tools: the most expensive first
@@ -216,40 +216,40 @@ class Costs:
     """
 
     tools: tuple[ToolCost, ...]
-    index: int
+    index_tokens: int
     dialect: str
 
     @property
-    def shown(self) -> tuple[ToolCost, ...]:
+    def active_tools(self) -> tuple[ToolCost, ...]:
         """The loaded tools."""
         return tuple(tool for tool in self.tools if tool.standing != "to be loaded")
 
     @property
-    def in_view(self) -> int:
+    def active_tokens(self) -> int:
         """The tokens at the start of a turn: the loaded tools, and the list of the others."""
-        return self.index + sum(tool.tokens for tool in self.shown)
+        return self.index_tokens + sum(tool.tokens for tool in self.active_tools)
 
     @property
-    def whole(self) -> int:
+    def total_tokens(self) -> int:
         """The tokens if every tool were loaded."""
         return sum(tool.tokens for tool in self.tools)
 
     @property
-    def categories(self) -> tuple[Share, ...]:
+    def categories(self) -> tuple[CostShare, ...]:
         """The costs by category, the most expensive first."""
         return self._shares(lambda tool: tool.category)
 
     @property
-    def sources(self) -> tuple[Share, ...]:
+    def sources(self) -> tuple[CostShare, ...]:
         """The costs by source, the most expensive first."""
         return self._shares(lambda tool: tool.source)
 
-    def _shares(self, of: Callable[[ToolCost], str]) -> tuple[Share, ...]:
+    def _shares(self, of: Callable[[ToolCost], str]) -> tuple[CostShare, ...]:
         groups: dict[str, list[ToolCost]] = {}
         for tool in self.tools:
             groups.setdefault(of(tool), []).append(tool)
         found = (
-            Share(name, len(tools), _tokens(tools), _tokens(t for t in tools if t.standing != "to be loaded"))
+            CostShare(name, len(tools), _tokens(tools), _tokens(t for t in tools if t.standing != "to be loaded"))
             for name, tools in groups.items()
         )
         return tuple(sorted(found, key=lambda share: (-share.tokens, share.name)))
@@ -259,46 +259,46 @@ class Costs:
         return {
             "estimated": True,
             "dialect": self.dialect,
-            "in_view": self.in_view,
-            "whole": self.whole,
-            "index": self.index,
+            "in_view": self.active_tokens,
+            "whole": self.total_tokens,
+            "index": self.index_tokens,
             "categories": [asdict(share) for share in self.categories],
             "sources": [asdict(share) for share in self.sources],
             "tools": [asdict(tool) for tool in self.tools],
         }
 
 
-def costs_of(view: View, index_tokens: int) -> Costs:
+def compute_costs(view: CatalogView, index_tokens: int) -> CatalogCosts:
     """Return the token costs of ``view``. Unavailable tools cost nothing, because no model sees them.
 
     :param index_tokens: the budget of the index, in tokens
     """
-    dialect = dearest([entry.spec for entry in view.ready.values()])
+    dialect = costliest_dialect([entry.spec for entry in view.available_tools.values()])
     tools = [
         ToolCost(
-            entry.id, tokens_of(entry.spec, dialect), view.category(entry.id), source_of(entry), view.standing(entry)
+            entry.id, estimate_tool_tokens(entry.spec, dialect), view.category(entry.id), source_group(entry), view.status_of(entry)
         )
-        for entry in view.ready.values()
+        for entry in view.available_tools.values()
     ]
     tools.sort(key=lambda tool: (-tool.tokens, tool.id))
-    index = index_of(view, index_tokens)
-    return Costs(tuple(tools), sum(map(estimated, tool_part(index, ()))), dialect.name)
+    index = format_index(view, index_tokens)
+    return CatalogCosts(tuple(tools), sum(map(estimate_tokens, tool_sections(index, ()))), dialect.name)
 
 
-def tokens_of(spec: ToolSpec, dialect: Dialect) -> int:
+def estimate_tool_tokens(spec: ToolSpec, dialect: SchemaDialect) -> int:
     """Return an estimate of the tokens of a loaded tool: its form for the provider, and its guidance."""
-    return of_json(told(spec.llm_view(), dialect)) + sum(map(estimated, tool_part("", (spec,))))
+    return estimate_json_tokens(adapt_view(spec.llm_view(), dialect)) + sum(map(estimate_tokens, tool_sections("", (spec,))))
 
 
-def dearest(specs: Sequence[ToolSpec]) -> Dialect:
+def costliest_dialect(specs: Sequence[ToolSpec]) -> SchemaDialect:
     """Return the dialect in which ``specs`` take the most tokens together."""
-    return max(DIALECTS.values(), key=lambda dialect: sum(tokens_of(spec, dialect) for spec in specs))
+    return max(DIALECTS.values(), key=lambda dialect: sum(estimate_tool_tokens(spec, dialect) for spec in specs))
 
 
-def source_of(entry: Entry) -> str:
+def source_group(entry: ToolEntry) -> str:
     """Return a name for the common source of tools: a third-party source, a folder, or a module."""
-    if entry.foreign is not None:
-        return entry.foreign.name
+    if entry.third_party is not None:
+        return entry.third_party.name
     if (place := PurePath(entry.source)).is_absolute():
         return str(place.parent)
     head, dot, _ = entry.source.rpartition(".")

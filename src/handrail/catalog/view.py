@@ -14,12 +14,12 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal
 
-from handrail.contract.agent import AGENT_TOOL, tool_matches
-from handrail.contract.doors.agents import MAX_DEPTH
-from handrail.contract.doors.jobs import Category
-from handrail.contract.generation import AGENTS, BUILT_IN, Entry, Generation
-from handrail.contract.tool.names import OFFER_IDS
-from handrail.contract.tool.native import AT_PROVIDER
+from handrail.contract.agent import AGENT_TOOL_PREFIX, tool_matches
+from handrail.contract.services.delegation import MAX_DEPTH
+from handrail.contract.services.jobs import ToolCategory
+from handrail.contract.generation import AGENT_SOURCE, BUILT_IN, ToolEntry, Generation
+from handrail.contract.tool.names import RESOURCE_IDS
+from handrail.contract.tool.provider_tools import PROVIDER_ONLY_TEXT
 from handrail.contract.tool.spec import ToolSpec
 
 # Categories: each tool is in exactly one, with a text for models.
@@ -30,7 +30,7 @@ from handrail.contract.tool.spec import ToolSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
+class CategoryTopic:
     """The subject of a shipped category.
 
     :param about: the subject in a few words
@@ -39,24 +39,24 @@ class Topic:
     """
 
     about: str
-    offers: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    abilities: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
-    def text(self, ids: Collection[str]) -> str:
+    def describe(self, ids: Collection[str]) -> str:
         """Return the text of the category for models if its tools are ``ids``.
 
         It promises only what these tools do.
         """
-        offers = [words for words, doing in self.offers if any(_is_one_of(tool_id, doing) for tool_id in ids)]
+        offers = [words for words, doing in self.abilities if any(_is_one_of(tool_id, doing) for tool_id in ids)]
         return f"{self.about}: {', '.join(offers)}." if offers else f"{self.about}."
 
     def has(self, tool_id: str) -> bool:
         """Return whether the tool is one of those that ship in this category."""
-        return any(_is_one_of(tool_id, doing) for _, doing in self.offers)
+        return any(_is_one_of(tool_id, doing) for _, doing in self.abilities)
 
 
-SHIPPED: Mapping[str, Topic] = MappingProxyType(
+SHIPPED_CATEGORIES: Mapping[str, CategoryTopic] = MappingProxyType(
     {
-        "git": Topic(
+        "git": CategoryTopic(
             "Version control with git",
             (
                 ("status", ("git.status",)),
@@ -71,15 +71,15 @@ SHIPPED: Mapping[str, Topic] = MappingProxyType(
                 ("push", ("git.push",)),
             ),
         ),
-        "project": Topic("Projects and workspaces"),
-        "agent": Topic(
+        "project": CategoryTopic("Projects and workspaces"),
+        "agent": CategoryTopic(
             "Other agents",
             (
                 ("tasks for an agent by its name", ("agent.*",)),
                 ("messages over channels", ("send_message", "wait_channel")),
             ),
         ),
-        "hooks": Topic(
+        "hooks": CategoryTopic(
             "Triggers that notify you later",
             (
                 ("timers", ("add_timer",)),
@@ -88,7 +88,7 @@ SHIPPED: Mapping[str, Topic] = MappingProxyType(
                 ("their list and removal", ("list_triggers", "remove_trigger")),
             ),
         ),
-        "memory": Topic(
+        "memory": CategoryTopic(
             "Notes and memory",
             (
                 ("notes of this session", ("scratchpad",)),
@@ -97,7 +97,7 @@ SHIPPED: Mapping[str, Topic] = MappingProxyType(
                 ("compaction of the conversation", ("memory.compact",)),
             ),
         ),
-        "files": Topic(
+        "files": CategoryTopic(
             "Files of the workspace",
             (
                 ("several edits at once", ("multi_edit",)),
@@ -106,7 +106,7 @@ SHIPPED: Mapping[str, Topic] = MappingProxyType(
                 ("values in JSON files", ("json_read", "json_write")),
             ),
         ),
-        "system": Topic(
+        "system": CategoryTopic(
             "Programs and this session",
             (
                 ("Python code", ("python",)),
@@ -121,50 +121,50 @@ SHIPPED: Mapping[str, Topic] = MappingProxyType(
 )
 """The shipped categories by name, in the order of display."""
 
-CORE = "core"
+CORE_CATEGORY = "core"
 """The value of a core tool in place of a category."""
-OWN = "own"
+OWN_CATEGORY = "own"
 """The category of operators' tools that name none and have an id without parts."""
 _OWN_TEXT = "Tools of this installation."
-MAX_NAME = 64
-MAX_TEXT = 200
+MAX_CATEGORY_NAME = 64
+MAX_CATEGORY_TEXT = 200
 """The maximum characters of a text from an operator."""
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
-def category_of(entry: Entry) -> str:
+def category_of(entry: ToolEntry) -> str:
     """Return the name of the category of ``entry``, for an entry that is not core.
 
     A third-party tool has the name of its source. An operator's tool may name a category. Otherwise it has the first part of
     its id (``email`` of ``email.send``).
     """
-    if entry.foreign is not None:
-        name = _name(entry.foreign.name) or "foreign"
-        return f"{name}-source" if name.lower() in (*SHIPPED, CORE, OWN) else name
+    if entry.third_party is not None:
+        name = _name(entry.third_party.name) or "foreign"
+        return f"{name}-source" if name.lower() in (*SHIPPED_CATEGORIES, CORE_CATEGORY, OWN_CATEGORY) else name
     spec = entry.spec
-    name = _name(spec.category or "") or (_name(spec.id.partition(".")[0]) if "." in spec.id else OWN)
-    return f"{name}-tools" if name == CORE else name
+    name = _name(spec.category or "") or (_name(spec.id.partition(".")[0]) if "." in spec.id else OWN_CATEGORY)
+    return f"{name}-tools" if name == CORE_CATEGORY else name
 
 
-def about(name: str, ids: Collection[str], entry: Entry, texts: Mapping[str, str]) -> str:
+def describe_category(name: str, ids: Collection[str], entry: ToolEntry, texts: Mapping[str, str]) -> str:
     """Return the text of the category ``name`` for models.
 
     :param ids: the tools in it
     :param entry: any of these tools
     :param texts: the operator's texts, by name; those of shipped categories are fixed
     """
-    if (topic := SHIPPED.get(name)) is not None:
-        return topic.text(ids)
-    given = texts.get(name) or (entry.foreign.about if entry.foreign is not None else "")
+    if (topic := SHIPPED_CATEGORIES.get(name)) is not None:
+        return topic.describe(ids)
+    given = texts.get(name) or (entry.third_party.description if entry.third_party is not None else "")
     line = " ".join(given.split())
     if line:
-        return line if len(line) <= MAX_TEXT else f"{line[: MAX_TEXT - 1]}…"
-    if entry.foreign is not None:
+        return line if len(line) <= MAX_CATEGORY_TEXT else f"{line[: MAX_CATEGORY_TEXT - 1]}…"
+    if entry.third_party is not None:
         return f"Tools of {name}, a third-party source."
-    return _OWN_TEXT if name == OWN else f"Tools of this installation for {name}."
+    return _OWN_TEXT if name == OWN_CATEGORY else f"Tools of this installation for {name}."
 
 
-def about_empty(name: str, withheld: Iterable[Entry], beyond: Iterable[str]) -> str:
+def describe_empty_category(name: str, withheld: Iterable[ToolEntry], beyond: Iterable[str]) -> str:
     """Return the text of a shipped category without tools, for models.
 
     It says what belongs in the category, and how it gets tools.
@@ -172,10 +172,10 @@ def about_empty(name: str, withheld: Iterable[Entry], beyond: Iterable[str]) -> 
     :param withheld: the unavailable tools of this category
     :param beyond: the ids of tools that only other agents have
     """
-    topic, without = SHIPPED[name], list(withheld)
+    topic, without = SHIPPED_CATEGORIES[name], list(withheld)
     if without:
-        line = " ".join(str(without[0].withheld).split())
-        reason = line if len(line) <= MAX_TEXT else f"{line[: MAX_TEXT - 1]}…"
+        line = " ".join(str(without[0].unavailable_reason).split())
+        reason = line if len(line) <= MAX_CATEGORY_TEXT else f"{line[: MAX_CATEGORY_TEXT - 1]}…"
         how = f"its {len(without)} tools are unavailable" if len(without) > 1 else "its tool is unavailable"
         return f"{topic.about}. Empty, because {how}: {reason}"
     if any(topic.has(tool_id) for tool_id in beyond):
@@ -189,17 +189,17 @@ def _is_one_of(tool_id: str, patterns: Iterable[str]) -> bool:
 
 @lru_cache(maxsize=4_096)
 def _name(text: str) -> str:
-    return _NOT_IN_A_NAME.sub("-", text.strip())[:MAX_NAME].strip("-._")
+    return _NOT_IN_A_NAME.sub("-", text.strip())[:MAX_CATEGORY_NAME].strip("-._")
 
 
-MOST_GIVEN = 128
+MAX_ACTIVE_TOOLS = 128
 """The maximum number of loaded tools. OpenAI refuses a request with more."""
 
-MOST_IN_VIEW = 20
+MAX_INITIALLY_ACTIVE = 20
 """The maximum number of tools of an agent for which all are loaded from the start."""
-FINDERS = ("browse_tools", "load_tools", "find_tools", "tool_search")
+DISCOVERY_TOOLS = ("browse_tools", "load_tools", "find_tools", "tool_search")
 """The tools by which a model reaches a tool that is not loaded."""
-Standing = Literal["core", "in view", "to be loaded", "withheld"]
+ToolStatus = Literal["core", "in view", "to be loaded", "withheld"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ class CatalogOptions:
     above: tuple[tuple[str, ...], ...] = ()
 
 
-class View:
+class CatalogView:
     """One generation of tools as the models of one agent see it. It has no unavailable tools.
 
     :ivar core: the core tools, built-in ones first, then in the order of the agent's manifest
@@ -239,59 +239,59 @@ class View:
     __slots__ = (
         "__weakref__",
         "_category",
-        "barred",
-        "core",
-        "empty",
-        "first",
-        "members",
-        "native",
-        "ready",
-        "texts",
-        "whole",
+        "barred_agents",
+        "core_tools",
+        "empty_categories",
+        "initially_active",
+        "category_members",
+        "provider_tools",
+        "available_tools",
+        "category_texts",
+        "is_fully_active",
     )
 
     def __init__(self, generation: Generation, options: CatalogOptions) -> None:
-        idle = idle_in(generation)
-        self.barred = frozenset(_barred(generation, options.above))
+        idle = idle_tools(generation)
+        self.barred_agents = frozenset(_barred_agents(generation, options.above))
         ready = {
             tool_id: entry
             for tool_id, entry in generation.entries.items()
-            if entry.withheld is None and tool_id not in idle and tool_id not in self.barred
+            if entry.unavailable_reason is None and tool_id not in idle and tool_id not in self.barred_agents
         }
-        self.ready: Mapping[str, Entry] = MappingProxyType(ready)
+        self.available_tools: Mapping[str, ToolEntry] = MappingProxyType(ready)
         every = generation.entries.values()
-        self.native = tuple(one.spec for one in every if one.spec.provider_support and one.withheld == AT_PROVIDER)
+        self.provider_tools = tuple(one.spec for one in every if one.spec.provider_support and one.unavailable_reason == PROVIDER_ONLY_TEXT)
         core = [tool_id for tool_id, entry in ready.items() if _is_core(entry)]
         core += [tool_id for tool_id in options.core if tool_id in ready]
-        self.core: Mapping[str, Entry] = MappingProxyType({tool_id: ready[tool_id] for tool_id in dict.fromkeys(core)})
+        self.core_tools: Mapping[str, ToolEntry] = MappingProxyType({tool_id: ready[tool_id] for tool_id in dict.fromkeys(core)})
         # An agent without a tool to load others gets all of its tools.
-        self.whole = len(ready) <= MOST_IN_VIEW or not any(finder in ready for finder in FINDERS)
-        others = [tool_id for tool_id in ready if tool_id not in self.core]
-        own = [tool_id for tool_id in others if is_extension(ready[tool_id]) and ready[tool_id].foreign is None]
+        self.is_fully_active = len(ready) <= MAX_INITIALLY_ACTIVE or not any(finder in ready for finder in DISCOVERY_TOOLS)
+        others = [tool_id for tool_id in ready if tool_id not in self.core_tools]
+        own = [tool_id for tool_id in others if is_extension(ready[tool_id]) and ready[tool_id].third_party is None]
         # An operator who adds a few tools wants the model to have them, however many tools ship.
-        few = own if len(self.core) + len(own) <= MOST_IN_VIEW else []
-        self.first = frozenset(others if self.whole else few)
+        few = own if len(self.core_tools) + len(own) <= MAX_INITIALLY_ACTIVE else []
+        self.initially_active = frozenset(others if self.is_fully_active else few)
         members: dict[str, list[str]] = {}
         named: dict[tuple[str, str | None], list[str]] = {}
-        for tool_id in sorted(others, key=lambda tool_id: ready[tool_id].foreign is not None):
+        for tool_id in sorted(others, key=lambda tool_id: ready[tool_id].third_party is not None):
             entry = ready[tool_id]
-            key = category_of(entry), None if entry.foreign is None else entry.foreign.name
+            key = category_of(entry), None if entry.third_party is None else entry.third_party.name
             if (ids := named.get(key)) is None:
-                ids = named[key] = members.setdefault(_apart(key[0], entry, members, ready), [])
+                ids = named[key] = members.setdefault(_unique_category_name(key[0], entry, members, ready), [])
             ids.append(tool_id)
-        ordered = [*(name for name in SHIPPED if name in members), *sorted(members.keys() - SHIPPED.keys())]
+        ordered = [*(name for name in SHIPPED_CATEGORIES if name in members), *sorted(members.keys() - SHIPPED_CATEGORIES.keys())]
         given = dict(options.texts)
-        self.members: Mapping[str, tuple[str, ...]] = MappingProxyType({n: tuple(members[n]) for n in ordered})
-        self.texts: Mapping[str, str] = MappingProxyType(
-            {n: about(n, members[n], ready[members[n][0]], given) for n in ordered}
+        self.category_members: Mapping[str, tuple[str, ...]] = MappingProxyType({n: tuple(members[n]) for n in ordered})
+        self.category_texts: Mapping[str, str] = MappingProxyType(
+            {n: describe_category(n, members[n], ready[members[n][0]], given) for n in ordered}
         )
         withheld = [
-            one for one in every if one.withheld is not None and not one.spec.provider_support and not _is_core(one)
+            one for one in every if one.unavailable_reason is not None and not one.spec.provider_support and not _is_core(one)
         ]
-        self.empty: Mapping[str, str] = MappingProxyType(
+        self.empty_categories: Mapping[str, str] = MappingProxyType(
             {
-                name: about_empty(name, [one for one in withheld if category_of(one) == name], generation.beyond)
-                for name in SHIPPED
+                name: describe_empty_category(name, [one for one in withheld if category_of(one) == name], generation.other_tool_ids)
+                for name in SHIPPED_CATEGORIES
                 if name not in members
             }
         )
@@ -300,90 +300,90 @@ class View:
     def category(self, tool_id: str) -> str:
         """Return the category of a tool that can be called.
 
-        :returns: :data:`~handrail.catalog.view.CORE` for a core tool
+        :returns: :data:`~handrail.catalog.view.CORE_CATEGORY` for a core tool
         """
-        return self._category.get(tool_id, CORE)
+        return self._category.get(tool_id, CORE_CATEGORY)
 
-    def category_of(self, entry: Entry) -> str:
+    def category_of(self, entry: ToolEntry) -> str:
         """Return the category of any tool of the generation, even if it is unavailable."""
-        if entry.id in self.ready:
+        if entry.id in self.available_tools:
             return self.category(entry.id)
-        return CORE if _is_core(entry) else category_of(entry)
+        return CORE_CATEGORY if _is_core(entry) else category_of(entry)
 
-    def categories(self) -> list[Category]:
+    def list_categories(self) -> list[ToolCategory]:
         """Return the categories with tools, in order, followed by the empty shipped ones."""
-        filled = [Category(name, self.texts[name], len(ids)) for name, ids in self.members.items()]
-        return [*filled, *(Category(name, text, 0) for name, text in self.empty.items())]
+        filled = [ToolCategory(name, self.category_texts[name], len(ids)) for name, ids in self.category_members.items()]
+        return [*filled, *(ToolCategory(name, text, 0) for name, text in self.empty_categories.items())]
 
-    def shown(self, brought: Iterable[str]) -> list[ToolSpec]:
+    def active_specs(self, loaded: Iterable[str]) -> list[ToolSpec]:
         """Return the loaded tools: the core tools, then those of ``brought``, in their order."""
-        core, ready = self.core, self.ready
+        core, ready = self.core_tools, self.available_tools
         shown = [entry.spec for entry in core.values()]
-        shown += [ready[tool_id].spec for tool_id in brought if tool_id in ready and tool_id not in core]
+        shown += [ready[tool_id].spec for tool_id in loaded if tool_id in ready and tool_id not in core]
         return shown
 
-    def standing(self, entry: Entry) -> Standing:
+    def status_of(self, entry: ToolEntry) -> ToolStatus:
         """Return the status of a tool at the start of an interaction."""
-        if entry.withheld is not None:
+        if entry.unavailable_reason is not None:
             return "withheld"
-        if entry.id in self.core:
+        if entry.id in self.core_tools:
             return "core"
-        return "in view" if entry.id in self.first else "to be loaded"
+        return "in view" if entry.id in self.initially_active else "to be loaded"
 
 
-_views: weakref.WeakKeyDictionary[Generation, dict[CatalogOptions, View]] = weakref.WeakKeyDictionary()
+_views: weakref.WeakKeyDictionary[Generation, dict[CatalogOptions, CatalogView]] = weakref.WeakKeyDictionary()
 
 
-def idle_in(generation: Generation) -> Collection[str]:
+def idle_tools(generation: Generation) -> Collection[str]:
     """Return the ids of tools that are useless here and hidden from models.
 
     They are the tools for resources and prompts, if no source has any.
     """
-    return () if generation.offerings else OFFER_IDS
+    return () if generation.resource_providers else RESOURCE_IDS
 
 
-def _barred(generation: Generation, above: Sequence[Sequence[str]]) -> Iterable[str]:
+def _barred_agents(generation: Generation, above: Sequence[Sequence[str]]) -> Iterable[str]:
     """Yield agent tools that a parent agent may not delegate to, or that would exceed the maximum depth."""
     if not above:
         return
     for tool_id, entry in generation.entries.items():
-        if entry.source == AGENTS:
-            agent = tool_id.removeprefix(AGENT_TOOL)
+        if entry.source == AGENT_SOURCE:
+            agent = tool_id.removeprefix(AGENT_TOOL_PREFIX)
             allowed = all(any(tool_matches(pattern, agent) for pattern in each) for each in above)
             if not allowed or len(above) >= MAX_DEPTH:
                 yield tool_id
 
 
-def view_of(generation: Generation, options: CatalogOptions) -> View:
+def get_view(generation: Generation, options: CatalogOptions) -> CatalogView:
     """Return the view of ``generation``. The first call makes it."""
     views = _views.setdefault(generation, {})
     view = views.get(options)
     if view is None:
-        view = views[options] = View(generation, options)
+        view = views[options] = CatalogView(generation, options)
     return view
 
 
-def _is_core(entry: Entry) -> bool:
+def _is_core(entry: ToolEntry) -> bool:
     """Return whether a tool is core. A third-party source cannot make its tools core."""
-    return entry.spec.tier == CORE and entry.foreign is None
+    return entry.spec.tier == CORE_CATEGORY and entry.third_party is None
 
 
-def _apart(name: str, entry: Entry, members: Mapping[str, list[str]], ready: Mapping[str, Entry]) -> str:
+def _unique_category_name(name: str, entry: ToolEntry, members: Mapping[str, list[str]], ready: Mapping[str, ToolEntry]) -> str:
     """Return ``name``, or a variant of it that no other source uses.
 
     This keeps a third-party source and the operator's tools in separate categories, each with its own text.
     """
-    mine = None if entry.foreign is None else entry.foreign.name
+    mine = None if entry.third_party is None else entry.third_party.name
     candidate, number = name, 2
     while (ids := members.get(candidate)) is not None:
-        other = ready[ids[0]].foreign
+        other = ready[ids[0]].third_party
         if (None if other is None else other.name) == mine:
             break
         candidate, number = f"{name}-{number}", number + 1
     return candidate
 
 
-def is_extension(entry: Entry) -> bool:
+def is_extension(entry: ToolEntry) -> bool:
     """Return whether a tool is not one of Handrail's own."""
     return entry.source != BUILT_IN
 
@@ -397,7 +397,7 @@ def is_extension(entry: Entry) -> bool:
 # - ``?ID``: found by a search; may be unloaded for others until a call uses it
 # - ``-ID``: unloaded to make room
 
-FOUND, LEFT = "?", "-"
+FOUND_MARK, REMOVED_MARK = "?", "-"
 _MANY = 1_000
 """The number of steps from which an active set is shortened."""
 
@@ -405,58 +405,58 @@ _MANY = 1_000
 class ActiveSet:
     """The set of loaded tools, as ids in loading order."""
 
-    __slots__ = ("_steps", "in_view")
+    __slots__ = ("_steps", "loaded")
 
     def __init__(self, steps: Iterable[str] = ()) -> None:
         self._steps: list[str] = []
-        self.in_view: dict[str, bool] = {}
+        self.loaded: dict[str, bool] = {}
         """The loaded tools, each with whether it may be unloaded for others."""
-        self.take(steps)
+        self.apply_steps(steps)
 
     def __len__(self) -> int:
         """Return the number of steps that led to this set."""
         return len(self._steps)
 
     def __contains__(self, tool_id: object) -> bool:
-        return tool_id in self.in_view
+        return tool_id in self.loaded
 
-    def take(self, steps: Iterable[str]) -> tuple[str, ...]:
+    def apply_steps(self, steps: Iterable[str]) -> tuple[str, ...]:
         """Apply ``steps``. Return those that changed something."""
-        taken = tuple(step for step in steps if _go(self.in_view, step))
+        taken = tuple(step for step in steps if _apply_step(self.loaded, step))
         self._steps += taken
         return taken
 
     @property
-    def loose(self) -> tuple[str, ...]:
+    def evictable(self) -> tuple[str, ...]:
         """The tools that may be unloaded, the one that was found longest ago first."""
-        return tuple(tool_id for tool_id, loose in self.in_view.items() if loose)
+        return tuple(tool_id for tool_id, loose in self.loaded.items() if loose)
 
-    def first(self, count: int | None = None) -> tuple[str, ...]:
+    def ids_after(self, count: int | None = None) -> tuple[str, ...]:
         """Return the tools that were loaded after ``count`` steps, in order; default: now."""
         if count is None or count >= len(self._steps):
-            return tuple(self.in_view)
+            return tuple(self.loaded)
         found: dict[str, bool] = {}
         for step in self._steps[:count]:
-            _go(found, step)
+            _apply_step(found, step)
         return tuple(found)
 
-    def steps(self) -> tuple[str, ...]:
+    def minimal_steps(self) -> tuple[str, ...]:
         """Return the fewest steps that lead to the current set."""
-        return tuple(f"{FOUND}{tool_id}" if loose else tool_id for tool_id, loose in self.in_view.items())
+        return tuple(f"{FOUND_MARK}{tool_id}" if loose else tool_id for tool_id, loose in self.loaded.items())
 
-    def shortened(self) -> ActiveSet:
+    def compact(self) -> ActiveSet:
         """Return an equal set with few steps if this one has very many, else this one.
 
         A length counts the steps of the returned set.
         """
-        return ActiveSet(self.steps()) if len(self._steps) > _MANY + 2 * len(self.in_view) else self
+        return ActiveSet(self.minimal_steps()) if len(self._steps) > _MANY + 2 * len(self.loaded) else self
 
 
-def _go(in_view: dict[str, bool], step: str) -> bool:
+def _apply_step(in_view: dict[str, bool], step: str) -> bool:
     """Apply one step. Return whether it changed something."""
-    if step.startswith(LEFT):
+    if step.startswith(REMOVED_MARK):
         return in_view.pop(step[1:], None) is not None
-    if step.startswith(FOUND):
+    if step.startswith(FOUND_MARK):
         if step[1:] in in_view:
             return False
         in_view[step[1:]] = True

@@ -8,14 +8,14 @@ rules of the workspace file always apply; the rest applies only after the user h
 
 from __future__ import annotations
 
-from handrail.config.layers import Origin, Value
-from handrail.config.loading import (
+from handrail.config.layers import ValueOrigin, LayerValue
+from handrail.config.loader import (
     Configuration,
     ConfiguredRule,
     WorkspaceFile,
-    check_apart,
-    default_folder,
-    load,
+    check_outside_workspace,
+    default_config_folder,
+    load_configuration,
 )
 from handrail.config.settings import (
     FILE_NAME,
@@ -32,13 +32,13 @@ __all__ = [
     "Configuration",
     "ConfiguredRule",
     "LimitSettings",
-    "Origin",
+    "ValueOrigin",
     "SearchSettings",
     "Settings",
-    "Value",
+    "LayerValue",
     "WatchdogSettings",
     "WorkspaceFile",
-    "check_apart",
-    "default_folder",
-    "load",
+    "check_outside_workspace",
+    "default_config_folder",
+    "load_configuration",
 ]

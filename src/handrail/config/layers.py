@@ -10,26 +10,26 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, cast
 
-from handrail.config.reading import unsayable
-from handrail.config.secrets import faults_in_secrets, faults_in_tools
-from handrail.config.settings import LISTS, Settings, key_of, keys, path_of
-from handrail.contract.errors import Fault, UsageError
+from handrail.config.toml_file import find_unsupported_values
+from handrail.config.secret_references import find_secret_faults, find_tool_faults
+from handrail.config.settings import LIST_KEYS, Settings, join_key, list_keys, split_key
+from handrail.contract.errors import Diagnostic, UsageError
 from handrail.contract.modes import MODES, Mode
-from handrail.contract.schema.schema import path_text
-from handrail.contract.tool.manifest import faults_of
-from handrail.contract.tool.names import nearest
+from handrail.contract.schema.validation import format_path
+from handrail.contract.tool.manifest import find_model_faults
+from handrail.contract.tool.names import nearest_names
 
-Kind = Literal["default", "configuration", "workspace", "environment", "flag"]
+LayerKind = Literal["default", "configuration", "workspace", "environment", "flag"]
 
 
-_APART = {"secrets": faults_in_secrets, "tools": faults_in_tools}
+_TABLE_CHECKS = {"secrets": find_secret_faults, "tools": find_tool_faults}
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ValueOrigin:
     """The origin of a value: ``FILE:LINE``, a variable's name, a flag, or ``""`` for a default."""
 
-    kind: Kind
+    kind: LayerKind
     place: str = ""
 
     def __str__(self) -> str:
@@ -37,7 +37,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class LayerValue:
     """A value of one layer.
 
     :param key: the setting, such as ``limits.lock_wait_ms``; for an item of a list, the list (``rules``)
@@ -46,129 +46,129 @@ class Value:
 
     key: str
     value: Any
-    origin: Origin
-    not_in_force: str = ""
+    origin: ValueOrigin
+    inactive_reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "key": self.key,
             "value": self.value,
             "origin": {"kind": self.origin.kind, "place": self.origin.place},
-            "in_force": not self.not_in_force,
-            "reason": self.not_in_force,
+            "in_force": not self.inactive_reason,
+            "reason": self.inactive_reason,
         }
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class ConfigLayer:
     """The settings of one source.
 
     :param place: returns the place of a value, by its path (``rules[2]``)
     :param holds_back: returns the reason why a value must have no effect, by key and value; ``""`` if it may
     """
 
-    kind: Kind
+    kind: LayerKind
     table: Mapping[str, Any]
-    place: Callable[[str], str]
-    holds_back: Callable[[str, Any], str] = field(default=lambda key, value: "")
+    locate: Callable[[str], str]
+    inactive_reason: Callable[[str, Any], str] = field(default=lambda key, value: "")
 
-    def faults(self) -> list[Fault]:
+    def find_faults(self) -> list[Diagnostic]:
         """Return the faults of the layer, each with its place."""
-        problems = faults_of(Settings, {key: value for key, value in self.table.items() if key not in _APART})
-        for key, faults_in in _APART.items():  # these checks do not repeat values, which may be secret
+        problems = find_model_faults(Settings, {key: value for key, value in self.table.items() if key not in _TABLE_CHECKS})
+        for key, faults_in in _TABLE_CHECKS.items():  # these checks do not repeat values, which may be secret
             if key in self.table:
                 problems |= dict(faults_in(self.table[key]))
-        found = [Fault(self.place(where), where, text) for where, text in problems.items()]
+        found = [Diagnostic(self.locate(where), where, text) for where, text in problems.items()]
         if found:
             return found
         settings = Settings.model_validate_json(json.dumps(self.table))
         if settings.ceiling is not None:
-            for where, text in settings.ceiling.faults():
+            for where, text in settings.ceiling.find_faults():
                 inner = where.replace("requires", "ceiling", 1)
-                found.append(Fault(self.place(inner), inner, text))
+                found.append(Diagnostic(self.locate(inner), inner, text))
         return found
 
     def get(self, key: str) -> tuple[Any] | None:
         """Return the value of a key in a tuple, or None."""
         node: Any = self.table
-        for part in path_of(key):
+        for part in split_key(key):
             if not isinstance(node, Mapping) or part not in node:
                 return None
             node = cast("Mapping[str, Any]", node)[part]
         return (node,)
 
 
-def merged(layers: Sequence[Layer]) -> tuple[Settings, tuple[Value, ...]]:
+def merge_layers(layers: Sequence[ConfigLayer]) -> tuple[Settings, tuple[LayerValue, ...]]:
     """Return the settings in force, and the values of all layers.
 
     Lists are merged. For other settings the last layer wins.
 
     :param layers: valid layers, the weakest first
     """
-    values: list[Value] = []
+    values: list[LayerValue] = []
     table: dict[str, Any] = {}
-    for key in _given_keys(layers):
-        found = _items(layers, key) if key in LISTS else _candidates(layers, key)
+    for key in _list_set_keys(layers):
+        found = _items(layers, key) if key in LIST_KEYS else _candidates(layers, key)
         values += found
-        in_force = [value.value for value in found if not value.not_in_force and value.origin.kind != "default"]
+        in_force = [value.value for value in found if not value.inactive_reason and value.origin.kind != "default"]
         if in_force:
-            _put(table, key, in_force if key in LISTS else in_force[-1])
+            _put(table, key, in_force if key in LIST_KEYS else in_force[-1])
     return Settings.model_validate_json(json.dumps(table), strict=True), tuple(values)
 
 
-def _given_keys(layers: Sequence[Layer]) -> Iterator[str]:
+def _list_set_keys(layers: Sequence[ConfigLayer]) -> Iterator[str]:
     """Yield every key; for ``tools``, one key for each setting of each tool."""
-    for key in keys():
-        of_tools = dict.fromkeys(inner for layer in layers for inner in _of_tools(layer)) if key == "tools" else ()
+    for key in list_keys():
+        of_tools = dict.fromkeys(inner for layer in layers for inner in _list_tool_keys(layer)) if key == "tools" else ()
         yield from of_tools or (key,)
 
 
-def _of_tools(layer: Layer) -> Iterator[str]:
+def _list_tool_keys(layer: ConfigLayer) -> Iterator[str]:
     tools: Mapping[str, Mapping[str, Any]] = (layer.get("tools") or ({},))[0]
     for tool, settings in tools.items():
         for name, value in settings.items():
             config: Mapping[str, Any] = value if name == "config" else {}
-            yield from (key_of(("tools", tool, name, key)) for key in config)
+            yield from (join_key(("tools", tool, name, key)) for key in config)
             if name != "config":
-                yield key_of(("tools", tool, name))
+                yield join_key(("tools", tool, name))
 
 
-def _items(layers: Sequence[Layer], key: str) -> list[Value]:
-    found: list[Value] = []
+def _items(layers: Sequence[ConfigLayer], key: str) -> list[LayerValue]:
+    found: list[LayerValue] = []
     for layer in layers:
         for number, item in enumerate((layer.get(key) or ([],))[0]):
-            origin = Origin(layer.kind, layer.place(f"{key}[{number}]"))
-            found.append(Value(key, item, origin, layer.holds_back(key, item)))
+            origin = ValueOrigin(layer.kind, layer.locate(f"{key}[{number}]"))
+            found.append(LayerValue(key, item, origin, layer.inactive_reason(key, item)))
     return found
 
 
-def _candidates(layers: Sequence[Layer], key: str) -> list[Value]:
+def _candidates(layers: Sequence[ConfigLayer], key: str) -> list[LayerValue]:
     """Return the default and each layer's value; the last one that may have an effect is in force."""
-    found = [Value(key, _default(key), Origin("default"))]
+    found = [LayerValue(key, _default(key), ValueOrigin("default"))]
     holding = 0
     for layer in layers:
         if (given := layer.get(key)) is None:
             continue
-        reason = layer.holds_back(key, given[0])
+        reason = layer.inactive_reason(key, given[0])
         if reason and key == "mode" and _narrows(given[0], found[holding].value):
             reason = ""  # a stricter mode is accepted from any source
         if not reason and key == "ceiling" and layer.kind == "workspace" and found[holding].origin.kind != "default":
             reason = (
                 f"the ceiling of this machine ({found[holding].origin}) applies, and a workspace file cannot change it"
             )
-        found.append(Value(key, given[0], Origin(layer.kind, layer.place(path_text(path_of(key)))), reason))
+        found.append(LayerValue(key, given[0], ValueOrigin(layer.kind, layer.locate(format_path(split_key(key)))), reason))
         if not reason:
             holding = len(found) - 1
-    return _with_overridden(found, holding)
+    return _mark_overridden(found, holding)
 
 
-def _with_overridden(found: Sequence[Value], holding: int) -> list[Value]:
+def _mark_overridden(found: Sequence[LayerValue], holding: int) -> list[LayerValue]:
     """Return the values, and mark each weaker value with the origin that overrides it."""
     over = found[holding].origin
     return [
         value
-        if number == holding or value.not_in_force
-        else Value(value.key, value.value, value.origin, f"{over} overrides it")
+        if number == holding or value.inactive_reason
+        else LayerValue(value.key, value.value, value.origin, f"{over} overrides it")
         for number, value in enumerate(found)
         if number == holding or value.origin.kind != "default"
     ]
@@ -180,7 +180,7 @@ def _narrows(mode: str, than: str) -> bool:
 
 def _default(key: str) -> Any:
     node: Any = _defaults()
-    for part in path_of(key):
+    for part in split_key(key):
         node = node.get(part, {})
     return copy.deepcopy(node)
 
@@ -191,7 +191,7 @@ def _defaults() -> dict[str, Any]:
 
 
 def _put(table: dict[str, Any], key: str, value: Any) -> None:
-    *outer, last = path_of(key)
+    *outer, last = split_key(key)
     for part in outer:
         table = table.setdefault(part, {})
     table[last] = value
@@ -199,50 +199,50 @@ def _put(table: dict[str, Any], key: str, value: Any) -> None:
 
 # Settings from the environment (``HANDRAIL_LIMITS__GRACE_MS=…``) and from flags (``--set limits.grace_ms=…``).
 
-PREFIX = "HANDRAIL_"
+VARIABLE_PREFIX = "HANDRAIL_"
 _PROGRAMS = ("STATE", "HEADLESS", "DEBUG", "MODEL")
-_TOLD = ("TOOL", "CALL_ID", "SESSION_ID", "WORKSPACE", "CONFIG", "WATCHDOG", "SECRETS_FD")
+_PASSED_TO_PROGRAMS = ("TOOL", "CALL_ID", "SESSION_ID", "WORKSPACE", "CONFIG", "WATCHDOG", "SECRETS_FD")
 """The variables that Handrail sets for tools and watchdogs, which may start Handrail in turn."""
-OTHERS = frozenset(PREFIX + name for name in (*_PROGRAMS, *_TOLD))
+OTHER_VARIABLES = frozenset(VARIABLE_PREFIX + name for name in (*_PROGRAMS, *_PASSED_TO_PROGRAMS))
 """Variables with this prefix that are not settings."""
 
 _TEXT = frozenset({"agent", "mode", "sandbox.provider"})
 
 
-def variable(key: str) -> str:
+def variable_name(key: str) -> str:
     """Return the name of the environment variable of a setting."""
-    return PREFIX + key.upper().replace(".", "__")
+    return VARIABLE_PREFIX + key.upper().replace(".", "__")
 
 
-def of_environment(environment: Mapping[str, str]) -> tuple[Layer, list[Fault]]:
+def environment_layer(environment: Mapping[str, str]) -> tuple[ConfigLayer, list[Diagnostic]]:
     """Return the layer of ``HANDRAIL_*`` variables. Empty variables are ignored.
 
     :return: the layer, and a fault for each unknown or invalid variable
     """
-    by_variable = {variable(key): key for key in keys()}
-    layer = _Given("environment")
+    by_variable = {variable_name(key): key for key in list_keys()}
+    layer = _LayerBuilder("environment")
     for name in sorted(environment):
-        if not name.startswith(PREFIX) or name in OTHERS or not environment[name]:
+        if not name.startswith(VARIABLE_PREFIX) or name in OTHER_VARIABLES or not environment[name]:
             continue
         key = by_variable.get(name)
         if key is None:
-            near = nearest(name, (*by_variable, *(PREFIX + program for program in _PROGRAMS)), 1)
+            near = nearest_names(name, (*by_variable, *(VARIABLE_PREFIX + program for program in _PROGRAMS)), 1)
             hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(by_variable)}"
-            layer.faults.append(Fault(name, "", f"no setting has this variable; {hint}"))
+            layer.faults.append(Diagnostic(name, "", f"no setting has this variable; {hint}"))
         else:
             layer.add(key, environment[name], name)
-    return layer.made(), layer.faults
+    return layer.build(), layer.faults
 
 
-def of_flags(flags: Iterable[str]) -> tuple[Layer, list[Fault]]:
+def flags_layer(flags: Iterable[str]) -> tuple[ConfigLayer, list[Diagnostic]]:
     """Return the layer of ``KEY=VALUE`` texts.
 
     For a repeated key the last value wins. Lists are merged.
 
     :raises UsageError: for a text without ``=``
     """
-    known = list(keys())
-    layer = _Given("flag")
+    known = list(list_keys())
+    layer = _LayerBuilder("flag")
     for text in flags:
         key, sign, value = text.partition("=")
         key = key.strip()
@@ -251,40 +251,40 @@ def of_flags(flags: Iterable[str]) -> tuple[Layer, list[Fault]]:
         if key in known:
             layer.add(key, value.strip(), f"--set {key}")
             continue
-        if (of_tool := _of_tool(key)) is not None:
+        if (of_tool := _normalize_tool_key(key)) is not None:
             layer.add(of_tool, value.strip(), f"--set {of_tool}")
             continue
-        near = nearest(key, known, 1)
+        near = nearest_names(key, known, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
-        layer.faults.append(Fault(f"--set {key}", "", f"unknown key; {hint}"))
-    return layer.made(), layer.faults
+        layer.faults.append(Diagnostic(f"--set {key}", "", f"unknown key; {hint}"))
+    return layer.build(), layer.faults
 
 
-def _of_tool(key: str) -> str | None:
+def _normalize_tool_key(key: str) -> str | None:
     """Return a key such as ``tools."mail.send".timeout_ms`` in its canonical form, or None."""
     try:
-        path = path_of(key)
+        path = split_key(key)
     except ValueError:
         return None
-    return key_of(path) if path[0] == "tools" and len(path) > 2 else None
+    return join_key(path) if path[0] == "tools" and len(path) > 2 else None
 
 
-class _Given:
+class _LayerBuilder:
     """A builder of a layer from variables or flags."""
 
-    def __init__(self, kind: Kind) -> None:
-        self._kind: Kind = kind
+    def __init__(self, kind: LayerKind) -> None:
+        self._kind: LayerKind = kind
         self._table: dict[str, Any] = {}
         self._places: dict[str, str] = {}
-        self.faults: list[Fault] = []
+        self.faults: list[Diagnostic] = []
 
     def add(self, key: str, text: str, place: str) -> None:
-        path = path_of(key)
-        value = _rules(text) if key == "rules" else text if key in _TEXT else _value(text)
+        path = split_key(key)
+        value = _rules(text) if key == "rules" else text if key in _TEXT else _parse_value(text)
         if path[0] == "tools" and path[2:3] == ("config",) and isinstance(value, (bool, int, float)):
             value = text  # settings of tools are strings
-        if problems := unsayable(value):
-            self.faults += [Fault(place, where, problem) for where, problem in problems]
+        if problems := find_unsupported_values(value):
+            self.faults += [Diagnostic(place, where, problem) for where, problem in problems]
             return
         *outer, last = path
         table = self._table
@@ -292,18 +292,18 @@ class _Given:
             inner = table.setdefault(part, {})
             if not isinstance(inner, dict):
                 self.faults.append(
-                    Fault(place, "", f"{part} is also set to a value that is not a table; remove one of the two")
+                    Diagnostic(place, "", f"{part} is also set to a value that is not a table; remove one of the two")
                 )
                 return
             table = cast("dict[str, Any]", inner)
-        if key in LISTS and isinstance(value, list) and isinstance(table.get(last), list):
+        if key in LIST_KEYS and isinstance(value, list) and isinstance(table.get(last), list):
             table[last] += value
         else:
             table[last] = value
-        self._places[path_text(path)] = place
+        self._places[format_path(path)] = place
 
-    def made(self) -> Layer:
-        return Layer(self._kind, self._table, self._place)
+    def build(self) -> ConfigLayer:
+        return ConfigLayer(self._kind, self._table, self._place)
 
     def _place(self, where: str) -> str:
         """Return the place of the longest known key that ``where`` begins with."""
@@ -316,11 +316,11 @@ class _Given:
 def _rules(text: str) -> Any:
     """Return the rules in a JSON or TOML array, or on separate lines."""
     if text.lstrip().startswith("["):
-        return _value(text)
+        return _parse_value(text)
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     """Return a value in JSON or TOML syntax; any other text is a string."""
     try:
         return json.loads(text)

@@ -7,21 +7,21 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 _HOUR_MS = 3_600_000
-NAME = r"^[A-Za-z][A-Za-z0-9_-]{0,39}$"
+SERVER_NAME_PATTERN = r"^[A-Za-z][A-Za-z0-9_-]{0,39}$"
 
 
-class _Table(BaseModel):
+class _McpTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
-class SecretValue(_Table):
+class SecretValue(_McpTable):
     """A reference to a secret, ``{ secret = "NAME" }``, with an optional prefix."""
 
     secret: Annotated[str, Field(description="Name of the secret in the table of secrets.")]
     prefix: Annotated[str, Field(description="Text before the value, such as 'Bearer '. Default empty.")] = ""
 
 
-class McpOauth(_Table):
+class McpOauthSettings(_McpTable):
     """The sign-in at a server that requires it.
 
     Without these settings, Handrail registers itself and the user signs in once.
@@ -76,7 +76,7 @@ class McpOauth(_Table):
     ] = ()
 
     @model_validator(mode="after")
-    def _whole(self) -> McpOauth:
+    def _check_grant_fields(self) -> McpOauthSettings:
         needed = {
             "authorization_code": (),
             "client_credentials": ("client_id", "private_key" if self.private_key else "client_secret"),
@@ -87,7 +87,7 @@ class McpOauth(_Table):
         return self
 
 
-class McpServer(_Table):
+class UpstreamServerSettings(_McpTable):
     """``[mcp.servers.NAME]``: one server, with a command or a URL, and its permissions."""
 
     command: Annotated[
@@ -130,7 +130,7 @@ class McpServer(_Table):
             )
         ),
     ] = {}
-    oauth: Annotated[McpOauth | None, Field(description="Only for url: sign-in, if the server requires it.")] = None
+    oauth: Annotated[McpOauthSettings | None, Field(description="Only for url: sign-in, if the server requires it.")] = None
     enabled: Annotated[bool, Field(description="Whether the server is used. Default true.")] = True
     prefix: Annotated[
         str | None,
@@ -217,7 +217,7 @@ class McpServer(_Table):
     ] = 30_000
 
     @model_validator(mode="after")
-    def _one_way(self) -> McpServer:
+    def _check_transport(self) -> UpstreamServerSettings:
         given = self.model_fields_set
         if self.command is not None and self.url is not None:
             raise ValueError("expected either command or url")
@@ -228,7 +228,7 @@ class McpServer(_Table):
         return self
 
 
-class McpIntrospection(_Table):
+class McpIntrospection(_McpTable):
     """``[mcp.serve.introspection]``: the check of tokens by the authorization server (RFC 7662)."""
 
     client_id: Annotated[str, Field(min_length=1, description="Client ID of Handrail at the authorization server.")]
@@ -261,11 +261,11 @@ class McpIntrospection(_Table):
     ] = 30
 
 
-class McpServe(_Table):
+class McpServeSettings(_McpTable):
     """``[mcp.serve]``: access to ``handrail mcp --http``. Command-line options override it."""
 
     tokens: Annotated[
-        dict[Annotated[str, Field(pattern=NAME)], SecretValue],
+        dict[Annotated[str, Field(pattern=SERVER_NAME_PATTERN)], SecretValue],
         Field(description='Accepted bearer tokens, by client: alice = { secret = "NAME" }. Default none.'),
     ] = {}
     auth_server: Annotated[

@@ -11,36 +11,36 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from handrail.catalog.view import CatalogOptions
-from handrail.config.mcp import NAME as SERVER_NAME
-from handrail.config.mcp import McpServe, McpServer
+from handrail.config.mcp import SERVER_NAME_PATTERN as SERVER_NAME
+from handrail.config.mcp import McpServeSettings, UpstreamServerSettings
 from handrail.contract.modes import DEFAULT_MODE, Mode
-from handrail.contract.protected.protected import WORKSPACE_FILE
-from handrail.contract.rules import GivenRule
-from handrail.contract.sandbox import Limits
+from handrail.contract.protected.path_protection import WORKSPACE_FILE
+from handrail.contract.rules import RuleInput
+from handrail.contract.sandbox import SandboxLimits
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.settings import ToolSettings
-from handrail.store.database.connection import OWN as OWN_STORE
+from handrail.store.database.connection import BUILT_IN_ENGINE as OWN_STORE
 
 FILE_NAME = WORKSPACE_FILE
 _HOUR_MS = 3_600_000
 _WEEK_MS = 7 * 24 * _HOUR_MS
-OWN_SANDBOX = "machine"
+MACHINE_SANDBOX = "machine"
 """``[sandbox] provider`` for the confinement of the operating system."""
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 """A part of a key that TOML accepts without quotes."""
 _MIB = 1024 * 1024
-_MANY = 2**31 - 1
+_MAX_COUNT = 2**31 - 1
 
 
-SHIPPED: tuple[Literal["exfiltration", "secrets", "repeats"], ...] = ("exfiltration", "secrets", "repeats")
+SHIPPED_WATCHDOGS: tuple[Literal["exfiltration", "secrets", "repeats"], ...] = ("exfiltration", "secrets", "repeats")
 """The built-in watchdogs, which are on by default."""
 
 
-class _Table(BaseModel):
+class _SettingsTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
-class LimitSettings(_Table):
+class LimitSettings(_SettingsTable):
     """``[limits]``: limits of every call."""
 
     lock_wait_ms: Annotated[
@@ -89,7 +89,7 @@ class LimitSettings(_Table):
         int,
         Field(
             gt=0,
-            le=_MANY,
+            le=_MAX_COUNT,
             description=(
                 "Maximum disk space for the outputs of all jobs of a workspace, in MiB. Beyond it, the "
                 "outputs of the jobs that ended first are deleted. Default 1024, at least 1."
@@ -100,7 +100,7 @@ class LimitSettings(_Table):
         int,
         Field(
             gt=0,
-            le=_MANY,
+            le=_MAX_COUNT,
             description=(
                 "Maximum disk space for the full texts of truncated outputs, in MiB. Beyond it, the oldest "
                 "files of sessions that are not in use are deleted. Default 1024, at least 1."
@@ -109,7 +109,7 @@ class LimitSettings(_Table):
     ] = 1024
 
 
-class ApprovalSettings(_Table):
+class ApprovalSettings(_SettingsTable):
     """``[approvals]``: the validity of approval requests and approvals."""
 
     request_days: Annotated[
@@ -125,7 +125,7 @@ class ApprovalSettings(_Table):
     ] = 24
 
 
-class SandboxSettings(_Table):
+class SandboxSettings(_SettingsTable):
     """``[sandbox]``: resource limits for the programs of a call, and exceptions from their confinement."""
 
     provider: Annotated[
@@ -137,24 +137,24 @@ class SandboxSettings(_Table):
                 "installed package. Default machine."
             ),
         ),
-    ] = OWN_SANDBOX
+    ] = MACHINE_SANDBOX
     cpu_s: Annotated[
         int,
         Field(
-            ge=0, le=_MANY, description="Maximum CPU time of each process, in seconds; 0 for no limit. Default 3600."
+            ge=0, le=_MAX_COUNT, description="Maximum CPU time of each process, in seconds; 0 for no limit. Default 3600."
         ),
     ] = 3600
     memory_mib: Annotated[
         int,
         Field(
-            ge=0, le=_MANY, description="Maximum private memory of each process, in MiB; 0 for no limit. Default 8192."
+            ge=0, le=_MAX_COUNT, description="Maximum private memory of each process, in MiB; 0 for no limit. Default 8192."
         ),
     ] = 8192
     call_memory_mib: Annotated[
         int,
         Field(
             ge=0,
-            le=_MANY,
+            le=_MAX_COUNT,
             description=(
                 "Maximum memory of all processes of one call together, including shared memory, in MiB; 0 "
                 "for no limit. Never more than three quarters of the machine's memory. Default 16384."
@@ -165,7 +165,7 @@ class SandboxSettings(_Table):
         int,
         Field(
             ge=0,
-            le=_MANY,
+            le=_MAX_COUNT,
             description="Maximum number of processes and threads of one call together; 0 for no limit. Default 2048.",
         ),
     ] = 2048
@@ -173,7 +173,7 @@ class SandboxSettings(_Table):
         int,
         Field(
             ge=0,
-            le=_MANY,
+            le=_MAX_COUNT,
             description="Maximum size of a file that a program writes, in MiB; 0 for no limit. Default 16384.",
         ),
     ] = 16384
@@ -181,17 +181,17 @@ class SandboxSettings(_Table):
         int,
         Field(
             ge=0,
-            le=_MANY,
+            le=_MAX_COUNT,
             description="Maximum number of open files of a process; 0 for the limit of the system. Default 4096.",
         ),
     ] = 4096
     tmp_mib: Annotated[
         int,
-        Field(gt=0, le=_MANY, description="Size of the private /tmp of each call, in MiB. Default 256, at least 1."),
+        Field(gt=0, le=_MAX_COUNT, description="Size of the private /tmp of each call, in MiB. Default 256, at least 1."),
     ] = 256
     shm_mib: Annotated[
         int,
-        Field(gt=0, le=_MANY, description="Size of the private /dev/shm of each call, in MiB. Default 64, at least 1."),
+        Field(gt=0, le=_MAX_COUNT, description="Size of the private /dev/shm of each call, in MiB. Default 64, at least 1."),
     ] = 64
     unix_sockets: Annotated[
         bool,
@@ -222,9 +222,9 @@ class SandboxSettings(_Table):
     ] = ()
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> SandboxLimits:
         """The limits in the form for a sandbox."""
-        return Limits(
+        return SandboxLimits(
             cpu_s=self.cpu_s or None,
             memory_bytes=self.memory_mib * _MIB or None,
             call_memory_bytes=self.call_memory_mib * _MIB or None,
@@ -236,7 +236,7 @@ class SandboxSettings(_Table):
         )
 
 
-class StateSettings(_Table):
+class StateSettings(_SettingsTable):
     """``[state]``: the kind of database. ``--state`` and ``HANDRAIL_STATE`` set its folder."""
 
     store: Annotated[
@@ -251,7 +251,7 @@ class StateSettings(_Table):
     ] = OWN_STORE
 
 
-class SearchSettings(_Table):
+class SearchSettings(_SettingsTable):
     """``[search]``: semantic search for tools."""
 
     embedder: Annotated[
@@ -282,7 +282,7 @@ class SearchSettings(_Table):
     ] = ""
 
 
-class CatalogSettings(_Table):
+class CatalogSettings(_SettingsTable):
     """``[catalog]``: the tools and texts that a model gets."""
 
     index_tokens: Annotated[
@@ -327,7 +327,7 @@ class CatalogSettings(_Table):
         ),
     ] = {}
 
-    def options(self, core: tuple[str, ...]) -> CatalogOptions:
+    def to_options(self, core: tuple[str, ...]) -> CatalogOptions:
         """Return the options in the form for a catalog.
 
         :param core: the core tools of an agent's manifest
@@ -336,7 +336,7 @@ class CatalogSettings(_Table):
         return CatalogOptions(core, texts, self.index_tokens, self.preload, self.preload_tokens)
 
 
-class WatchdogSettings(_Table):
+class WatchdogSettings(_SettingsTable):
     """``[[watchdogs]]``: a hook that sees each call before it runs and can only restrict it."""
 
     use: Annotated[
@@ -385,7 +385,7 @@ class WatchdogSettings(_Table):
     ] = 5_000
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> WatchdogSettings:
+    def _check_choice(self) -> WatchdogSettings:
         if (self.use is None) == (self.command is None):
             raise ValueError("expected either use, with the name of a built-in watchdog, or command")
         given = self.model_fields_set
@@ -398,7 +398,7 @@ class WatchdogSettings(_Table):
         return self
 
 
-class McpSettings(_Table):
+class McpSettings(_SettingsTable):
     """``[mcp]``: upstream MCP servers, and access to Handrail's own MCP server."""
 
     files: Annotated[
@@ -411,20 +411,20 @@ class McpSettings(_Table):
         ),
     ] = ()
     servers: Annotated[
-        dict[Annotated[str, Field(pattern=SERVER_NAME)], McpServer],
+        dict[Annotated[str, Field(pattern=SERVER_NAME)], UpstreamServerSettings],
         Field(description="Upstream servers, by name: [mcp.servers.NAME] with command or url, and permissions."),
     ] = {}
     serve: Annotated[
-        McpServe,
+        McpServeSettings,
         Field(
             description=(
                 "Access to handrail mcp --http, by tokens or an authorization server. Command-line options override it."
             )
         ),
-    ] = McpServe()
+    ] = McpServeSettings()
 
 
-class SecretReference(_Table):
+class SecretReference(_SettingsTable):
     """The location of a secret's value: exactly one of these."""
 
     env: Annotated[str | None, Field(description="Environment variable with the value.")] = None
@@ -434,7 +434,7 @@ class SecretReference(_Table):
     ] = None
 
 
-class Settings(_Table):
+class Settings(_SettingsTable):
     """All settings of a Handrail configuration."""
 
     agent: Annotated[
@@ -458,7 +458,7 @@ class Settings(_Table):
         ),
     ] = DEFAULT_MODE
     rules: Annotated[
-        tuple[GivenRule, ...],
+        tuple[RuleInput, ...],
         Field(
             description=(
                 "Permission rules, as 'ACTION PERMISSION [PATTERN]', or as tables with examples that are "
@@ -535,11 +535,11 @@ class Settings(_Table):
     ] = ()
 
 
-LISTS = ("rules", "watchdogs")
+LIST_KEYS = ("rules", "watchdogs")
 """Keys of lists whose items are merged over all layers."""
 
 
-OPERATORS = {
+OPERATOR_ONLY = {
     "watchdogs": "cannot name watchdogs, since they run outside the sandbox",
     "secrets": "cannot name secrets, since its author would choose which of your files and programs are read",
     "tools": "cannot set up tools, since its author would choose which of your secrets they get",
@@ -551,16 +551,16 @@ OPERATORS = {
 """Keys that a workspace file cannot have, trusted or not, with the reasons."""
 
 
-def tables() -> dict[str, type[BaseModel]]:
+def list_tables() -> dict[str, type[BaseModel]]:
     """Return the keys that are tables of settings, each of which is overridden separately."""
     found: dict[str, type[BaseModel]] = {}
     for name, field in Settings.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, _Table):
+        if isinstance(field.annotation, type) and issubclass(field.annotation, _SettingsTable):
             found[name] = field.annotation
     return found
 
 
-def path_of(key: str) -> tuple[str, ...]:
+def split_key(key: str) -> tuple[str, ...]:
     """Return the parts of a setting's key: ``tools."mail.send".timeout_ms`` has three.
 
     :raises ValueError: if it is not a TOML key
@@ -575,14 +575,14 @@ def path_of(key: str) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def key_of(path: Iterable[str]) -> str:
-    """Return the key for its parts, the inverse of :func:`path_of`."""
+def join_key(path: Iterable[str]) -> str:
+    """Return the key for its parts, the inverse of :func:`split_key`."""
     return ".".join(part if _BARE.fullmatch(part) else json.dumps(part, ensure_ascii=False) for part in path)
 
 
-def keys() -> Iterator[str]:
+def list_keys() -> Iterator[str]:
     """Yield every setting as ``key`` or ``table.key``, in the order of the models."""
-    inner = tables()
+    inner = list_tables()
     for name in Settings.model_fields:
         if name in inner:
             yield from (f"{name}.{key}" for key in inner[name].model_fields)

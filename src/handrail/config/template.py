@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from handrail.config.settings import FILE_NAME, OPERATORS, Settings, WatchdogSettings, tables
+from handrail.config.settings import FILE_NAME, OPERATOR_ONLY, Settings, WatchdogSettings, list_tables
 
 SCHEMA_FILE = Path(__file__).parent.parent / "handrail.schema.json"
-"""The file in the package, whose content :func:`schema` returns."""
+"""The file in the package, whose content :func:`build_schema` returns."""
 
-_HEADS = {
+_HEADER_TEXTS = {
     "configuration": (
         "Handrail's configuration for this user. Every setting is optional: a setting that is "
         "missing or behind a '#' has its default. A workspace's own handrail.toml, HANDRAIL_* "
@@ -43,20 +43,20 @@ _EXAMPLES = {
 }
 
 
-def template(kind: Literal["configuration", "workspace"]) -> str:
+def format_template(kind: Literal["configuration", "workspace"]) -> str:
     """Return the text of a new configuration file."""
-    lines = [*_remark(_HEADS[kind]), ""]
-    inner = tables()
+    lines = [*_comment_lines(_HEADER_TEXTS[kind]), ""]
+    inner = list_tables()
     for key, field in Settings.model_fields.items():
-        if key in OPERATORS and kind == "workspace":
+        if key in OPERATOR_ONLY and kind == "workspace":
             continue
-        lines += _remark(field.description or "")
+        lines += _comment_lines(field.description or "")
         if key in inner:
             lines.append(f"# [{key}]")
             for name, setting in inner[key].model_fields.items():
-                lines += [*_remark(setting.description or ""), f"# {name} = {_toml(setting.default)}"]
+                lines += [*_comment_lines(setting.description or ""), f"# {name} = {_toml(setting.default)}"]
         elif key == "watchdogs":
-            lines += ["#   [[watchdogs]]", *_watchdog()]
+            lines += ["#   [[watchdogs]]", *_watchdog_lines()]
         else:
             if field.default is not None:
                 lines.append(f"# {key} = {_toml(field.default)}")
@@ -65,7 +65,7 @@ def template(kind: Literal["configuration", "workspace"]) -> str:
     return "\n".join(lines)
 
 
-def schema() -> dict[str, Any]:
+def build_schema() -> dict[str, Any]:
     """Return the JSON schema of the file, for editors and checks."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -74,7 +74,7 @@ def schema() -> dict[str, Any]:
     }
 
 
-def _watchdog() -> Iterator[str]:
+def _watchdog_lines() -> Iterator[str]:
     examples: dict[str, Any] = {"use": "repeats", "command": ["/usr/local/bin/my-watchdog", "--strict"]}
     for name, field in WatchdogSettings.model_fields.items():
         if name == "command":
@@ -83,7 +83,7 @@ def _watchdog() -> Iterator[str]:
         yield f"#   {name} = {_toml(examples.get(name, field.default))}"
 
 
-def _remark(text: str) -> list[str]:
+def _comment_lines(text: str) -> list[str]:
     return [f"# {line}" for line in textwrap.wrap(text, 110)]
 
 

@@ -15,20 +15,20 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from handrail.contract.errors import Fault
+from handrail.contract.errors import Diagnostic
 from handrail.contract.modes import Mode
-from handrail.contract.rules import GivenRule
-from handrail.contract.schema.schema import path_text
+from handrail.contract.rules import RuleInput
+from handrail.contract.schema.validation import format_path
 from handrail.contract.text.patterns import fault_in_pattern, text_regex
-from handrail.contract.tool.manifest import faults_of, sound_part
+from handrail.contract.tool.manifest import find_model_faults, drop_faulty_parts
 from handrail.contract.tool.names import LOCKED_IDS, fault_in_id
-from handrail.contract.tool.native import faults_in_native, native_id
+from handrail.contract.tool.provider_tools import faults_in_provider_tools, provider_tool_id
 from handrail.contract.tool.requires import FsRequires, NetRequires, Requires, ShellRequires
 
 MAX_AGENT_BYTES = 256 * 1024
 DEFAULT_AGENT = "default"
 """The agent that exists without a manifest."""
-AGENT_TOOL = "agent."
+AGENT_TOOL_PREFIX = "agent."
 """The prefix of the ids of agents as tools."""
 Role = Literal["primary", "subagent", "all"]
 """Who opens an agent's sessions: users and programs, other agents, or both."""
@@ -40,11 +40,11 @@ _ITEM = re.compile(r"\w+\[[^\]]*\]")
 _MAX_DEPTH = 16
 
 
-class _Table(BaseModel):
+class _TomlTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
-class Addition(_Table):
+class ToolAddition(_TomlTable):
     """``[requires.tools.ID]``: what the agent gives one tool beyond the tool's declaration. Hosts only."""
 
     net: NetRequires = NetRequires()
@@ -53,11 +53,11 @@ class Addition(_Table):
 class AgentRequires(Requires):
     """``[requires]``: what the agent has in addition to the declarations of its tools."""
 
-    tools: dict[str, Addition] = Field(default_factory=dict[str, Addition])
+    tools: dict[str, ToolAddition] = Field(default_factory=dict[str, ToolAddition])
     """Additions by tool id. A tool has only what it requires itself, so hosts for ``bash`` are given to it by name."""
 
 
-class AgentRoot(_Table):
+class AgentRoot(_TomlTable):
     """``[[roots]]``: a folder in addition to the workspace."""
 
     path: str
@@ -68,7 +68,7 @@ class AgentRoot(_Table):
 Compaction = Literal["outline", "summary"]
 
 
-class AgentBudgets(_Table):
+class AgentBudgets(_TomlTable):
     """``[budgets]`` of each run. A missing value keeps the default of the program that runs the agent.
 
     :param turns: requests to the model
@@ -91,38 +91,38 @@ class AgentBudgets(_Table):
     shared: bool = True
 
 
-class DelegableFs(_Table):
+class DelegationFs(_TomlTable):
     """Path patterns that sub-agents may have at most; None: as the agent itself."""
 
     read: tuple[str, ...] | None = None
     write: tuple[str, ...] | None = None
 
 
-class DelegableNet(_Table):
+class DelegationNet(_TomlTable):
     """Hosts that sub-agents may have at most; None: as the agent itself."""
 
     hosts: tuple[str, ...] | None = None
 
 
-class Delegable(_Table):
+class DelegationPolicy(_TomlTable):
     """``[delegable]``: what an agent may pass on to its sub-agents.
 
     A missing value passes on all that the agent has itself. Secrets and the right to ask the user are passed on by
     name only.
     """
 
-    fs: DelegableFs = DelegableFs()
-    net: DelegableNet = DelegableNet()
+    fs: DelegationFs = DelegationFs()
+    net: DelegationNet = DelegationNet()
     shell: tuple[ShellRequires, ...] | None = None
     capabilities: tuple[str, ...] | None = None
     secrets: tuple[str, ...] = ()
     """Names of secrets that the tools of sub-agents may get if they declare them."""
-    presence: bool = False
+    can_ask_user: bool = False
     """Whether sub-agents may ask the user."""
     agents: tuple[str, ...] = ("*",)
     """Patterns of agent ids: to whom this agent and its sub-agents may delegate, among agents that accept tasks."""
 
-    def as_requires(self) -> Requires:
+    def to_requires(self) -> Requires:
         """Return the named values as requirements. A missing value is empty."""
         return Requires(
             fs=FsRequires(read=self.fs.read or (), write=self.fs.write or ()),
@@ -132,7 +132,7 @@ class Delegable(_Table):
         )
 
 
-class AgentManifest(_Table):
+class AgentManifest(_TomlTable):
     """The manifest of one agent."""
 
     id: str = DEFAULT_AGENT
@@ -153,13 +153,13 @@ class AgentManifest(_Table):
     """Ids of tools that are always active."""
     mode: Mode | None = None
     """The mode of its sessions if none is given; None for the configured one."""
-    rules: tuple[GivenRule, ...] = ()
+    rules: tuple[RuleInput, ...] = ()
     """Rules of the scope *manifest*, as ``ACTION PERMISSION [PATTERN]`` or with examples. A deny among them is final."""
     roots: tuple[AgentRoot, ...] = ()
     role: Role | None = None
     """None: ``primary``, so that other agents get an agent's rights only if it says so; ``all`` for the default
     agent."""
-    delegable: Delegable = Delegable()
+    delegation: DelegationPolicy = DelegationPolicy()
     budgets: AgentBudgets = AgentBudgets()
     aliases: dict[str, str] = Field(default_factory=dict[str, str])
     """Alias to id."""
@@ -172,23 +172,23 @@ class AgentManifest(_Table):
         """Return whether ``tools`` or ``native`` names the tool."""
         if any(tool_matches(pattern, tool_id) for pattern in self.tools):
             return True
-        return bool(self.native) and any(native_id(name) == tool_id for name in self.native)
+        return bool(self.native) and any(provider_tool_id(name) == tool_id for name in self.native)
 
     @property
     def effective_role(self) -> Role:
         """The role, with its default."""
         return self.role or ("all" if self.id == DEFAULT_AGENT else "primary")
 
-    def takes_work_of(self, other: AgentManifest, *above: AgentManifest) -> bool:
+    def accepts_work_from(self, other: AgentManifest, *above: AgentManifest) -> bool:
         """Return whether ``other`` may delegate to this agent.
 
         :param above: the agents above ``other``, up to the top; each must allow the delegation too
         """
         if self.effective_role == "primary":
             return False
-        return all(any(tool_matches(pattern, self.id) for pattern in one.delegable.agents) for one in (other, *above))
+        return all(any(tool_matches(pattern, self.id) for pattern in one.delegation.agents) for one in (other, *above))
 
-    def as_data(self) -> dict[str, Any]:
+    def to_data(self) -> dict[str, Any]:
         """Return the manifest as JSON-able data, for watchdogs and listings."""
         return self.model_dump(mode="json")
 
@@ -202,19 +202,19 @@ class CheckedAgent:
 
     manifest: AgentManifest
     source: str = ""
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[Diagnostic, ...] = ()
 
     def with_faults(self, problems: Iterable[tuple[str, str]]) -> CheckedAgent:
         """Return a copy with further ``(place, problem)`` pairs.
 
         Problems that only follow from a known fault are left out.
         """
-        places = [fault.where for fault in self.faults]
-        items = {_item(place) for place in places}
+        places = [fault.location for fault in self.faults]
+        items = {_top_item(place) for place in places}
         further = (
-            Fault(self.source, place, problem)
+            Diagnostic(self.source, place, problem)
             for place, problem in problems
-            if _item(place) not in items and not any(place.startswith((f"{p}.", f"{p}[")) for p in places)
+            if _top_item(place) not in items and not any(place.startswith((f"{p}.", f"{p}[")) for p in places)
         )
         return CheckedAgent(self.manifest, self.source, (*self.faults, *further))
 
@@ -224,7 +224,7 @@ def tool_matches(pattern: str, tool_id: str) -> bool:
     return pattern == tool_id or text_regex(pattern).match(tool_id) is not None
 
 
-def _item(place: str) -> str:
+def _top_item(place: str) -> str:
     """Return the top-level item of a list or table that ``place`` is in, else ``place``.
 
     For example, ``roots[1]`` for ``roots[1].path``.
@@ -249,25 +249,25 @@ def parse_agent(content: bytes, source: str, expected_id: str) -> CheckedAgent:
     try:
         table = _table(content)
     except ValueError as error:
-        return CheckedAgent(AgentManifest(id=expected_id), source, (Fault(source, "", str(error)),))
+        return CheckedAgent(AgentManifest(id=expected_id), source, (Diagnostic(source, "", str(error)),))
     return check_agent(table, source, expected_id)
 
 
 def check_agent(table: Mapping[str, Any], source: str, expected_id: str) -> CheckedAgent:
     """Check a parsed TOML table; see :func:`parse_agent`."""
     data, faults = _json_like(table)
-    for place, problem in faults_of(AgentManifest, data).items():
+    for place, problem in find_model_faults(AgentManifest, data).items():
         faults.setdefault(place, problem)
     if "id" not in table:
         faults["id"] = f"is missing; expected id = {expected_id!r}, the name of its folder"
     sound = AgentManifest.model_validate(
-        {"id": expected_id, **_tuples(sound_part(AgentManifest, data, {"roots": {"path": "/"}}))}
+        {"id": expected_id, **_with_tuples(drop_faulty_parts(AgentManifest, data, {"roots": {"path": "/"}}))}
     )
     for place, problem in _faults_beyond_form(sound, expected_id):
         faults.setdefault(place, problem)
     if "id" in faults:
         sound = sound.model_copy(update={"id": expected_id})
-    found = (Fault(source, place, problem) for place, problem in faults.items())
+    found = (Diagnostic(source, place, problem) for place, problem in faults.items())
     return CheckedAgent(sound, source, tuple(found))
 
 
@@ -291,36 +291,36 @@ def _table(content: bytes) -> dict[str, Any]:
 def _json_like(table: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return ``table`` without values that only TOML has, and a fault for each."""
     faults: dict[str, str] = {}
-    return cast("dict[str, Any]", _plain(table, (), faults)), faults
+    return cast("dict[str, Any]", _without_toml_types(table, (), faults)), faults
 
 
-def _plain(value: object, place: tuple[str | int, ...], faults: dict[str, str]) -> object:
+def _without_toml_types(value: object, place: tuple[str | int, ...], faults: dict[str, str]) -> object:
     if isinstance(value, Mapping):
         inner = cast("Mapping[str, object]", value)
         if len(place) < _MAX_DEPTH:
-            return {key: _plain(item, (*place, key), faults) for key, item in inner.items()}
-        faults[path_text(place)] = "is nested too deeply"
+            return {key: _without_toml_types(item, (*place, key), faults) for key, item in inner.items()}
+        faults[format_path(place)] = "is nested too deeply"
         return {}
     if isinstance(value, list):
         if len(place) < _MAX_DEPTH:
             items = cast("list[object]", value)
-            return [_plain(item, (*place, index), faults) for index, item in enumerate(items)]
-        faults[path_text(place)] = "is nested too deeply"
+            return [_without_toml_types(item, (*place, index), faults) for index, item in enumerate(items)]
+        faults[format_path(place)] = "is nested too deeply"
         return []
     if isinstance(value, float) and not math.isfinite(value):
-        faults[path_text(place)] = f"is {value}; expected a finite number"
+        faults[format_path(place)] = f"is {value}; expected a finite number"
         return None
     if value is None or isinstance(value, (str, int, float)):
         return value
-    faults[path_text(place)] = f"is a {type(value).__name__}; an agent manifest has no dates or times"
+    faults[format_path(place)] = f"is a {type(value).__name__}; an agent manifest has no dates or times"
     return None
 
 
-def _tuples(value: Any) -> Any:
+def _with_tuples(value: Any) -> Any:
     """Convert lists to tuples, as the models need them."""
     if isinstance(value, dict):
-        return {key: _tuples(item) for key, item in cast("dict[str, Any]", value).items()}
-    return tuple(_tuples(item) for item in cast("list[Any]", value)) if isinstance(value, list) else value
+        return {key: _with_tuples(item) for key, item in cast("dict[str, Any]", value).items()}
+    return tuple(_with_tuples(item) for item in cast("list[Any]", value)) if isinstance(value, list) else value
 
 
 def _faults_beyond_form(agent: AgentManifest, expected_id: str) -> Iterator[tuple[str, str]]:
@@ -332,7 +332,7 @@ def _faults_beyond_form(agent: AgentManifest, expected_id: str) -> Iterator[tupl
     if agent.model is not None and not _MODEL.match(agent.model):
         yield "model", f"is {agent.model[:80]!r}; expected PROVIDER:NAME, as in 'openai:gpt-5'"
     yield from _faults_in_requirements(agent)
-    for place, patterns in (("tools", agent.tools), ("delegable.agents", agent.delegable.agents)):
+    for place, patterns in (("tools", agent.tools), ("delegable.agents", agent.delegation.agents)):
         for index, pattern in enumerate(patterns):
             if problem := _fault_in_tool_pattern(pattern):
                 yield f"{place}[{index}]", problem
@@ -340,26 +340,26 @@ def _faults_beyond_form(agent: AgentManifest, expected_id: str) -> Iterator[tupl
         if problem := _fault_in_root(root.path):
             yield f"roots[{index}].path", problem
     yield from _faults_in_aliases(agent)
-    for steps, problem in faults_in_native(agent.native):
-        yield path_text(("native", *steps)), problem
+    for steps, problem in faults_in_provider_tools(agent.native):
+        yield format_path(("native", *steps)), problem
 
 
 def _faults_in_requirements(agent: AgentManifest) -> Iterator[tuple[str, str]]:
     """Yield the faults of the agent's requirements and of its delegation."""
-    yield from agent.requires.faults()
+    yield from agent.requires.find_faults()
     for tool_id, addition in agent.requires.tools.items():
-        for place, problem in Requires(net=addition.net).faults():
-            yield f"{path_text(('requires', 'tools', tool_id))}.{place.removeprefix('requires.')}", problem
-    for place, problem in agent.delegable.as_requires().faults():
+        for place, problem in Requires(net=addition.net).find_faults():
+            yield f"{format_path(('requires', 'tools', tool_id))}.{place.removeprefix('requires.')}", problem
+    for place, problem in agent.delegation.to_requires().find_faults():
         yield place.replace("requires.", "delegable.", 1), problem
 
 
 def _faults_in_aliases(agent: AgentManifest) -> Iterator[tuple[str, str]]:
     for alias, tool_id in agent.aliases.items():
         if problem := fault_in_id(alias):
-            yield path_text(("aliases", alias)), problem
+            yield format_path(("aliases", alias)), problem
         elif alias in LOCKED_IDS:
-            yield path_text(("aliases", alias)), f"{alias!r} is a locked id; choose another alias for {tool_id!r}"
+            yield format_path(("aliases", alias)), f"{alias!r} is a locked id; choose another alias for {tool_id!r}"
 
 
 def _fault_in_tool_pattern(pattern: str) -> str | None:
@@ -380,4 +380,4 @@ def _fault_in_root(path: str) -> str | None:
 
 # Instruction files of a project, such as AGENTS.md: text for the model, which grants no permission.
 
-NAMES = ("AGENTS.md", "CLAUDE.md", "CONTEXT.md")
+MANIFEST_KEYS = ("AGENTS.md", "CLAUDE.md", "CONTEXT.md")

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol, get_args
 
 from handrail.contract.codec import write
-from handrail.contract.doors.runtime import Option, Question
+from handrail.contract.services.runtime import QuestionOption, UserQuestion
 
-Choice = Literal[
+ApprovalChoice = Literal[
     "once",  # this call, with exactly these arguments or with those the person gave instead
     "session",  # the same, and the shown rule is stored for the session
     "project",  # the same, and the shown rule is stored for every session of this workspace
@@ -20,8 +20,8 @@ Choice = Literal[
     "stop",  # not this call, and the session takes no further ones
     "later",  # nobody is here now: the call is parked, and answered from another door
 ]
-CHOICES: tuple[Choice, ...] = get_args(Choice)
-APPROVING: frozenset[Choice] = frozenset({"once", "session", "project", "session-wider", "project-wider"})
+APPROVAL_CHOICES: tuple[ApprovalChoice, ...] = get_args(ApprovalChoice)
+APPROVING_CHOICES: frozenset[ApprovalChoice] = frozenset({"once", "session", "project", "session-wider", "project-wider"})
 
 ApprovalKind = Literal["approval", "question"]
 ApprovalState = Literal[
@@ -63,16 +63,16 @@ class ApprovalRequest:
     arguments_hash: str
     definition_hash: str
     reason: str
-    always: str | None = None
-    never: str | None = None
+    suggested_rule: str | None = None
+    suggested_deny: str | None = None
     id: str = ""
     targets: tuple[str, ...] = ()
-    wider: str | None = None
+    suggested_wider_rule: str | None = None
     created_ns: int = 0
     expires_ns: int = 0
     origin: str = ""
     files: Mapping[str, str] = field(default_factory=dict[str, str])
-    shared: bool = False
+    is_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class ApprovalAnswer:
         the original ones, and a deny stays a deny
     """
 
-    choice: Choice
+    choice: ApprovalChoice
     message: str = ""
     arguments: Mapping[str, Any] | None = None
 
@@ -106,17 +106,17 @@ class Approval:
     request: ApprovalRequest
     kind: ApprovalKind = "approval"
     state: ApprovalState = "pending"
-    questions: tuple[Question, ...] = ()
-    choice: Choice | None = None
+    questions: tuple[UserQuestion, ...] = ()
+    choice: ApprovalChoice | None = None
     message: str = ""
     decided_ns: int | None = None
     decided_by: str = ""
     grant_expires_ns: int | None = None
-    changed: Mapping[str, Any] | None = None
-    changed_hash: str | None = None
+    changed_arguments: Mapping[str, Any] | None = None
+    changed_arguments_hash: str | None = None
     changed_files: Mapping[str, str] | None = None
     answers: tuple[tuple[str, ...], ...] = ()
-    answered: bool = False
+    is_answered: bool = False
 
     @property
     def id(self) -> str:
@@ -124,7 +124,7 @@ class Approval:
         return self.request.id
 
     @property
-    def pending(self) -> bool:
+    def is_pending(self) -> bool:
         """Whether the request can still be answered."""
         return self.state == "pending"
 
@@ -134,10 +134,10 @@ class Approval:
         return {**whole.pop("request"), **whole, "questions": [asdict(asked) for asked in self.questions]}
 
 
-def question_of(data: Mapping[str, Any]) -> Question:
+def read_question(data: Mapping[str, Any]) -> UserQuestion:
     """Create a question from JSON-able data."""
-    options = tuple(Option(option["label"], option.get("description", "")) for option in data.get("options", ()))
-    return Question(data["question"], data.get("header", ""), options, data.get("multi_select", False))
+    options = tuple(QuestionOption(option["label"], option.get("description", "")) for option in data.get("options", ()))
+    return UserQuestion(data["question"], data.get("header", ""), options, data.get("multi_select", False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class StoredRule:
     approval_id: str
 
 
-class Attendant(Protocol):
+class ApprovalHandler(Protocol):
     """A frontend's way to ask its user for approvals and answers. A session without one is headless.
 
     If several clients share the session, the handler has a true attribute ``shared``: an answer of one client then
@@ -169,7 +169,7 @@ class Attendant(Protocol):
         """
         ...
 
-    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]] | None:
+    async def answer_questions(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]] | None:
         """Ask the user questions.
 
         :return: one list of answers for each question, or None if no user is present
@@ -177,13 +177,13 @@ class Attendant(Protocol):
         ...
 
 
-class ApprovalDesk(Protocol):
+class ApprovalService(Protocol):
     """The pending approvals of a workspace: ``kernel.approvals``. Every frontend sees the same.
 
     An answer runs nothing itself. The call continues where it waits, or when its session is resumed.
     """
 
-    def pending(self, session_id: str | None = None) -> list[Approval]:
+    def list_pending(self, session_id: str | None = None) -> list[Approval]:
         """Return the requests that can be answered now, the oldest first."""
         ...
 
@@ -205,15 +205,15 @@ class ApprovalDesk(Protocol):
         """
         ...
 
-    async def answer(self, approval_id: str, answers: Sequence[Sequence[str]], *, by: str) -> Approval:
+    async def answer_questions(self, approval_id: str, answers: Sequence[Sequence[str]], *, by: str) -> Approval:
         """Answer the questions of a request, one list for each; see :meth:`decide`."""
         ...
 
-    def rules(self) -> list[StoredRule]:
+    def list_rules(self) -> list[StoredRule]:
         """Return the project rules that answers of users stored."""
         ...
 
-    async def forget_rule(self, rule_id: str) -> StoredRule:
+    async def revoke_rule(self, rule_id: str) -> StoredRule:
         """Remove one of :meth:`rules` and return it.
 
         :raises ToolError: ``invalid_input`` if no stored rule has this id
@@ -221,7 +221,7 @@ class ApprovalDesk(Protocol):
         ...
 
 
-class Away:
+class DeferApprovals:
     """An approval handler that defers every request.
 
     The requests are answered later through ``kernel.approvals`` or ``handrail approve``.
@@ -230,5 +230,5 @@ class Away:
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
         return ApprovalAnswer("later")
 
-    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]] | None:
+    async def answer_questions(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]] | None:
         return None

@@ -59,7 +59,7 @@ class Result:
         return Result("error", data, text, metadata)
 
     @staticmethod
-    def of(error: ToolError) -> Result:
+    def from_error(error: ToolError) -> Result:
         """Return the result of a tool's exception."""
         return Result.error(error.kind, error.text, error.data)
 
@@ -98,7 +98,7 @@ class Result:
         return Result(wire["type"], wire.get("data"), wire.get("error_text"), wire.get("metadata", _EMPTY))
 
 
-DEFAULT_FAULT_KIND: ErrorKind = "invalid_input"
+DEFAULT_PROBLEM_KIND: ErrorKind = "invalid_input"
 
 
 class ProposedCall(NamedTuple):
@@ -116,11 +116,11 @@ class ProposedCall(NamedTuple):
     name: str
     arguments: Mapping[str, Any] | str | bytes
     provider_id: str | None = None
-    fault: str | None = None
-    fault_kind: ErrorKind = DEFAULT_FAULT_KIND
+    problem: str | None = None
+    problem_kind: ErrorKind = DEFAULT_PROBLEM_KIND
 
 
-class Answer(NamedTuple):
+class CallAnswer(NamedTuple):
     """The one answer of one call, for its two readers.
 
     ``result`` is for the people and programs at the frontend, ``model`` for the model of the lane. The two differ
@@ -133,7 +133,7 @@ class Answer(NamedTuple):
     model: Result
 
 
-def call_id(session_id: str, turn: int, position: int) -> str:
+def make_call_id(session_id: str, turn: int, position: int) -> str:
     """Return the kernel's id of a call of a turn. It is known before the call is proposed.
 
     :param position: among the calls of the turn, from 0

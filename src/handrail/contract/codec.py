@@ -22,12 +22,12 @@ Reader = Callable[[Any], T]
 """A function that checks decoded JSON and returns a value. Its argument is ``Any`` because it may be anything."""
 
 
-class Malformed(ValueError):
+class MalformedData(ValueError):
     """Data that does not have the expected form. The text says what it is and what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
-class Form(Generic[T]):
+class TypeForm(Generic[T]):
     """The JSON form of one type.
 
     :param kinds: the Python classes of its values, by which a union finds the writer
@@ -45,10 +45,10 @@ class Codec:
     :param own: the forms of types that are not written by their annotations
     """
 
-    def __init__(self, own: Mapping[Any, Form[Any]] | None = None) -> None:
-        self._made: dict[Any, Form[Any]] = {**_SIMPLE, **(own or {})}
+    def __init__(self, own: Mapping[Any, TypeForm[Any]] | None = None) -> None:
+        self._made: dict[Any, TypeForm[Any]] = {**_SIMPLE, **(own or {})}
 
-    def form_of(self, kind: Any) -> Form[Any]:
+    def form_of(self, kind: Any) -> TypeForm[Any]:
         """Return the form of a type.
 
         :raises TypeError: for a type without a JSON form
@@ -67,34 +67,34 @@ class Codec:
         write = self.form_of(kind).write
         return value if write is None else write(value)
 
-    def _form(self, kind: Any) -> Form[Any]:
+    def _form(self, kind: Any) -> TypeForm[Any]:
         origin, arguments = get_origin(kind), get_args(kind)
         if origin is Annotated:
-            return _checked(self.form_of(arguments[0]), arguments[1:])
+            return _with_checks(self.form_of(arguments[0]), arguments[1:])
         if origin is Literal:
             return _words(arguments)
         if origin is Union or origin is types.UnionType:
             return _union([self.form_of(one) for one in arguments])
         if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-            return _several(self.form_of(arguments[0]), tuple)
+            return _sequence_form(self.form_of(arguments[0]), tuple)
         if origin is tuple:
-            return _row(tuple, [self.form_of(one) for one in arguments])
+            return _tuple_form(tuple, [self.form_of(one) for one in arguments])
         if origin in (list, Sequence, Collection, frozenset):
-            return _several(self.form_of(arguments[0]), frozenset if origin is frozenset else list)
+            return _sequence_form(self.form_of(arguments[0]), frozenset if origin is frozenset else list)
         if origin in (dict, Mapping):
             if arguments[0] is not str:
                 raise TypeError(f"{kind} has no JSON form: its keys are not texts")
-            return _by_name(self.form_of(arguments[1]))
+            return _mapping_form(self.form_of(arguments[1]))
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return _model(kind)
         if isinstance(kind, type) and is_dataclass(kind):
             return self._fields(kind)
         if isinstance(kind, type) and hasattr(kind, "_fields"):  # a NamedTuple
             hints, made = get_type_hints(kind, include_extras=True), cast("Any", kind)
-            return _row(made._make, [self.form_of(hints[name]) for name in made._fields], kind)
+            return _tuple_form(made._make, [self.form_of(hints[name]) for name in made._fields], kind)
         raise TypeError(f"{kind} has no JSON form")
 
-    def _fields(self, kind: type) -> Form[Any]:
+    def _fields(self, kind: type) -> TypeForm[Any]:
         hints = get_type_hints(kind, include_extras=True)
         every = fields(cast("Any", kind))
         forms = {one.name: self.form_of(hints[one.name]) for one in every if one.init}
@@ -109,7 +109,7 @@ class Codec:
             return {name: one if (by := writers[name]) is None else by(one) for name, one in given.items()}
 
         plain = len(forms) == len(every) and not any(writers.values())
-        return Form(read, (kind,), None if plain else write)
+        return TypeForm(read, (kind,), None if plain else write)
 
 
 def read_fields(value: Any, readers: Mapping[str, Reader[Any]]) -> dict[str, Any]:
@@ -117,71 +117,71 @@ def read_fields(value: Any, readers: Mapping[str, Reader[Any]]) -> dict[str, Any
 
     :raises Malformed: with the name of the member
     """
-    given = an_object(value)
+    given = expect_object(value)
     if given.keys() != readers.keys():
         odd = sorted(given.keys() ^ readers.keys())
-        raise Malformed(f"expected the fields {', '.join(readers) or 'none'}; differs in {', '.join(odd)[:200]}")
-    return {name: _at(name, reader, given[name]) for name, reader in readers.items()}
+        raise MalformedData(f"expected the fields {', '.join(readers) or 'none'}; differs in {', '.join(odd)[:200]}")
+    return {name: _read_at(name, reader, given[name]) for name, reader in readers.items()}
 
 
-def _at(name: str, reader: Reader[T], value: Any) -> T:
+def _read_at(name: str, reader: Reader[T], value: Any) -> T:
     try:
         return reader(value)
-    except Malformed as error:
-        raise Malformed(f"{name[:80]}: {error}") from None
+    except MalformedData as error:
+        raise MalformedData(f"{name[:80]}: {error}") from None
 
 
-def an_object(value: Any) -> dict[str, Any]:
+def expect_object(value: Any) -> dict[str, Any]:
     """Check that ``value`` is a JSON object and return it."""
     if type(value) is not dict:
-        raise Malformed(f"expected an object, not {_kind(value)}")
+        raise MalformedData(f"expected an object, not {_describe_kind(value)}")
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
-def a_list(value: Any) -> list[Any]:
+def expect_list(value: Any) -> list[Any]:
     """Check that ``value`` is a JSON list and return it."""
     if type(value) is not list:
-        raise Malformed(f"expected a list, not {_kind(value)}")
+        raise MalformedData(f"expected a list, not {_describe_kind(value)}")
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
-def _kind(value: Any) -> str:
+def _describe_kind(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _of(expected: str, *kinds: type) -> Form[Any]:
+def _form_of_kinds(expected: str, *kinds: type) -> TypeForm[Any]:
     """Return the form of values that JSON has itself."""
 
     def read(value: Any) -> Any:
         if type(value) not in kinds:  # exactly: True is no number
-            raise Malformed(f"expected {expected}, not {_kind(value)}")
+            raise MalformedData(f"expected {expected}, not {_describe_kind(value)}")
         return value
 
-    return Form(read, kinds)
+    return TypeForm(read, kinds)
 
 
 def _bytes(value: Any) -> bytes:
-    marked = an_object(value)
+    marked = expect_object(value)
     if marked.keys() != {"$bytes"} or type(marked["$bytes"]) is not str:
-        raise Malformed('expected bytes as {"$bytes": "<base64>"}')
+        raise MalformedData('expected bytes as {"$bytes": "<base64>"}')
     try:
         return base64.b64decode(marked["$bytes"], validate=True)
     except (binascii.Error, ValueError):
-        raise Malformed("bytes are not base64") from None
+        raise MalformedData("bytes are not base64") from None
 
 
-_SIMPLE: Mapping[Any, Form[Any]] = {
-    Any: Form(lambda value: value, (object,)),
-    str: _of("text", str),
-    int: _of("a whole number", int),
-    float: _of("a number", int, float),
-    bool: _of("true or false", bool),
-    types.NoneType: _of("null", types.NoneType),
-    bytes: Form(_bytes, (bytes, bytearray, memoryview)),  # whoever encodes the JSON marks them
+_SIMPLE: Mapping[Any, TypeForm[Any]] = {
+    Any: TypeForm(lambda value: value, (object,)),
+    str: _form_of_kinds("text", str),
+    int: _form_of_kinds("a whole number", int),
+    float: _form_of_kinds("a number", int, float),
+    bool: _form_of_kinds("true or false", bool),
+    types.NoneType: _form_of_kinds("null", types.NoneType),
+    bytes: TypeForm(_bytes, (bytes, bytearray, memoryview)),  # whoever encodes the JSON marks them
 }
 
 
-def _checked(form: Form[Any], checks: Sequence[Any]) -> Form[Any]:
+def _with_checks(form: TypeForm[Any], checks: Sequence[Any]) -> TypeForm[Any]:
     """Return ``form`` with the checks of an ``Annotated`` type.
 
     Each check receives the value that was read, and returns it or raises :class:`Malformed`.
@@ -193,21 +193,21 @@ def _checked(form: Form[Any], checks: Sequence[Any]) -> Form[Any]:
             found = check(found)
         return found
 
-    return Form(read, form.kinds, form.write)
+    return TypeForm(read, form.kinds, form.write)
 
 
-def _words(words: Sequence[Any]) -> Form[Any]:
+def _words(words: Sequence[Any]) -> TypeForm[Any]:
     known = frozenset(words)
 
     def read(value: Any) -> Any:
         if type(value) is not str or value not in known:
-            raise Malformed(f"expected one of {', '.join(map(str, words))}")
+            raise MalformedData(f"expected one of {', '.join(map(str, words))}")
         return value
 
-    return Form(read, (str,))
+    return TypeForm(read, (str,))
 
 
-def _union(forms: Sequence[Form[Any]]) -> Form[Any]:
+def _union(forms: Sequence[TypeForm[Any]]) -> TypeForm[Any]:
     """Return the form of a union.
 
     The first form that accepts a value reads it. The first form of its class writes it.
@@ -222,7 +222,7 @@ def _union(forms: Sequence[Form[Any]]) -> Form[Any]:
         for reader in readers:
             try:
                 return reader(value)
-            except Malformed:
+            except MalformedData:
                 continue
         return last(value)
 
@@ -233,60 +233,60 @@ def _union(forms: Sequence[Form[Any]]) -> Form[Any]:
         return value
 
     kinds = tuple(kind for form in forms for kind in form.kinds)
-    return Form(read, kinds, write if any(form.write for form in forms) else None)
+    return TypeForm(read, kinds, write if any(form.write for form in forms) else None)
 
 
-def _several(form: Form[Any], made: Callable[[Any], Any]) -> Form[Any]:
+def _sequence_form(form: TypeForm[Any], made: Callable[[Any], Any]) -> TypeForm[Any]:
     inner, writes = form.read, form.write
 
     def read(value: Any) -> Any:
-        return made([inner(one) for one in a_list(value)])
+        return made([inner(one) for one in expect_list(value)])
 
     def write(value: Any) -> Any:
         return list(value) if writes is None else [writes(one) for one in value]
 
     kinds = (frozenset,) if made is frozenset else (list, tuple)
-    return Form(read, kinds, write if writes is not None or made is frozenset else None)
+    return TypeForm(read, kinds, write if writes is not None or made is frozenset else None)
 
 
-def _row(made: Callable[[Any], Any], forms: Sequence[Form[Any]], kind: type = tuple) -> Form[Any]:
+def _tuple_form(made: Callable[[Any], Any], forms: Sequence[TypeForm[Any]], kind: type = tuple) -> TypeForm[Any]:
     """Return the form of a tuple with fixed positions, each with its own form."""
     readers, writers = [form.read for form in forms], [form.write for form in forms]
 
     def read(value: Any) -> Any:
-        given = a_list(value)
+        given = expect_list(value)
         if len(given) != len(readers):
-            raise Malformed(f"expected a list of {len(readers)}, not of {len(given)}")
+            raise MalformedData(f"expected a list of {len(readers)}, not of {len(given)}")
         return made([reader(one) for reader, one in zip(readers, given, strict=True)])
 
     def write(value: Any) -> Any:
         return [one if by is None else by(one) for by, one in zip(writers, value, strict=True)]
 
-    return Form(read, (kind,), write if kind is not tuple or any(writers) else None)
+    return TypeForm(read, (kind,), write if kind is not tuple or any(writers) else None)
 
 
-def _by_name(form: Form[Any]) -> Form[Any]:
+def _mapping_form(form: TypeForm[Any]) -> TypeForm[Any]:
     inner, writes = form.read, form.write
 
     def read(value: Any) -> Any:
-        given = an_object(value)
-        return given if inner is _SIMPLE[Any].read else {name: _at(name, inner, one) for name, one in given.items()}
+        given = expect_object(value)
+        return given if inner is _SIMPLE[Any].read else {name: _read_at(name, inner, one) for name, one in given.items()}
 
     def write(value: Any) -> Any:
         return dict(value) if writes is None else {name: writes(one) for name, one in value.items()}
 
-    return Form(read, (Mapping,), write)  # a view of a mapping is none to the encoder
+    return TypeForm(read, (Mapping,), write)  # a view of a mapping is none to the encoder
 
 
-def _model(kind: type[BaseModel]) -> Form[Any]:
+def _model(kind: type[BaseModel]) -> TypeForm[Any]:
     def read(value: Any) -> Any:
         try:
-            return kind.model_validate(an_object(value))
+            return kind.model_validate(expect_object(value))
         except ValidationError as error:
             found = error.errors(include_input=False, include_url=False)[:3]
-            raise Malformed("; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found)) from None
+            raise MalformedData("; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found)) from None
 
-    return Form(read, (kind,), lambda value: value.model_dump(mode="json"))
+    return TypeForm(read, (kind,), lambda value: value.model_dump(mode="json"))
 
 
 _CODEC = Codec()

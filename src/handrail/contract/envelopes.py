@@ -45,7 +45,7 @@ MAX_TOOL_ERROR = 4_000
 """Characters of a tool's own error text that are kept."""
 
 
-def recognise(answer: object) -> Result | None:
+def recognise_result(answer: object) -> Result | None:
     """Convert ``answer`` to a result if it has the shape of an envelope, a status or MCP's content.
 
     :return: None for any other shape, which is plain data
@@ -77,7 +77,7 @@ def from_envelope(wire: Mapping[str, Any]) -> Result:
     metadata = cast("Mapping[str, Any]", said) if isinstance(said, Mapping) else dict[str, Any]()
     if wire["type"] == "output":
         return Result.output(wire.get("data"))
-    return Result.error(_kind(metadata.get("error_kind")), _words(wire.get("error_text")), wire.get("data"))
+    return Result.error(_kind(metadata.get("error_kind")), _error_words(wire.get("error_text")), wire.get("data"))
 
 
 def from_status(wire: Mapping[str, Any]) -> Result:
@@ -90,7 +90,7 @@ def from_status(wire: Mapping[str, Any]) -> Result:
     if wire["status"] in _GOOD:
         return Result.output(kept, **kept)
     reference = {key: value for key, value in kept.items() if key == "artifact_ref"}
-    return Result.error("failed", _words(wire.get("summary")), reference or None, **reference)
+    return Result.error("failed", _error_words(wire.get("summary")), reference or None, **reference)
 
 
 def from_card(wire: Mapping[str, Any]) -> Result:
@@ -100,7 +100,7 @@ def from_card(wire: Mapping[str, Any]) -> Result:
     reference.
     """
     if wire.get("error"):
-        return Result.error("failed", _words(wire["error"]))
+        return Result.error("failed", _error_words(wire["error"]))
     data = {key: value for key, value in wire.items() if key != "error"}
     if isinstance(html := data.get("html"), str):
         data["html"] = Blob(html.encode("utf-8", "replace"), "text/html")
@@ -133,7 +133,7 @@ def from_content(wire: Mapping[str, Any]) -> Result:
         return _failure(parts, structured)
     if structured is None:
         return Result.output(parts[0] if len(parts) == 1 and isinstance(parts[0], str) else parts or None)
-    more = [part for part in parts if not (isinstance(part, str) and _says_again(part, structured))]
+    more = [part for part in parts if not (isinstance(part, str) and _repeats_structured(part, structured))]
     return Result.output({"structured": structured, "parts": more} if more else structured)
 
 
@@ -144,10 +144,10 @@ def _failure(parts: Sequence[object], structured: object) -> Result:
     """
     text = "\n".join(part for part in parts if isinstance(part, str))
     rest = [part for part in parts if not isinstance(part, str)]
-    return Result.error("failed", _words(text), structured if structured is not None else rest or None)
+    return Result.error("failed", _error_words(text), structured if structured is not None else rest or None)
 
 
-def _says_again(text: str, structured: object) -> bool:
+def _repeats_structured(text: str, structured: object) -> bool:
     """Return whether a text is only the JSON of the structured content."""
     try:
         return json.loads(text) == structured
@@ -198,9 +198,9 @@ def to_content(result: Result, stored: Mapping[str, bytes] = _NOTHING_STORED) ->
     return _content(result.data, stored)
 
 
-def artifacts_in(data: object) -> list[str]:
+def artifact_refs(data: object) -> list[str]:
     """Return the references of the artifacts in a result's data, each once."""
-    return list(dict.fromkeys(ref for ref, _ in places_in(data)))
+    return list(dict.fromkeys(ref for ref, _ in artifact_places(data)))
 
 
 def _content(data: object, stored: Mapping[str, bytes]) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def _content_of_members(members: Mapping[str, object], stored: Mapping[str, byte
             blocks.insert(0, {"type": "text", "text": _as_text(members["structured"])})
         structured = members["structured"]
         return {"content": blocks} | ({"structuredContent": structured} if isinstance(structured, dict) else {})
-    pictures = [_block({"artifact": ref, "media_type": kind}, stored) for ref, kind in places_in(members)]
+    pictures = [_block({"artifact": ref, "media_type": kind}, stored) for ref, kind in artifact_places(members)]
     return {"content": [{"type": "text", "text": _as_text(members)}, *pictures], "structuredContent": members}
 
 
@@ -292,7 +292,7 @@ def _place(members: Mapping[str, object]) -> tuple[str, str] | None:
     return None
 
 
-def places_in(data: object) -> list[tuple[str, str]]:
+def artifact_places(data: object) -> list[tuple[str, str]]:
     """Return the reference and media type of each artifact anywhere in a result's data."""
     found: dict[tuple[str, str], None] = {}
     rest: list[object] = [data]
@@ -341,7 +341,7 @@ def from_parts(
     data: object = output if isinstance(output, str) else [_part(p) for p in output]
     more: dict[str, Any] = {} if exit_code is None else {"exit_code": exit_code}
     if error:
-        return Result.error("failed", _words(error), data or None, **more)
+        return Result.error("failed", _error_words(error), data or None, **more)
     if exit_code:
         return Result.error("failed", f"The program ended with exit code {exit_code}.", data or None, **more)
     return Result.output(data, **more)
@@ -398,7 +398,7 @@ def _as_text(data: object) -> str:
     return data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, default=repr)
 
 
-def _words(text: object) -> str:
+def _error_words(text: object) -> str:
     words = text if isinstance(text, str) and text.strip() else _NO_REASON
     return words if len(words) <= MAX_TOOL_ERROR else f"{_whole_words(words)} […]"
 

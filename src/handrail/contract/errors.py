@@ -54,7 +54,7 @@ class ToolError(HandrailError):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class Diagnostic:
     """One problem with a source of tools, an agent or a setting.
 
     :param source: the file, module or entry point, as the operator knows it
@@ -65,24 +65,24 @@ class Fault:
     """
 
     source: str
-    where: str
+    location: str
     problem: str
-    foreign: str = ""
+    third_party: str = ""
     tool: str = ""
 
     def __str__(self) -> str:
         named = self.tool if not self.source.endswith(self.tool) else ""
-        return ": ".join(part for part in (self.source, named, self.where, self.problem) if part)
+        return ": ".join(part for part in (self.source, named, self.location, self.problem) if part)
 
 
 class LoadError(HandrailError):
     """An error that lists *all* faults of sources, rules or configuration at once."""
 
-    def __init__(self, faults: Sequence[Fault]) -> None:
-        self.faults = tuple(faults)
-        count = len(self.faults)
+    def __init__(self, faults: Sequence[Diagnostic]) -> None:
+        self.diagnostics = tuple(faults)
+        count = len(self.diagnostics)
         head = "1 fault" if count == 1 else f"{count} faults"
-        super().__init__(f"{head}:\n" + "\n".join(f"  - {fault}" for fault in self.faults))
+        super().__init__(f"{head}:\n" + "\n".join(f"  - {fault}" for fault in self.diagnostics))
 
 
 class StartError(HandrailError):
@@ -101,22 +101,22 @@ class LogUnavailable(HandrailError):
 # The code that makes a message does not know the registered secrets. Redaction removes them from the finished message by
 # their known forms, which a shortened secret would not have.
 
-_PIECE = 256 * 1024
+_CHUNK_BYTES = 256 * 1024
 """Bytes that one native call decodes. The call holds the interpreter lock meanwhile."""
 
 
-def excerpt(text: str, most: int) -> str:
+def quote_excerpt(text: str, most: int) -> str:
     """Return ``text`` in quotes, or its length if it has more than ``most`` characters."""
     return repr(text) if len(text) <= most else f"a text of {len(text):,} characters"
 
 
-def decoded(raw: bytes, errors: str) -> str:
+def decode_text(raw: bytes, errors: str) -> str:
     """Return what ``raw.decode("utf-8", errors)`` returns.
 
     No step holds the interpreter lock for long, so a worker thread can call this for large data.
     """
-    if len(raw) <= _PIECE:
+    if len(raw) <= _CHUNK_BYTES:
         return raw.decode("utf-8", errors)
     decoder = codecs.getincrementaldecoder("utf-8")(errors)
-    pieces = [decoder.decode(raw[at : at + _PIECE]) for at in range(0, len(raw), _PIECE)]
+    pieces = [decoder.decode(raw[at : at + _CHUNK_BYTES]) for at in range(0, len(raw), _CHUNK_BYTES)]
     return "".join((*pieces, decoder.decode(b"", final=True)))

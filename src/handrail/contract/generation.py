@@ -7,29 +7,29 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
-from handrail.contract.errors import Fault, ToolError
-from handrail.contract.schema.schema import CoarseProblems, Schema, UnfinishedCheck
-from handrail.contract.tool.names import nearest, wire_name
-from handrail.contract.tool.offering import Offering
+from handrail.contract.errors import Diagnostic, ToolError
+from handrail.contract.schema.validation import CoarseProblems, Schema, UnfinishedCheck
+from handrail.contract.tool.names import nearest_names, wire_name
+from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
 
 IN_PROCESS = "runtime"
-"""``Entry.confined_by`` of the operator's own Python: the checks of the runtime confine it, not the operating system."""
+"""``Entry.sandbox`` of the operator's own Python: the checks of the runtime confine it, not the operating system."""
 
 BUILT_IN = "built-in"
 """``Entry.source`` of what ships with Handrail."""
 
-AGENTS = "agents"
+AGENT_SOURCE = "agents"
 """``Entry.source`` of agents that another agent has as tools."""
 
 UNCONFINED = "none: the operator listed this tool in [sandbox] unconfined"
-"""``Entry.confined_by`` of programs that run without a sandbox."""
+"""``Entry.sandbox`` of programs that run without a sandbox."""
 
-_MOST_AWAITED = 3
+_MAX_UNLISTED_NAMED = 3
 """How many sources one text names."""
 
-Status = Literal["system", "connected", "available", "disabled", "offline", "error", "quarantined"]
+ToolState = Literal["system", "connected", "available", "disabled", "offline", "error", "quarantined"]
 """The status of a tool.
 
 ``system``: ready without configuration. ``connected``: ready after configuration or approval. ``available``: needs
@@ -39,7 +39,7 @@ run here. ``quarantined``: awaits review by a user.
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
+class ThirdPartyOrigin:
     """A third-party source, as the operator knows it.
 
     :param name: the operator's name of the source
@@ -47,7 +47,7 @@ class Foreign:
     """
 
     name: str
-    about: str = ""
+    description: str = ""
 
 
 class ToolStatus(NamedTuple):
@@ -59,13 +59,13 @@ class ToolStatus(NamedTuple):
     """
 
     tool: str
-    status: Status
+    status: ToolState
     reason: str
     source: str
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ToolEntry:
     """One tool of a generation.
 
     :param source: the file, module or entry point that the tool came from, as the operator knows it
@@ -87,22 +87,22 @@ class Entry:
     schema: Schema
     source: str
     definition_hash: str
-    withheld: str | None = None
-    confined_by: str = IN_PROCESS
-    blocking: bool = False
-    untrusted: str = ""
-    foreign: Foreign | None = None
-    status: Status = "system"
+    unavailable_reason: str | None = None
+    sandbox: str = IN_PROCESS
+    is_blocking: bool = False
+    untrusted_source: str = ""
+    third_party: ThirdPartyOrigin | None = None
+    status: ToolState = "system"
     declared: ToolSpec | None = None
-    answered_by: Entry | None = None
+    answered_by: ToolEntry | None = None
     id: str = field(init=False)
     wire_name: str = field(init=False)
-    asks_first: bool = field(init=False)
+    has_questions: bool = field(init=False)
     """Whether it may have to ask the user questions before it runs."""
-    inline: bool = field(init=False)
+    is_inline: bool = field(init=False)
     """Whether it can run in the caller's own task; see the class."""
-    behind: ToolSpec | None = field(init=False)
-    checks: bool = field(init=False)
+    answering_spec: ToolSpec | None = field(init=False)
+    has_check: bool = field(init=False)
     """Whether the tool itself checks arguments that match its schema."""
 
     def __post_init__(self) -> None:  # here, once: generations of ten thousand share their entries
@@ -111,12 +111,12 @@ class Entry:
         object.__setattr__(self, "asks_first", type(self.tool).questions is not Tool.questions)
         spec = self.spec
         reads = spec.side_effect == "read" and not spec.promotable and spec.mode != "stateful"
-        object.__setattr__(self, "inline", reads and not self.blocking)
+        object.__setattr__(self, "inline", reads and not self.is_blocking)
         object.__setattr__(self, "behind", None if self.answered_by is None else self.answered_by.spec)
         object.__setattr__(self, "checks", type(self.tool).check is not Tool.check)
 
-    def admitted(
-        self, arguments: dict[str, Any], *, parsed: bool = False, judged: Mapping[Schema, Sequence[str]] | None = None
+    def validate_arguments(
+        self, arguments: dict[str, Any], *, parsed: bool = False, known_problems: Mapping[Schema, Sequence[str]] | None = None
     ) -> dict[str, Any]:
         """Validate ``arguments`` and return them in the form for the tool, with whole numbers as integers.
 
@@ -128,17 +128,17 @@ class Entry:
         :raises ToolError: ``invalid_input`` with the problems; ``backend`` if the tool's check failed itself
         """
         schema = self.schema
-        problems = judged[schema] if judged and schema in judged else schema.problems(arguments, parsed=parsed)
+        problems = known_problems[schema] if known_problems and schema in known_problems else schema.list_problems(arguments, parsed=parsed)
         if problems:
             text = f"{self.spec.id}: {'; '.join(problems)}"
             if isinstance(problems, CoarseProblems):
                 raise UnfinishedCheck(text, schema, arguments, problems)
             raise ToolError(text, kind="invalid_input")
-        whole = self.schema.whole(arguments)
+        whole = self.schema.coerce_integers(arguments)
         try:
             if self.answered_by is not None:
-                return self.answered_by.admitted(whole, judged=judged)
-            if self.checks:
+                return self.answered_by.validate_arguments(whole, known_problems=known_problems)
+            if self.has_check:
                 self.tool.check(whole)
         except UnfinishedCheck:
             raise
@@ -155,7 +155,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class GenerationDiff:
     """The difference between the tools of two generations, as ids in order.
 
     A tool that moved or became unavailable counts as changed.
@@ -185,29 +185,29 @@ class Generation:
         "__weakref__",
         "_by_name",
         "aliases",
-        "beyond",
+        "other_tool_ids",
         "entries",
         "number",
-        "offerings",
+        "resource_providers",
         "quarantined",
-        "unheard",
+        "unlisted_sources",
     )
 
     def __init__(
         self,
         number: int,
-        entries: Iterable[Entry],
+        entries: Iterable[ToolEntry],
         aliases: Mapping[str, str] | None = None,
-        quarantined: Iterable[Fault] = (),
+        quarantined: Iterable[Diagnostic] = (),
         beyond: Iterable[str] = (),
-        offerings: Iterable[Offering] = (),
-        unheard: Iterable[Unheard] = (),
+        offerings: Iterable[ResourceProvider] = (),
+        unheard: Iterable[UnlistedSource] = (),
     ) -> None:
         given = tuple(entries)
         by_id = {entry.id: entry for entry in given}
         by_wire = {entry.wire_name: entry for entry in given}
         if len(by_wire) < len(given):  # an id that is another's wire name is its own wire name too
-            raise ValueError(_both_named(given))
+            raise ValueError(_describe_duplicate(given))
         by_name = {**by_wire, **by_id}
         for alias, tool_id in (aliases or {}).items():
             if tool_id not in by_id:
@@ -216,12 +216,12 @@ class Generation:
                 raise ValueError(f"The alias {alias!r} is already a name of {by_name[alias].id!r}.")
             by_name[alias] = by_id[tool_id]
         self.number = number
-        self.entries: Mapping[str, Entry] = MappingProxyType(by_id)
+        self.entries: Mapping[str, ToolEntry] = MappingProxyType(by_id)
         self.aliases: Mapping[str, str] = MappingProxyType(dict(aliases or {}))
         self.quarantined = tuple(quarantined)
-        self.beyond = frozenset(beyond)
-        self.offerings = tuple(offerings)
-        self.unheard = tuple(unheard)
+        self.other_tool_ids = frozenset(beyond)
+        self.resource_providers = tuple(offerings)
+        self.unlisted_sources = tuple(unheard)
         self._by_name = by_name
 
     def __len__(self) -> int:
@@ -230,54 +230,54 @@ class Generation:
     def __repr__(self) -> str:
         return f"<generation {self.number}: {len(self.entries)} tools>"
 
-    def statuses(self, unreachable: Mapping[str, str]) -> list[ToolStatus]:
+    def tool_statuses(self, unreachable: Mapping[str, str]) -> list[ToolStatus]:
         """Return the status of each tool, then of the rejected definitions and third-party sources.
 
         :param unreachable: the third-party sources that cannot be reached now, by name, each with the reason
         """
         found = [_status_of(entry, unreachable) for entry in self.entries.values()]
-        found += [ToolStatus(one.tool, "quarantined", one.problem, one.foreign) for one in self.quarantined if one.tool]
-        at_all = {one.foreign or one.source: one.problem for one in self.quarantined if not one.tool}
-        unheard = {one.name: one.standing() for one in self.unheard}
+        found += [ToolStatus(one.tool, "quarantined", one.problem, one.third_party) for one in self.quarantined if one.tool]
+        at_all = {one.third_party or one.source: one.problem for one in self.quarantined if not one.tool}
+        unheard = {one.name: one.describe_status() for one in self.unlisted_sources}
         for name, reason in {**at_all, **unheard}.items():
             found.append(ToolStatus("", "offline" if name in unheard or name in unreachable else "error", reason, name))
         return found
 
-    def resolve(self, name: str) -> Entry | None:
+    def resolve(self, name: str) -> ToolEntry | None:
         """Return the tool with this id, alias or wire name, available or not; None if there is none."""
         return self._by_name.get(name)
 
-    def nearest(self, name: str, count: int = 3) -> list[str]:
+    def nearest_names(self, name: str, count: int = 3) -> list[str]:
         """Return the known names most similar to an unknown one, best first, of available tools only."""
-        known = [tool_id for tool_id, entry in self.entries.items() if entry.withheld is None]
-        known += [alias for alias, tool_id in self.aliases.items() if self.entries[tool_id].withheld is None]
-        return nearest(name.replace("__", "."), known, count)
+        known = [tool_id for tool_id, entry in self.entries.items() if entry.unavailable_reason is None]
+        known += [alias for alias, tool_id in self.aliases.items() if self.entries[tool_id].unavailable_reason is None]
+        return nearest_names(name.replace("__", "."), known, count)
 
-    def awaited(self, name: str, *, else_any: bool = False) -> str:
+    def describe_unlisted(self, name: str, *, include_unprefixed: bool = False) -> str:
         """Describe the unlisted sources that may have a tool of an unknown name; empty if there are none.
 
         :param else_any: if none matches, include the sources whose tools may have any name
         """
-        if not self.unheard:
+        if not self.unlisted_sources:
             return ""
         said = name.removeprefix("mcp:").replace(":", "_")
-        found = [one for one in self.unheard if said == one.name or (one.prefix and _is_beneath(said, one.prefix))]
-        if not found and else_any:
-            found = [one for one in self.unheard if not one.prefix]
-        return " ".join(f"{one.standing()}." for one in found[:_MOST_AWAITED])
+        found = [one for one in self.unlisted_sources if said == one.name or (one.prefix and _has_prefix(said, one.prefix))]
+        if not found and include_unprefixed:
+            found = [one for one in self.unlisted_sources if not one.prefix]
+        return " ".join(f"{one.describe_status()}." for one in found[:_MAX_UNLISTED_NAMED])
 
-    def difference(self, older: Generation) -> Difference:
+    def diff_from(self, older: Generation) -> GenerationDiff:
         """Return the difference from an ``older`` generation to this one."""
         mine, theirs = self.entries, older.entries
         other = [entry for entry in mine.values() if theirs.get(entry.id) is not entry]  # most are the very same
-        return Difference(
+        return GenerationDiff(
             tuple(entry.id for entry in other if entry.id not in theirs),
             tuple(tool_id for tool_id in theirs if tool_id not in mine),
-            tuple(entry.id for entry in other if entry.id in theirs and _is_other(entry, theirs[entry.id])),
+            tuple(entry.id for entry in other if entry.id in theirs and _has_changed(entry, theirs[entry.id])),
         )
 
 
-def foreign_origin(spec: ToolSpec, place: str, *, foreign: bool) -> str:
+def describe_untrusted_source(spec: ToolSpec, place: str, *, third_party: bool) -> str:
     """Describe the untrusted origin of a tool's output; empty for the operator's own code and files.
 
     :param place: where the tool was found
@@ -285,11 +285,11 @@ def foreign_origin(spec: ToolSpec, place: str, *, foreign: bool) -> str:
     """
     hosts = spec.requires.net.hosts
     shown = ", ".join(hosts[:5]) + (f" and {len(hosts) - 5} more" if len(hosts) > 5 else "")
-    return " and ".join([*([place] if foreign else []), *([f"the network ({shown})"] if hosts else [])])
+    return " and ".join([*([place] if third_party else []), *([f"the network ({shown})"] if hosts else [])])
 
 
-def _both_named(entries: Iterable[Entry]) -> str:
-    by_wire: dict[str, Entry] = {}
+def _describe_duplicate(entries: Iterable[ToolEntry]) -> str:
+    by_wire: dict[str, ToolEntry] = {}
     for entry in entries:
         if (other := by_wire.get(entry.wire_name)) is not None:
             return f"The tools {other.id!r} and {entry.id!r} have the same wire name {entry.wire_name!r}."
@@ -297,7 +297,7 @@ def _both_named(entries: Iterable[Entry]) -> str:
     raise AssertionError("no two have one name")
 
 
-def _is_beneath(name: str, prefix: str) -> bool:
+def _has_prefix(name: str, prefix: str) -> bool:
     """Return whether ``name`` looks like the id of a source's tool.
 
     ``git__log`` is the wire name of ``git.log``.
@@ -305,15 +305,15 @@ def _is_beneath(name: str, prefix: str) -> bool:
     return name == prefix or (name.startswith(f"{prefix}_") and not name.startswith(f"{prefix}__"))
 
 
-def _is_other(new: Entry, old: Entry) -> bool:
-    return _state_of(new) != _state_of(old)
+def _has_changed(new: ToolEntry, old: ToolEntry) -> bool:
+    return _comparison_key(new) != _comparison_key(old)
 
 
-def _state_of(entry: Entry) -> tuple[str | None, ...]:
-    return entry.definition_hash, entry.source, entry.withheld, entry.confined_by
+def _comparison_key(entry: ToolEntry) -> tuple[str | None, ...]:
+    return entry.definition_hash, entry.source, entry.unavailable_reason, entry.sandbox
 
 
-class Unheard(Protocol):
+class UnlistedSource(Protocol):
     """A source that has not listed its tools yet, such as a server that was never reached."""
 
     @property
@@ -326,28 +326,28 @@ class Unheard(Protocol):
         """The prefix of the ids of its tools; empty if they can be anything."""
         ...
 
-    def standing(self) -> str:
+    def describe_status(self) -> str:
         """Describe its state, the next step and who takes it, in one or two sentences."""
         ...
 
 
 # The Protocol of a tool source, and the results of loading it.
 
-Rank = Literal["built-in", "global", "agent", "code", "package"]
+SourceRank = Literal["built-in", "global", "agent", "code", "package"]
 """Whose authority a source has. Only a built-in may have a locked id. Only ``agent`` may override other tools, and
 only those of ``global``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DiscoveredTool:
     """One tool and the place where it was found, as the operator knows it."""
 
     tool: Tool
-    place: str
+    location: str
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class SourceContents:
     """All tools of a source, and all its faults.
 
     :param name: the operator's name of a third-party source; its tools are one category of that name
@@ -357,38 +357,38 @@ class Loaded:
     :param unheard: set if the source has not listed its tools yet
     """
 
-    tools: tuple[Found, ...] = ()
-    faults: tuple[Fault, ...] = ()
+    tools: tuple[DiscoveredTool, ...] = ()
+    faults: tuple[Diagnostic, ...] = ()
     name: str = ""
-    about: str = ""
+    description: str = ""
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])
-    offering: Offering | None = None
-    unheard: Unheard | None = None
+    resource_provider: ResourceProvider | None = None
+    unlisted: UnlistedSource | None = None
 
 
-class Source(Protocol):
+class ToolSource(Protocol):
     """A source of tools. Loading reads and checks; it starts, fetches and installs nothing."""
 
     @property
-    def rank(self) -> Rank:
+    def rank(self) -> SourceRank:
         """Whose authority the source has."""
         ...
 
     @property
-    def foreign(self) -> bool:
+    def is_third_party(self) -> bool:
         """Whether the source is third-party.
 
         Its faulty tools are quarantined one by one and stop nothing.
         """
         ...
 
-    def load(self) -> Loaded:
+    def load(self) -> SourceContents:
         """Load everything at once. Faults are data in the result, never an exception."""
         ...
 
 
-def _status_of(entry: Entry, unreachable: Mapping[str, str]) -> ToolStatus:
+def _status_of(entry: ToolEntry, unreachable: Mapping[str, str]) -> ToolStatus:
     answers = entry.answered_by or entry
-    if entry.withheld is None and answers.foreign is not None and answers.foreign.name in unreachable:
-        return ToolStatus(entry.id, "offline", unreachable[answers.foreign.name], entry.source)
-    return ToolStatus(entry.id, entry.status, entry.withheld or "", entry.source)
+    if entry.unavailable_reason is None and answers.third_party is not None and answers.third_party.name in unreachable:
+        return ToolStatus(entry.id, "offline", unreachable[answers.third_party.name], entry.source)
+    return ToolStatus(entry.id, entry.status, entry.unavailable_reason or "", entry.source)

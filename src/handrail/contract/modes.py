@@ -1,6 +1,6 @@
 """The names of the modes, which say how much a session does without approval.
 
-:mod:`handrail.policy.rules.rules` defines their meanings. The command line offers the names without loading what checks rules.
+:mod:`handrail.policy.rules.definitions` defines their meanings. The command line offers the names without loading what checks rules.
 """
 
 from __future__ import annotations

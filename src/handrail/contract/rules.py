@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_val
 
 from handrail.contract.errors import UsageError
 
-Example = str | Sequence[str] | Mapping[str, Any]
+RuleExample = str | Sequence[str] | Mapping[str, Any]
 """A value that a rule is tried on when it is loaded.
 
 It is a command as text or words, a path, a host or URL, or arguments by name.
@@ -30,7 +30,7 @@ class RuleEntry(BaseModel):
 
     @field_validator("match", "not_match")
     @classmethod
-    def _are_examples(cls, examples: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _check_examples(cls, examples: tuple[Any, ...]) -> tuple[Any, ...]:
         for example in examples:
             words = isinstance(example, (list, tuple)) and all(
                 isinstance(word, str) for word in cast("Sequence[object]", example)
@@ -42,22 +42,22 @@ class RuleEntry(BaseModel):
         return examples
 
 
-AnyRule = str | RuleEntry | Mapping[str, Any]
+RuleLike = str | RuleEntry | Mapping[str, Any]
 """A rule as text, or with examples that it must match."""
 
 
-def _form(value: object) -> str:
+def _rule_form(value: object) -> str:
     return "<table>" if isinstance(value, (Mapping, RuleEntry)) else "<text>"
 
 
-GivenRule = Annotated[
+RuleInput = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[RuleEntry, Tag("<table>")],
-    Discriminator(_form),
+    Discriminator(_rule_form),
 ]
 """A rule as text or as a :class:`RuleEntry`, for settings models."""
 
 
-def text_of(given: object) -> str:
+def rule_text(given: object) -> str:
     """Return the line of a rule, in any form."""
     if isinstance(given, RuleEntry):
         return given.rule
@@ -66,13 +66,13 @@ def text_of(given: object) -> str:
     return str(given)
 
 
-def as_data(given: object) -> str | dict[str, Any]:
+def rule_to_data(given: object) -> str | dict[str, Any]:
     """Return a rule as JSON-able data for another process: its line, or a table if it has examples."""
-    entry = entry_of(given)
+    entry = to_rule_entry(given)
     return entry.model_dump(mode="json") if entry.match or entry.not_match else entry.rule
 
 
-def entry_of(given: object) -> RuleEntry:
+def to_rule_entry(given: object) -> RuleEntry:
     """Return a rule with its examples, from any form.
 
     :raises ValueError: for a table that is not a rule
@@ -82,7 +82,7 @@ def entry_of(given: object) -> RuleEntry:
     return RuleEntry.model_validate(given) if isinstance(given, Mapping) else RuleEntry(rule=str(given))
 
 
-def rule_texts(rules: Iterable[AnyRule]) -> tuple[str | RuleEntry, ...]:
+def normalise_rules(rules: Iterable[RuleLike]) -> tuple[str | RuleEntry, ...]:
     """Return the rules of a program as texts or entries.
 
     :raises UsageError: for a single text, which Python would iterate by letters, and for a value that is not a rule
@@ -92,7 +92,7 @@ def rule_texts(rules: Iterable[AnyRule]) -> tuple[str | RuleEntry, ...]:
     found: list[str | RuleEntry] = []
     for rule in rules:
         try:
-            found.append(rule if isinstance(rule, str) else entry_of(rule))
+            found.append(rule if isinstance(rule, str) else to_rule_entry(rule))
         except ValueError as error:
             raise UsageError(
                 f"Invalid rule: {rule!r}. Expected a text, or a table with the key 'rule' ({error})."

@@ -19,7 +19,7 @@ text is known."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SandboxLimits:
     """The resources that the processes of one sandbox may use. None means no limit."""
 
     cpu_s: int | None = 3600
@@ -40,7 +40,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class ConnectionAttempt:
     """An attempt of a sandboxed program to reach a host, with the decision.
 
     :param host: in canonical form, an IPv6 address in brackets
@@ -51,10 +51,10 @@ class Attempt:
     host: str
     port: int
     method: str
-    refused: str | None = None
+    refusal_reason: str | None = None
 
 
-class Denials(Protocol):
+class PathDenials(Protocol):
     """The paths that the rules of a session deny to programs, for any call."""
 
     @property
@@ -62,26 +62,26 @@ class Denials(Protocol):
         """A key that is equal for equal answers."""
         ...
 
-    def hides(self, path: str, /) -> bool:
+    def is_hidden(self, path: str, /) -> bool:
         """Return whether programs may not read an absolute, canonical path."""
         ...
 
     @property
-    def fixes_any(self) -> bool:
+    def has_read_only(self) -> bool:
         """Whether there is any path that programs may read but not write."""
         ...
 
-    def fixes(self, path: str, /) -> bool:
+    def is_read_only(self, path: str, /) -> bool:
         """Return whether programs may not write a path."""
         ...
 
-    def opens(self, path: str, /) -> bool:
+    def is_exempt(self, path: str, /) -> bool:
         """Return whether a rule names a protected path and allows programs to write it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class SandboxProfile:
     """The folders and limits of one sandbox, in addition to its capability set.
 
     Paths are absolute and canonical. The workspace, ``writable`` and ``further`` (read-only) are mounted where the
@@ -99,18 +99,18 @@ class Profile:
     workspace_writable: bool = True
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
-    further: tuple[str, ...] = ()
+    read_only_roots: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
     cwd: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    limits: Limits = field(default_factory=Limits)
+    limits: SandboxLimits = field(default_factory=SandboxLimits)
     masked: tuple[str, ...] = ()
     pinned: tuple[str, ...] = ()
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    gate: Callable[[str, int], str | None] | None = None
-    on_attempt: Callable[[Attempt], None] | None = None
-    denials: Denials | None = None
-    shows: Callable[[str], bool] | None = None
+    check_host: Callable[[str, int], str | None] | None = None
+    on_attempt: Callable[[ConnectionAttempt], None] | None = None
+    denials: PathDenials | None = None
+    may_read: Callable[[str], bool] | None = None
     """Return whether this call may read a path that ``denials`` hide from programs."""
     quarantine: str = ""
     tool: str = ""
@@ -132,7 +132,7 @@ class TerminalSize:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class ProgramSpec:
     """A program to start.
 
     :param descriptors: number in the child to number here, inherited besides 0, 1 and 2
@@ -200,29 +200,29 @@ class TerminalProcess(Process, Protocol):
         """Resize the terminal and notify its foreground programs. Does nothing after the end."""
         ...
 
-    def reads_lines(self) -> bool:
+    def is_line_buffered(self) -> bool:
         """Return whether the system passes whole lines to the program now.
 
         The program then gets no line that is too long for that.
         """
         ...
 
-    def at_prompt(self) -> bool:
+    def is_at_prompt(self) -> bool:
         """Return whether the first program waits at its prompt and has read all input.
 
         No program that it started is in the foreground. False also if that is unknown.
         """
         ...
 
-    def folders(self) -> tuple[str, ...]:
+    def current_folders(self) -> tuple[str, ...]:
         """Return the current folders of the first program and the foreground program, as far as known."""
         ...
 
-    def give_up(self) -> int:
+    def discard_pending_input(self) -> int:
         """Discard typed input that no program has read, and return its number of bytes."""
         ...
 
-    def rest(self, max_bytes: int) -> bytes:
+    def read_rest(self, max_bytes: int) -> bytes:
         """Return output that was not read before the process ended."""
         ...
 
@@ -232,50 +232,50 @@ class TerminalProcess(Process, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Mechanism:
+class SandboxMechanism:
     """One mechanism of the sandbox, with the result of a trial on this machine.
 
     :param held: whether it is enforced; None if it was not tried because its base failed
     """
 
     name: str
-    held: bool | None
+    is_enforced: bool | None
     detail: str
     remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Tier:
+class SandboxTier:
     """The confinement that this machine can enforce. With the name ``none`` no program starts."""
 
     name: str
     detail: str
     remedy: str = ""
-    mechanisms: tuple[Mechanism, ...] = ()
+    mechanisms: tuple[SandboxMechanism, ...] = ()
     """The mechanisms in the order of the layers."""
     unconfined: frozenset[str] = frozenset()
     """Tools whose programs run without a sandbox because the operator said so."""
 
     @property
-    def confines(self) -> bool:
+    def is_confining(self) -> bool:
         """Whether programs are confined at all."""
         return self.name != "none"
 
     @property
-    def opens_hosts(self) -> bool:
+    def supports_hosts(self) -> bool:
         """Whether a sandbox's network can be opened to single hosts."""
-        return any(one.name == "hosts" and one.held is True for one in self.mechanisms)
+        return any(one.name == "hosts" and one.is_enforced is True for one in self.mechanisms)
 
 
 class Sandbox(Protocol):
     """A provider that starts confined processes."""
 
     @property
-    def tier(self) -> Tier:
+    def tier(self) -> SandboxTier:
         """The confinement that this provider enforces."""
         ...
 
-    async def start(self, capabilities: CapabilitySet, profile: Profile, program: Program) -> Process:
+    async def start(self, capabilities: CapabilitySet, profile: SandboxProfile, program: ProgramSpec) -> Process:
         """Start ``program`` confined.
 
         :raises ToolError: ``unavailable`` if the tier cannot enforce the set, with the reason and the remedy
@@ -284,7 +284,7 @@ class Sandbox(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Completed:
+class CompletedProcess:
     """A process that has ended.
 
     :param output: stdout and stderr in order, at most 64 MiB
@@ -297,8 +297,8 @@ class Completed:
 
     exit_code: int
     output: bytes
-    dropped: int = 0
+    dropped_bytes: int = 0
     signal: int | None = None
-    limit: str | None = None
+    exceeded_limit: str | None = None
     notes: tuple[str, ...] = ()
-    errors: bytes = b""
+    stderr: bytes = b""

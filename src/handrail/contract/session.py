@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from typing import Any, Literal, NamedTuple, Protocol
 
 from handrail.contract.agent import AgentManifest
-from handrail.contract.call import Answer, Event, ProposedCall, Result
-from handrail.contract.doors.agents import AgentType, Delegates, Delegation
-from handrail.contract.doors.channels import Notices
-from handrail.contract.doors.jobs import Job, Jobs
-from handrail.contract.doors.memory import History, Skill
-from handrail.contract.tool.native import NativeOffer
+from handrail.contract.call import CallAnswer, Event, ProposedCall, Result
+from handrail.contract.services.delegation import SubagentType, SubagentRunner, SubagentTask
+from handrail.contract.services.channels import NotificationQueue
+from handrail.contract.services.jobs import Job, JobService
+from handrail.contract.services.memory import ConversationHistory, SkillInfo
+from handrail.contract.tool.provider_tools import ProviderToolOffer
 from handrail.contract.tool.spec import ToolSpec
 
-Proposal = tuple[str, Mapping[str, Any] | str] | ProposedCall
+CallProposal = tuple[str, Mapping[str, Any] | str] | ProposedCall
 """``(tool, arguments)``, or a :class:`ProposedCall`, which also carries what a provider adds to a call."""
 StopReason = Literal["timeout", "budget", "user", "call", "shutdown", "parent"]
 """Why a call or session was stopped.
@@ -33,7 +33,7 @@ class Turn(Protocol):
         ...
 
     @property
-    def specs(self) -> Sequence[ToolSpec]:
+    def tool_specs(self) -> Sequence[ToolSpec]:
         """The active tools that the model sees: the core tools, then the loaded ones in loading order.
 
         Unavailable tools are left out. The order is stable.
@@ -41,23 +41,23 @@ class Turn(Protocol):
         ...
 
     @property
-    def index(self) -> str:
+    def tool_index(self) -> str:
         """The index of the tools beyond :attr:`specs`, for the system text; ``""`` if all tools are active."""
         ...
 
     @property
-    def native(self) -> Sequence[NativeOffer]:
+    def provider_tools(self) -> Sequence[ProviderToolOffer]:
         """The tools that the model's provider may run itself.
 
         A tool that this session excludes has the reason with it.
         """
         ...
 
-    async def call_all(self, calls: Iterable[Proposal]) -> Sequence[Answer]:
+    async def call_all(self, calls: Iterable[CallProposal]) -> Sequence[CallAnswer]:
         """Run the calls of a whole reply and return one answer for each, in order."""
         ...
 
-    def look_ahead(self, call: Proposal) -> None:
+    def prevalidate(self, call: CallProposal) -> None:
         """Prepare a call that the streamed reply will probably propose next.
 
         The arguments are complete, but the block of the call is still open. The kernel may do work that does not
@@ -66,7 +66,7 @@ class Turn(Protocol):
         """
         ...
 
-    def submit(self, call: Proposal) -> Awaitable[Answer]:
+    def submit(self, call: CallProposal) -> Awaitable[CallAnswer]:
         """Start the next call of a reply that is still streaming.
 
         Calls enter the lock queue in the order of submission, like those of :meth:`call_all`.
@@ -88,12 +88,12 @@ class Session(Protocol):
         ...
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether the session accepts no more calls."""
         ...
 
     @property
-    def headless(self) -> bool:
+    def is_headless(self) -> bool:
         """Whether the session has no user to ask. Ask then means deny, and ``question`` returns a fixed error."""
         ...
 
@@ -130,18 +130,18 @@ class Session(Protocol):
         """
         ...
 
-    async def call_all(self, calls: Iterable[Proposal]) -> list[Result]:
+    async def call_all(self, calls: Iterable[CallProposal]) -> list[Result]:
         """Propose calls as one reply and return one result for each, in order.
 
         The calls run in parallel where their locks allow it.
         """
         ...
 
-    def turn(self) -> Turn:
+    def start_turn(self) -> Turn:
         """Start the next turn. The turn keeps the current generation and the current active tools."""
         ...
 
-    async def begin(self, text: str = "", *, headless: bool = False) -> None:
+    async def start_interaction(self, text: str = "", *, headless: bool = False) -> None:
         """Start an interaction with the user's message ``text``.
 
         Tools that the previous interaction loaded are no longer active. A session that never calls this method is one
@@ -152,21 +152,21 @@ class Session(Protocol):
         ...
 
     @property
-    def view(self) -> Sequence[ToolSpec]:
+    def active_tools(self) -> Sequence[ToolSpec]:
         """The active tools: those that the model of the next turn will see if nothing changes."""
         ...
 
     @property
-    def history(self) -> History | None:
+    def history(self) -> ConversationHistory | None:
         """The stored conversation, or None if it is not stored."""
         ...
 
     @property
-    def notices(self) -> Notices | None:
+    def notifications(self) -> NotificationQueue | None:
         """The notifications for the session's agent, or None if none are kept."""
         ...
 
-    async def recall(self, call_id: str) -> Answer:
+    async def recover_result(self, call_id: str) -> CallAnswer:
         """Return the recorded answer of an earlier call whose answer was lost.
 
         The answer is ``interrupted`` if the outcome is unknown. A call that awaits approval is resumed: after the
@@ -176,7 +176,7 @@ class Session(Protocol):
         """
         ...
 
-    async def recall_all(self, call_ids: Sequence[str]) -> list[Answer]:
+    async def recover_results(self, call_ids: Sequence[str]) -> list[CallAnswer]:
         """Return the recorded answers of several calls, in the order of their proposals; see :meth:`recall`.
 
         Calls that await approval are resumed together, as one reply, and all their requests are asked at once.
@@ -185,7 +185,7 @@ class Session(Protocol):
         """
         ...
 
-    async def resume_parked(self) -> list[Answer]:
+    async def resume_suspended_calls(self) -> list[CallAnswer]:
         """Resume every call that awaits approval, as one reply, and return the answers in order.
 
         Approved calls run once. Rejected calls are answered as rejected. Undecided calls wait for the approval
@@ -196,11 +196,11 @@ class Session(Protocol):
         ...
 
     @property
-    def jobs(self) -> Jobs:
+    def jobs(self) -> JobService:
         """The background jobs of the session."""
         ...
 
-    async def promote(self, call_id: str) -> Job:
+    async def move_to_background(self, call_id: str) -> Job:
         """Move a running call to the background. The job becomes the answer for its caller.
 
         A second call of this method for the same call has no further effect.
@@ -217,19 +217,19 @@ class Session(Protocol):
         ...
 
     @property
-    def agents(self) -> Sequence[AgentType]:
+    def subagents(self) -> Sequence[SubagentType]:
         """The agents to which the session's agent may delegate tasks."""
         ...
 
     @property
-    def skills(self) -> Sequence[Skill]:
+    def skills(self) -> Sequence[SkillInfo]:
         """The skills that the model can read, the nearest first.
 
         The list stays the same while the session is open.
         """
         ...
 
-    async def instructions_above(self) -> Sequence[tuple[str, str]]:
+    async def read_parent_instructions(self) -> Sequence[tuple[str, str]]:
         """Return the instruction files in the parent folders of the workspace, the farthest first.
 
         The search ends at the top of the repository. Files that a rule denies are left out, and secrets are removed.
@@ -240,18 +240,18 @@ class Session(Protocol):
         """
         ...
 
-    def delegate_to(self, delegates: Delegates | None) -> None:
+    def set_subagent_runner(self, delegates: SubagentRunner | None) -> None:
         """Set the runner of sub-agents for this session's calls, or None to end delegation."""
         ...
 
-    async def child(self, call_id: str, delegation: Delegation) -> Child:
+    async def open_child(self, call_id: str, delegation: SubagentTask) -> ChildSession:
         """Open a session for the sub-agent that a call of this session starts.
 
         The child session ends with this one at the latest. Its calls may touch at most what the agent of this session
         delegates.
 
         :param call_id: the id of the call, which must be running
-        :raises ToolError: as :meth:`handrail.contract.doors.agents.Agents.run` does
+        :raises ToolError: as :meth:`handrail.contract.services.delegation.SubagentService.run` does
         :raises UsageError: if no such call is running
         """
         ...
@@ -291,14 +291,14 @@ class Session(Protocol):
         ...
 
 
-class Child(NamedTuple):
+class ChildSession(NamedTuple):
     """The session of a sub-agent that a call opened, and the manifest of its agent."""
 
     session: Session
     manifest: AgentManifest
 
 
-class Values(Protocol):
+class SessionValueStore(Protocol):
     """A store of session values: one JSON value for each session, tool and key."""
 
     async def get(self, session_id: str, tool_id: str, key: str) -> Any:

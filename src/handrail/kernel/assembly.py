@@ -13,92 +13,92 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from handrail.arbiter.arbiter import Arbiter, Limits
-from handrail.arbiter.locks import LockTable, Resources
-from handrail.arbiter.output.redaction import Redactor
-from handrail.catalog.embedders.choosing import ENDPOINT, NONE, Chosen, encoder_of
-from handrail.catalog.search.finding import AHEAD_S, Searches
+from handrail.arbiter.arbiter import Arbiter, ArbiterLimits
+from handrail.arbiter.locks import LockTable, LockResolver
+from handrail.arbiter.output.redaction import SecretRedactor
+from handrail.catalog.embedders.selection import ENDPOINT, NONE, EmbedderChoice, make_encoder_factory
+from handrail.catalog.search.service import AHEAD_S, SearchIndexes
 from handrail.config import Configuration, SearchSettings, Settings, WatchdogSettings
-from handrail.config.settings import SHIPPED
-from handrail.contract.doors.runtime import Runtime
-from handrail.contract.errors import Fault, LoadError
-from handrail.contract.generation import Generation, Source
-from handrail.contract.rules import RuleEntry, entry_of
-from handrail.contract.sandbox import Profile, Sandbox
-from handrail.contract.tool.offering import Offering
-from handrail.contract.tool.requires import CapabilitySet, Layer, Variables
-from handrail.contract.tool.settings import SettingsLayer, given_layer
+from handrail.config.settings import SHIPPED_WATCHDOGS
+from handrail.contract.services.runtime import Runtime
+from handrail.contract.errors import Diagnostic, LoadError
+from handrail.contract.generation import Generation, ToolSource
+from handrail.contract.rules import RuleEntry, to_rule_entry
+from handrail.contract.sandbox import SandboxProfile, Sandbox
+from handrail.contract.tool.resource_provider import ResourceProvider
+from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, PathVariables
+from handrail.contract.tool.settings import SettingsLayer, make_settings_layer
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
-from handrail.kernel.agents import Appointed, appoint, equipped, sources_of
-from handrail.kernel.answering import learn, lifetimes_of, registered_secrets, shaper_of
-from handrail.kernel.sandbox import sandbox_of
-from handrail.policy.authority import Authority
-from handrail.policy.authority import hidden as hides
-from handrail.policy.rules.checking import check_loaded, contradictions, specs_of
-from handrail.policy.rules.rules import Rule, RuleBook, Scope, default_rules, in_mode, parse_rule
-from handrail.policy.targets import agent_layer, call_set, ceiling_layer
-from handrail.policy.watchdogs import Exfiltration, OutgoingSecrets, RepeatedFailures
-from handrail.policy.watchdogs.watchdog import ExternalWatchdog, Watchdog
-from handrail.record.log import CommitLog, Interrupted, Record
-from handrail.registry.generations import OpenTools, Succession
-from handrail.registry.sources.all import ToolSources
-from handrail.registry.sources.executables import Confinement
-from handrail.runtime.guard.guard import Guarded
-from handrail.runtime.secrets import SecretStore
-from handrail.runtime.surface import CallRuntime
-from handrail.sandbox.operated import Operated
-from handrail.session.context import Brought, Context, Shelf
+from handrail.kernel.agents import LoadedAgent, load_agent, load_tools_and_rules, make_tool_sources
+from handrail.kernel.approval_client import redact_value, make_lifetimes, load_secrets, make_shaper
+from handrail.kernel.sandbox_factory import make_sandbox
+from handrail.policy.authorizer import CallAuthorizer
+from handrail.policy.authorizer import find_hidden_paths as hides
+from handrail.policy.rules.validation import check_rule, find_contradictions, specs_of
+from handrail.policy.rules.definitions import Rule, RuleBook, Scope, default_rules, with_mode, parse_rule
+from handrail.policy.targets import agent_layer, call_capabilities, ceiling_layer
+from handrail.policy.watchdogs import ExfiltrationWatchdog, OutgoingSecretsWatchdog, RepeatedFailuresWatchdog
+from handrail.policy.watchdogs.api import ExternalWatchdog, Watchdog
+from handrail.record.log import CommitLog, InterruptedCall, Record
+from handrail.registry.generations import OpenTools, GenerationLifecycle
+from handrail.registry.sources.tool_sources import ToolSources
+from handrail.registry.sources.executable_tools import ToolConfinement
+from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
+from handrail.runtime.secret_store import SecretStore
+from handrail.runtime.call_runtime import CallRuntime
+from handrail.sandbox.configured_sandbox import ConfiguredSandbox
+from handrail.session.context import ClientRegistrations, AgentContext, AgentGenerations
 from handrail.store.encoding import encode
-from handrail.store.opening import Store
-from handrail.upstream.configured import configured
-from handrail.upstream.servers import Ground, Upstreams
+from handrail.store.workspace_store import WorkspaceStore
+from handrail.upstream.server_config import load_server_definitions
+from handrail.upstream.servers import UpstreamDeps, UpstreamRegistry
 
-_Given = tuple[tuple[Tool, ...], tuple[Offering, ...]]
+_CodeSources = tuple[tuple[Tool, ...], tuple[ResourceProvider, ...]]
 
-MOST_RULES = 2_000
+MAX_RULES = 2_000
 """The maximum number of rules of an agent, a project and a process together. Each call is matched against them."""
 
 
 @dataclass(slots=True)
-class Rooms:
+class KernelComponents:
     """The components of one workspace in the lease holder. They create the contexts of sessions."""
 
-    store: Store
+    store: WorkspaceStore
     config: Configuration
     log: CommitLog
     sandbox: Sandbox
     arbiter: Arbiter
-    interrupted: tuple[Interrupted, ...]
-    variables: Variables
-    ceiling: Layer | None
+    interrupted_calls: tuple[InterruptedCall, ...]
+    variables: PathVariables
+    ceiling: CapabilityLayer | None
     secrets: SecretStore
     """The secrets of the operator, which tools of every process may receive."""
     watchdogs: tuple[Watchdog, ...]
     """The watchdogs of the operator, which check the calls of every process."""
-    programs: Operated
+    program_sandbox: ConfiguredSandbox
     """The sandbox below ``sandbox``, with the sandboxes that are ready for the next calls."""
-    finder: Searches
+    finder: SearchIndexes
     """The search over the tools of all generations."""
-    upstreams: Upstreams
+    upstreams: UpstreamRegistry
     """The MCP servers whose tools every agent may have."""
-    shelves: dict[str, tuple[Appointed, Shelf]] = field(default_factory=dict[str, tuple[Appointed, Shelf]])
+    shared_shelves: dict[str, tuple[LoadedAgent, AgentGenerations]] = field(default_factory=dict[str, tuple[LoadedAgent, AgentGenerations]])
     """The shared shelves by agent, each with the agent that it was created for."""
-    every: weakref.WeakSet[Shelf] = field(default_factory=weakref.WeakSet[Shelf])
+    all_shelves: weakref.WeakSet[AgentGenerations] = field(default_factory=weakref.WeakSet[AgentGenerations])
     """All shelves, including those of single processes."""
-    outdated: list[Shelf] = field(default_factory=list[Shelf])
+    outdated_shelves: list[AgentGenerations] = field(default_factory=list[AgentGenerations])
     """The shelves whose manifest has changed; sessions may still use them."""
     open_tools: OpenTools = field(default_factory=OpenTools)
-    numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    generation_numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    _making: threading.Lock = field(default_factory=threading.Lock)
+    _context_lock: threading.Lock = field(default_factory=threading.Lock)
     """Locked while a thread creates a context, so that the contexts of one agent share a shelf."""
 
-    def context(
+    def make_context(
         self,
         agent: str,
-        brought: Brought | None = None,
-    ) -> Context:
+        registrations: ClientRegistrations | None = None,
+    ) -> AgentContext:
         """Return the context of an agent for the sessions of one process.
 
         :param brought: the registrations of the process. Without tools, offerings, secrets and tool settings, the process
@@ -106,98 +106,98 @@ class Rooms:
         :raises LoadError: with all faults of the agent's manifest, tools and rules
         :raises UsageError: if the agent does not exist
         """
-        with self._making:
-            return self._context(agent, brought or Brought())
+        with self._context_lock:
+            return self._make_context(agent, registrations or ClientRegistrations())
 
-    def _context(self, agent: str, brought: Brought) -> Context:
+    def _make_context(self, agent: str, brought: ClientRegistrations) -> AgentContext:
         given = (brought.tools, brought.offerings)
-        texts = configured_rules(self.config, brought.rules)
+        texts = collect_rules(self.config, brought.rules)
         values = (
-            SettingsLayer(_AT_THE_START, brought.tool_settings, known=True),
-            given_layer("open_kernel", brought.tool_config, known=True),
+            SettingsLayer(_STARTUP_SOURCE, brought.tool_settings, known=True),
+            make_settings_layer("open_kernel", brought.tool_config, known=True),
         )
         shared = given == ((), ()) and not brought.secrets and not any(layer.tools for layer in values)
         store = self.secrets.with_values(brought.secrets or {})
-        appointed = appoint(self.config, agent, self.store.folders)
-        before, shelf = self.shelves.get(agent, (None, None)) if shared else (None, None)
+        appointed = load_agent(self.config, agent, self.store.folders)
+        before, shelf = self.shared_shelves.get(agent, (None, None)) if shared else (None, None)
         if shelf is not None and before == appointed:
             current = shelf.succession.current
-            parsed = _together(*appointed.rules(current.entries, current.beyond, current), texts, current)
+            parsed = _combine_rules(*appointed.parse_rules(current.entries, current.other_tool_ids, current), texts, current)
         else:
-            fresh, parsed = self._shelf(appointed, given, texts, store, values)
+            fresh, parsed = self._make_shelf(appointed, given, texts, store, values)
             if shelf is not None:
-                self.outdated.append(shelf)
+                self.outdated_shelves.append(shelf)
             if shared:
-                self.shelves[agent] = (appointed, fresh)
+                self.shared_shelves[agent] = (appointed, fresh)
             shelf = fresh
-        authority = Authority(
-            appointed.variables(self.variables),
-            self._layer(appointed, shelf.succession.living),
+        authority = CallAuthorizer(
+            appointed.expand_variables(self.variables),
+            self._make_layer(appointed, shelf.succession.live_generations),
             (*brought.watchdogs, *self.watchdogs),
             ceiling=self.ceiling,
-            agent=appointed.manifest.as_data(),
+            agent=appointed.manifest.to_data(),
         )
         chosen = brought.mode or appointed.manifest.mode or brought.configured_mode or self.config.settings.mode
-        book = in_mode(RuleBook(appointed.shipped_rules()).with_rules(*parsed), chosen)
-        return Context(
+        book = with_mode(RuleBook(appointed.make_default_rules()).with_rules(*parsed), chosen)
+        return AgentContext(
             appointed.manifest,
             shelf,
             authority,
             book,
-            appointed.further,
+            appointed.further_roots,
             shared=shared,
             secrets=store,
-            catalog=(brought.catalog or self.config.settings.catalog).options(appointed.manifest.core),
+            catalog=(brought.catalog or self.config.settings.catalog).to_options(appointed.manifest.core),
         )
 
-    async def look_again(self, source: Source) -> None:
+    async def refresh_source(self, source: ToolSource) -> None:
         """Publish the current tools of a source to all agents. Faults of one agent do not affect the others."""
-        shelves = [shelf for shelf in self.every if not shelf.succession.closed]
+        shelves = [shelf for shelf in self.all_shelves if not shelf.succession.closed]
         await asyncio.gather(*(shelf.refresh([source]) for shelf in shelves), return_exceptions=True)
 
     async def aclose(self) -> None:
         """End all persistent tools and prepared sandboxes, even if some of them fail."""
         async with AsyncExitStack() as ends:
-            ends.push_async_callback(self.programs.aclose)  # the last
+            ends.push_async_callback(self.program_sandbox.aclose)  # the last
             ends.push_async_callback(self.upstreams.aclose)
             ends.push_async_callback(self.finder.aclose)
-            for shelf in (*self.outdated, *(shelf for _, shelf in self.shelves.values())):
+            for shelf in (*self.outdated_shelves, *(shelf for _, shelf in self.shared_shelves.values())):
                 ends.push_async_callback(shelf.succession.aclose)
 
-    def _shelf(
+    def _make_shelf(
         self,
-        appointed: Appointed,
-        given: _Given,
+        appointed: LoadedAgent,
+        given: _CodeSources,
         texts: Sequence[RuleText],
         secrets: SecretStore,
         values: Sequence[SettingsLayer],
-    ) -> tuple[Shelf, list[Rule]]:
-        workspace, further = str(self.store.folders.workspace), appointed.further
-        variables = appointed.variables(self.variables)
-        shelf: Shelf
+    ) -> tuple[AgentGenerations, list[Rule]]:
+        workspace, further = str(self.store.folders.workspace), appointed.further_roots
+        variables = appointed.expand_variables(self.variables)
+        shelf: AgentGenerations
 
-        def own(spec: ToolSpec) -> tuple[CapabilitySet, Profile]:
+        def own(spec: ToolSpec) -> tuple[CapabilitySet, SandboxProfile]:
             """Return the capabilities and folders of a persistent tool, which do not depend on the caller."""
-            scratch = self.store.folders.home_of(spec.id)
+            scratch = self.store.folders.prepare_tool_home(spec.id)
             hidden = (str(self.store.folders.state),)
-            profile = Profile(
+            profile = SandboxProfile(
                 workspace,
                 scratch,
                 spec.side_effect != "read",
                 writable=further.writable,
-                further=further.readable,
+                read_only_roots=further.readable,
                 hidden=hidden,
-                secrets=secrets.given(spec),
-                denials=hides(RuleBook(appointed.shipped_rules()).with_rules(*parsed), workspace),
+                secrets=secrets.values_for_tool(spec),
+                denials=hides(RuleBook(appointed.make_default_rules()).with_rules(*parsed), workspace),
             )
-            layer = self._layer(appointed, shelf.succession.living)
-            return call_set(spec, variables, layer, self.ceiling), profile
+            layer = self._make_layer(appointed, shelf.succession.live_generations)
+            return call_capabilities(spec, variables, layer, self.ceiling), profile
 
-        confinement = Confinement(self.sandbox, _profile_of, own)
+        confinement = ToolConfinement(self.sandbox, _get_profile, own)
         upstreams = self.upstreams
-        sources = sources_of(
+        sources = make_tool_sources(
             self.config,
-            appointed.checked,
+            appointed.checked_agent,
             self.store.folders,
             confinement,
             secrets,
@@ -205,28 +205,28 @@ class Rooms:
             lambda: upstreams.sources,
             values,
         )
-        generation, parsed = _loaded(sources, next(self.numbers), appointed, texts)
-        shelf = Shelf(
+        generation, parsed = _load_generation(sources, next(self.generation_numbers), appointed, texts)
+        shelf = AgentGenerations(
             sources,
-            Succession(generation, self.open_tools, self._loop),
-            lambda living: self._layer(appointed, living),
-            lambda: next(self.numbers),
-            self._published,
+            GenerationLifecycle(generation, self.open_tools, self._loop),
+            lambda living: self._make_layer(appointed, living),
+            lambda: next(self.generation_numbers),
+            self._record_generation,
         )
-        self.every.add(shelf)
+        self.all_shelves.add(shelf)
         return shelf, parsed
 
-    def _layer(self, appointed: Appointed, generations: Iterable[Generation]) -> Layer:
+    def _make_layer(self, appointed: LoadedAgent, generations: Iterable[Generation]) -> CapabilityLayer:
         """Return the requirements of the agent and its tools, including generations that turns still use."""
         specs = (entry.spec for generation in generations for entry in generation.entries.values())
         manifest = appointed.manifest
-        return agent_layer(manifest.id, manifest.requires, specs, appointed.variables(self.variables))
+        return agent_layer(manifest.id, manifest.requires, specs, appointed.expand_variables(self.variables))
 
-    def _published(self, told: Mapping[str, Any]) -> None:
+    def _record_generation(self, told: Mapping[str, Any]) -> None:
         self.log.append([Record("generation", "", "", told)])
 
 
-async def assemble(store: Store, config: Configuration, secrets: Mapping[str, str]) -> Rooms:
+async def assemble_components(store: WorkspaceStore, config: Configuration, secrets: Mapping[str, str]) -> KernelComponents:
     """Assemble the components for an open store, without contexts.
 
     :raises LogUnavailable: if the log cannot take records
@@ -236,48 +236,48 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
     interrupted = tuple(await log.recover())
     settings, folders = config.settings, store.folders
     variables = folders.variables
-    redactor, known = await registered_secrets(config, secrets)
-    limits = Limits(**settings.limits.model_dump(), lifetimes=lifetimes_of(config))
-    shaper = shaper_of(config, folders, redactor)
-    arbiter = Arbiter(log, store.lease, LockTable(), Resources(), shaper, limits)
+    redactor, known = await load_secrets(config, secrets)
+    limits = ArbiterLimits(**settings.limits.model_dump(), approval_lifetimes=make_lifetimes(config))
+    shaper = make_shaper(config, folders, redactor)
+    arbiter = Arbiter(log, store.lease, LockTable(), LockResolver(), shaper, limits)
     arbiter.jobs.tree = store.sessions
-    programs = sandbox_of(config)
+    programs = make_sandbox(config)
     ceiling = ceiling_layer(settings.ceiling, variables)
-    learned = partial(learn, redactor)
-    upstreams = Upstreams(
-        Ground(folders, Guarded(programs), variables, ceiling, await asyncio.to_thread(_project_book, config), learned),
-        configured(config, known, learned),
+    learned = partial(redact_value, redactor)
+    upstreams = UpstreamRegistry(
+        UpstreamDeps(folders, GuardedSandbox(programs), variables, ceiling, await asyncio.to_thread(_make_project_rules, config), learned),
+        load_server_definitions(config, known, learned),
         version=version("handrail"),
     )
-    rooms = Rooms(
+    rooms = KernelComponents(
         store,
         config,
         log,
-        Guarded(programs),
+        GuardedSandbox(programs),
         arbiter,
         interrupted,
         variables,
         ceiling,
         known,
-        tuple(_watchdogs(settings, redactor)),
+        tuple(_make_watchdogs(settings, redactor)),
         programs,
-        Searches(
-            folders.search,
-            encoder_of(_embedder(settings.search, known)),
+        SearchIndexes(
+            folders.search_cache,
+            make_encoder_factory(_choose_embedder(settings.search, known)),
             ahead_s=None
             if settings.search.embedder == ENDPOINT
             else AHEAD_S,  # send nothing to an endpoint before a search
         ),
         upstreams,
     )
-    upstreams.when_changed = rooms.look_again
-    upstreams.look_at_new()
+    upstreams.on_listing_changed = rooms.refresh_source
+    upstreams.connect_unknown()
     return rooms
 
 
-def _project_book(config: Configuration) -> RuleBook:
+def _make_project_rules(config: Configuration) -> RuleBook:
     """Return the rules for programs without a call: the default rules and the project's rules."""
-    texts = [one for one in configured_rules(config, ()) if not one.left_out]
+    texts = [one for one in collect_rules(config, ()) if not one.is_ignored]
     try:
         own = parse_rules(texts, None)
     except LoadError:
@@ -285,44 +285,44 @@ def _project_book(config: Configuration) -> RuleBook:
     return RuleBook(default_rules()).with_rules(*own)
 
 
-def _embedder(settings: SearchSettings, known: SecretStore) -> Chosen:
+def _choose_embedder(settings: SearchSettings, known: SecretStore) -> EmbedderChoice:
     """Choose the embedder for the search by meaning."""
     if settings.embedder != ENDPOINT:
-        return Chosen(settings.embedder, model=settings.model)
+        return EmbedderChoice(settings.embedder, model=settings.model)
     if not settings.url or not settings.model:
-        return Chosen(NONE, why_none="`embedder` is `endpoint`, but `url` or `model` is missing under [search]")
+        return EmbedderChoice(NONE, why_none="`embedder` is `endpoint`, but `url` or `model` is missing under [search]")
     if not settings.secret:
-        return Chosen(ENDPOINT, settings.url, settings.model)
-    if (why := known.reason_missing(settings.secret)) is not None:
-        return Chosen(NONE, why_none=f"the key of the endpoint is not available: {why}")
-    return Chosen(ENDPOINT, settings.url, settings.model, known.chosen([settings.secret])[settings.secret])
+        return EmbedderChoice(ENDPOINT, settings.url, settings.model)
+    if (why := known.explain_missing(settings.secret)) is not None:
+        return EmbedderChoice(NONE, why_none=f"the key of the endpoint is not available: {why}")
+    return EmbedderChoice(ENDPOINT, settings.url, settings.model, known.select([settings.secret])[settings.secret])
 
 
-def _watchdogs(settings: Settings, redactor: Redactor) -> Iterator[Watchdog]:
+def _make_watchdogs(settings: Settings, redactor: SecretRedactor) -> Iterator[Watchdog]:
     """Yield the built-in watchdogs with their last settings, and then the operator's commands."""
-    chosen: dict[str | None, WatchdogSettings] = {use: WatchdogSettings(use=use) for use in SHIPPED}
+    chosen: dict[str | None, WatchdogSettings] = {use: WatchdogSettings(use=use) for use in SHIPPED_WATCHDOGS}
     chosen |= {one.use: one for one in settings.watchdogs if one.use is not None}
     for use, one in chosen.items():
         if one.action == "off":
             continue
         if use == "exfiltration":
-            yield Exfiltration(one.action)
+            yield ExfiltrationWatchdog(one.action)
         elif use == "secrets":
-            yield OutgoingSecrets(
+            yield OutgoingSecretsWatchdog(
                 partial(encode, max_bytes=2**62),
-                lambda encoded: redactor.active and redactor.found_in(encoded),
+                lambda encoded: redactor.active and redactor.contains_secret(encoded),
                 one.action,
             )
         else:
-            yield RepeatedFailures(one.failures, one.action)
+            yield RepeatedFailuresWatchdog(one.failures, one.action)
     for one in settings.watchdogs:
         if one.command is not None:
             watchdog = ExternalWatchdog(one.command, timeout_ms=one.timeout_ms)
-            watchdog.find()
+            watchdog.resolve_program()
             yield watchdog
 
 
-_AT_THE_START = "given at the start"
+_STARTUP_SOURCE = "given at the start"
 
 
 class RuleText(NamedTuple):
@@ -336,7 +336,7 @@ class RuleText(NamedTuple):
     source: str
     text: str
     narrows: bool = False
-    left_out: bool = False
+    is_ignored: bool = False
     match: tuple[Any, ...] = ()
     not_match: tuple[Any, ...] = ()
 
@@ -345,63 +345,63 @@ def parse_rules(texts: Iterable[RuleText], generation: Generation | None) -> lis
     """Parse rule texts, and return the rules without those that are left out.
 
     :param generation: the tools that they may name, including those of other agents; None if the tools are unknown
-    :raises LoadError: with all invalid texts, or if there are more than :data:`MOST_RULES`
+    :raises LoadError: with all invalid texts, or if there are more than :data:`MAX_RULES`
     """
     texts = tuple(texts)
-    if len(texts) > MOST_RULES:
-        raise LoadError([_too_many(len(texts), texts[-1].source)])
-    known = None if generation is None else {*generation.entries, *generation.beyond}
+    if len(texts) > MAX_RULES:
+        raise LoadError([_too_many_rules(len(texts), texts[-1].source)])
+    known = None if generation is None else {*generation.entries, *generation.other_tool_ids}
     specs = None if generation is None else specs_of(generation.entries)
     found: list[Rule] = []
-    faults: list[Fault] = []
+    faults: list[Diagnostic] = []
     for given in texts:
         try:
             rule = parse_rule(given.text, scope=given.scope, source=given.source, known=known)
-            check_loaded(rule, given.match, given.not_match, specs)
+            check_rule(rule, given.match, given.not_match, specs)
         except ValueError as error:
-            faults.append(Fault(given.source, "", str(error)))  # which names the rule
+            faults.append(Diagnostic(given.source, "", str(error)))  # which names the rule
             continue
-        if not given.left_out:
+        if not given.is_ignored:
             found.append(replace(rule, narrows=given.narrows))
-    for together in _by_file(found):
-        faults += [Fault(together[at].source, "", problem) for at, problem in contradictions(together)]
+    for together in _group_by_file(found):
+        faults += [Diagnostic(together[at].source, "", problem) for at, problem in find_contradictions(together)]
     if faults:
         raise LoadError(faults)
     return found
 
 
-def _too_many(count: int, source: str) -> Fault:
-    problem = f"Too many rules: {count:,}. The maximum is {MOST_RULES:,}. Use one rule with a pattern for many (allow bash git log *)."
-    return Fault(source, "", problem)
+def _too_many_rules(count: int, source: str) -> Diagnostic:
+    problem = f"Too many rules: {count:,}. The maximum is {MAX_RULES:,}. Use one rule with a pattern for many (allow bash git log *)."
+    return Diagnostic(source, "", problem)
 
 
-def _by_file(rules: Iterable[Rule]) -> Iterable[list[Rule]]:
+def _group_by_file(rules: Iterable[Rule]) -> Iterable[list[Rule]]:
     """Group rules by their place, because rules in one place must not contradict each other.
 
     The rules from the start of a process are left out: they come from variables, flags and the files of a client process.
     """
     places: dict[tuple[str, str], list[Rule]] = {}
-    for rule in (one for one in rules if one.source != _AT_THE_START):
+    for rule in (one for one in rules if one.source != _STARTUP_SOURCE):
         file, colon, line = rule.source.rpartition(":")
         places.setdefault((rule.scope, file if colon and line.isdigit() else rule.source), []).append(rule)
     return places.values()
 
 
-def _loaded(
-    tools: ToolSources, number: int, appointed: Appointed, texts: Sequence[RuleText]
+def _load_generation(
+    tools: ToolSources, number: int, appointed: LoadedAgent, texts: Sequence[RuleText]
 ) -> tuple[Generation, list[Rule]]:
     """Load the first generation of a shelf, and the rules that refer to its tools.
 
     :raises LoadError: with all faults of both
     """
-    generation, rules, faults = equipped(tools, number, appointed)
-    parsed = _together(rules, faults, texts, generation)
+    generation, rules, faults = load_tools_and_rules(tools, number, appointed)
+    parsed = _combine_rules(rules, faults, texts, generation)
     assert generation is not None, "without faults there is one"
     return generation, parsed
 
 
-def _together(
-    rules: list[Rule], faults: list[Fault], texts: Sequence[RuleText], generation: Generation | None
+def _combine_rules(
+    rules: list[Rule], faults: list[Diagnostic], texts: Sequence[RuleText], generation: Generation | None
 ) -> list[Rule]:
     """Combine ``rules`` with the rules in ``texts``.
 
@@ -410,34 +410,34 @@ def _together(
     try:
         rules = rules + parse_rules(texts, generation)
     except LoadError as error:
-        faults = [*faults, *error.faults]
-    if len(rules) > MOST_RULES:
-        faults = [*faults, _too_many(len(rules), rules[0].source)]
+        faults = [*faults, *error.diagnostics]
+    if len(rules) > MAX_RULES:
+        faults = [*faults, _too_many_rules(len(rules), rules[0].source)]
     if faults:
         raise LoadError(faults)
     return rules
 
 
-def _profile_of(runtime: Runtime) -> Profile:
+def _get_profile(runtime: Runtime) -> SandboxProfile:
     """Return the folders of the session that ``runtime`` belongs to."""
     assert isinstance(runtime, CallRuntime)
     return runtime.profile
 
 
-def configured_rules(config: Configuration, rules: Iterable[str | RuleEntry]) -> list[RuleText]:
+def collect_rules(config: Configuration, rules: Iterable[str | RuleEntry]) -> list[RuleText]:
     """Return the project's rules and those of one process."""
     found = [
-        RuleText("project", rule.source, rule.text, rule.narrows, match=rule.match, not_match=rule.not_match)
+        RuleText("project", rule.source, rule.text, rule.is_narrowing, match=rule.match, not_match=rule.not_match)
         for rule in config.project_rules
     ]
     found += [
-        RuleText("project", rule.source, rule.text, left_out=True, match=rule.match, not_match=rule.not_match)
-        for rule in config.held_rules
+        RuleText("project", rule.source, rule.text, is_ignored=True, match=rule.match, not_match=rule.not_match)
+        for rule in config.inactive_rules
     ]
-    return found + given_rules(rules, _AT_THE_START)
+    return found + make_session_rules(rules, _STARTUP_SOURCE)
 
 
-def given_rules(rules: Iterable[str | RuleEntry], source: str) -> list[RuleText]:
+def make_session_rules(rules: Iterable[str | RuleEntry], source: str) -> list[RuleText]:
     """Return the rules of a program as texts in the session scope."""
-    entries = map(entry_of, rules)
+    entries = map(to_rule_entry, rules)
     return [RuleText("session", source, entry.rule, match=entry.match, not_match=entry.not_match) for entry in entries]

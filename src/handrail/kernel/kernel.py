@@ -1,6 +1,6 @@
 """An open workspace from the view of a program, independent of the process that executes its calls.
 
-The first process that opens a workspace *holds* it: :mod:`handrail.kernel.held` assembles the rooms there. Every further
+The first process that opens a workspace *holds* it: :mod:`handrail.kernel.local` assembles the rooms there. Every further
 process of the same user connects to it over a socket. Both have a :class:`Kernel`.
 """
 
@@ -13,26 +13,26 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from handrail.config import Configuration
 from handrail.contract.agent import AgentManifest
-from handrail.contract.approvals import ApprovalDesk
-from handrail.contract.doors.jobs import Findings, WorkspaceJobs
-from handrail.contract.generation import Difference, Generation, ToolStatus
-from handrail.contract.rules import AnyRule
-from handrail.contract.sandbox import Tier
+from handrail.contract.approvals import ApprovalService
+from handrail.contract.services.jobs import ToolSearchResult, WorkspaceJobService
+from handrail.contract.generation import GenerationDiff, Generation, ToolStatus
+from handrail.contract.rules import RuleLike
+from handrail.contract.sandbox import SandboxTier
 from handrail.contract.session import Session
 from handrail.contract.tool.tool import Tool
-from handrail.policy.rules.rules import RuleBook
-from handrail.record.log import Interrupted
-from handrail.record.reading import LogReader
+from handrail.policy.rules.definitions import RuleBook
+from handrail.record.log import InterruptedCall
+from handrail.record.log_reader import LogReader
 from handrail.session.context import SessionOptions
 
 if TYPE_CHECKING:
-    from handrail.kernel.servers import McpServers
-    from handrail.policy.explain import Explanation
+    from handrail.kernel.mcp_servers import McpServers
+    from handrail.policy.explanation import PolicyExplanation
 
-Folder = str | Path
+FolderPath = str | Path
 
 
-class LogDoor(Protocol):
+class LogService(Protocol):
     """Read access to the commit log."""
 
     @property
@@ -41,7 +41,7 @@ class LogDoor(Protocol):
         ...
 
     @property
-    def refusal(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """The reason why the log takes no records at the moment, or None."""
         ...
 
@@ -56,7 +56,7 @@ class LogDoor(Protocol):
 class Kernel(ABC):
     """An open workspace: its tools, its log and its sessions.
 
-    :func:`~handrail.kernel.opening.open_kernel` creates it. It is bound to one event loop.
+    :func:`~handrail.kernel.startup.open_kernel` creates it. It is bound to one event loop.
     """
 
     @property
@@ -66,12 +66,12 @@ class Kernel(ABC):
 
     @property
     @abstractmethod
-    def jobs(self) -> WorkspaceJobs:
+    def jobs(self) -> WorkspaceJobService:
         """The background jobs of all sessions and processes, and the calls that can become jobs."""
 
     @property
     @abstractmethod
-    def approvals(self) -> ApprovalDesk:
+    def approvals(self) -> ApprovalService:
         """The approval requests of all sessions and processes, and the methods that answer them."""
 
     @property
@@ -86,7 +86,7 @@ class Kernel(ABC):
 
     @property
     @abstractmethod
-    def tier(self) -> Tier:
+    def sandbox_tier(self) -> SandboxTier:
         """The sandbox tier of the programs that calls start."""
 
     @property
@@ -106,19 +106,19 @@ class Kernel(ABC):
 
     @property
     @abstractmethod
-    def log(self) -> LogDoor:
+    def log(self) -> LogService:
         """The commit log of the workspace."""
 
     @property
     @abstractmethod
-    def interrupted(self) -> Sequence[Interrupted]:
+    def interrupted_calls(self) -> Sequence[InterruptedCall]:
         """The calls that were running when the last lease holder ended.
 
         Their outcome is unknown; they are not run again.
         """
 
     @abstractmethod
-    async def reload(self, tools: Iterable[Tool] | None = None) -> Difference:
+    async def reload(self, tools: Iterable[Tool] | None = None) -> GenerationDiff:
         """Load the sources of tools again, and publish their tools as the next generation in one step.
 
         Running turns and calls continue with their tools. The log records the new generation.
@@ -128,9 +128,9 @@ class Kernel(ABC):
         """
 
     @abstractmethod
-    async def explain(
-        self, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[AnyRule] = (), headless: bool = True
-    ) -> Explanation:
+    async def explain_call(
+        self, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[RuleLike] = (), headless: bool = True
+    ) -> PolicyExplanation:
         """Explain how a call would be decided in a new session, and what would change the decision.
 
         It runs and records nothing.
@@ -141,9 +141,9 @@ class Kernel(ABC):
         """
 
     @abstractmethod
-    async def find(
-        self, query: str, *, limit: int = 10, patience_s: float | None = None, by_words: bool = False
-    ) -> Findings:
+    async def find_tools(
+        self, query: str, *, limit: int = 10, timeout_s: float | None = None, keywords_only: bool = False
+    ) -> ToolSearchResult:
         """Search the tools of this process by keywords and, if installed, by meaning.
 
         It runs and loads no tool.
@@ -173,7 +173,7 @@ class Kernel(ABC):
         :param agent: the agent of the session instead of this kernel's
         :param headless: deny what requires approval; ignored if there is an ``attendant``
         :param attendant: asks the user for approvals and answers
-        :param peer: the client, if it supports requests: ``runtime.peer`` of the session's tools sends them to it
+        :param peer: the client, if it supports requests: ``runtime.client`` of the session's tools sends them to it
         :param rules: further rules of this session, while it is open
         :param mode: the mode instead of this kernel's, while it is open
         :param topic: the topic of the session, for its record
@@ -182,7 +182,7 @@ class Kernel(ABC):
         """
 
     @abstractmethod
-    async def fork(self, id: str) -> str:
+    async def fork_session(self, id: str) -> str:
         """Copy a session, and return the id of the copy, which is not opened.
 
         The copy has the conversation, the tools' state and the list of read files. Grants, answered rules and folders are not
@@ -200,5 +200,5 @@ class Kernel(ABC):
 
     @property
     @abstractmethod
-    def mcp(self) -> McpServers:
+    def mcp_servers(self) -> McpServers:
         """The upstream MCP servers, and the method that connects further ones."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from handrail.contract.errors import StartError
 from handrail.origins import programs
-from handrail.origins.programs import folder_around, is_beneath
+from handrail.origins.programs import find_enclosing_folder, is_inside_folder
 
 if TYPE_CHECKING:
     from importlib import metadata
@@ -56,13 +56,13 @@ class WorkspaceImportGuard:
         self._there: dict[str, frozenset[str]] = {}
         """By folder of Handrail's own installation in a workspace, its content at the first check."""
 
-    def look_again(self) -> None:
+    def refresh(self) -> None:
         """Check the search path again after workspaces were opened or closed."""
-        if self._workspaces is programs.workspaces():
+        if self._workspaces is programs.open_workspaces():
             return
-        self._workspaces = programs.workspaces()
+        self._workspaces = programs.open_workspaces()
         self._inside = {}
-        within = [folder for folder in self._installed if folder_around(folder, programs.workspaces()) is not None]
+        within = [folder for folder in self._installed if find_enclosing_folder(folder, programs.open_workspaces()) is not None]
         self._there = {folder: self._there.get(folder) or _names_in(folder) for folder in within}
 
     def find_spec(
@@ -73,9 +73,9 @@ class WorkspaceImportGuard:
         :raises ImportRefused: if it exists only in an open workspace
         """
         top = fullname.partition(".")[0]
-        if top not in DEPENDENCIES and not self._asked_by_the_kernel(top, sys._getframe(1)):  # pyright: ignore[reportPrivateUsage]
+        if top not in DEPENDENCIES and not self._is_kernel_import(top, sys._getframe(1)):  # pyright: ignore[reportPrivateUsage]
             return None
-        self.look_again()
+        self.refresh()
         searched = sys.path if path is None else path
         safe = self._safe_entries(searched, top)
         refused: str | None = None
@@ -83,14 +83,14 @@ class WorkspaceImportGuard:
             if finder is self or not hasattr(finder, "find_spec"):
                 continue
             if finder is PathFinder:
-                spec, place = self._on_the_path(fullname, safe, target)
+                spec, place = self._find_on_path(fullname, safe, target)
             else:
-                spec, place = self._outside(finder.find_spec(fullname, path, target), top)
+                spec, place = self._reject_inside(finder.find_spec(fullname, path, target), top)
             if spec is not None:
                 return spec
             refused = refused if place is None else place
         if refused is None and len(safe) < len(searched):
-            refused = self._planted(fullname, searched, safe)
+            refused = self._find_planted_module(fullname, searched, safe)
         if refused is None:
             return None
         raise ImportRefused(
@@ -102,32 +102,32 @@ class WorkspaceImportGuard:
     def _safe_entries(self, searched: Sequence[str], top: str) -> list[str]:
         return [entry for entry in searched if not self._is_inside(entry, top)]
 
-    def _on_the_path(
+    def _find_on_path(
         self, fullname: str, entries: Sequence[str], target: ModuleType | None
     ) -> tuple[ModuleSpec | None, str | None]:
         """Return the spec of a module outside of workspaces, and the first place skipped in a workspace."""
         top = fullname.partition(".")[0]
-        spec, place = self._outside(PathFinder.find_spec(fullname, entries, target), top)
+        spec, place = self._reject_inside(PathFinder.find_spec(fullname, entries, target), top)
         if place is not None:  # for instance behind a link; a later entry may have another
-            spec = PathFinder.find_spec(fullname, [entry for entry in entries if self._is_fit(fullname, entry, top)])
+            spec = PathFinder.find_spec(fullname, [entry for entry in entries if self._is_safe_entry(fullname, entry, top)])
         return spec, place
 
-    def _outside(self, spec: ModuleSpec | None, top: str) -> tuple[ModuleSpec | None, str | None]:
+    def _reject_inside(self, spec: ModuleSpec | None, top: str) -> tuple[ModuleSpec | None, str | None]:
         """Return a spec outside of workspaces, or its place in one."""
-        place = None if spec is None else self._place_inside(spec, top)
+        place = None if spec is None else self._find_place_inside(spec, top)
         return (spec, None) if place is None else (None, place)
 
-    def _planted(self, fullname: str, searched: Sequence[str], safe: Sequence[str]) -> str | None:
+    def _find_planted_module(self, fullname: str, searched: Sequence[str], safe: Sequence[str]) -> str | None:
         """Return the place in a workspace of a module that no safe entry has, or None."""
         spec = PathFinder.find_spec(fullname, [entry for entry in searched if entry not in safe])
-        return None if spec is None else (self._place_inside(spec, fullname.partition(".")[0]) or "the workspace")
+        return None if spec is None else (self._find_place_inside(spec, fullname.partition(".")[0]) or "the workspace")
 
-    def _is_fit(self, fullname: str, entry: str, top: str) -> bool:
+    def _is_safe_entry(self, fullname: str, entry: str, top: str) -> bool:
         """Return whether an entry of a search path has no module in a workspace of this name."""
         spec = PathFinder.find_spec(fullname, [entry])
-        return spec is None or self._place_inside(spec, top) is None
+        return spec is None or self._find_place_inside(spec, top) is None
 
-    def _asked_by_the_kernel(self, top: str, frame: FrameType | None) -> bool:
+    def _is_kernel_import(self, top: str, frame: FrameType | None) -> bool:
         """Return whether Handrail, a dependency, or the standard library for itself, imports a module."""
         standard = top in sys.stdlib_module_names
         while frame is not None:
@@ -151,16 +151,16 @@ class WorkspaceImportGuard:
         if not place.startswith("/"):  # the current folder may change
             place = os.path.abspath(place)  # noqa: PTH100
         if (known := self._inside.get(place)) is None:
-            known = self._inside[place] = folder_around(place, programs.workspaces()) is not None
+            known = self._inside[place] = find_enclosing_folder(place, programs.open_workspaces()) is not None
         return known and not self._is_own(os.path.normpath(place), top)
 
     def _is_own(self, place: str, top: str) -> bool:
         """Return whether a place belongs to the installation of Handrail, even in a workspace."""
-        if top == "handrail" and (is_beneath(place, _PACKAGE) or place == os.path.dirname(_PACKAGE)):  # noqa: PTH120
+        if top == "handrail" and (is_inside_folder(place, _PACKAGE) or place == os.path.dirname(_PACKAGE)):  # noqa: PTH120
             return True
-        return any(is_beneath(place, folder) for folder in self._installed)
+        return any(is_inside_folder(place, folder) for folder in self._installed)
 
-    def _place_inside(self, spec: ModuleSpec, top: str) -> str | None:
+    def _find_place_inside(self, spec: ModuleSpec, top: str) -> str | None:
         """Return the place of a module in an open workspace; None if it is elsewhere or was there before."""
         found = list(spec.submodule_search_locations or ())
         if spec.has_location and spec.origin is not None:
@@ -172,7 +172,7 @@ class WorkspaceImportGuard:
                 return place
         for folder, names in self._there.items():
             for place in (*found, spec.origin or ""):
-                rest = place[len(folder) + 1 :] if is_beneath(place, folder) else ""
+                rest = place[len(folder) + 1 :] if is_inside_folder(place, folder) else ""
                 if rest and rest.partition("/")[0] not in names:
                     return place
         return None
@@ -186,15 +186,15 @@ _uses = 0
 
 
 @contextmanager
-def opened(workspace: str | os.PathLike[str]) -> Generator[None]:
+def guard_open_workspace(workspace: str | os.PathLike[str]) -> Generator[None]:
     """Guard the kernel's imports and programs against a workspace in which calls write.
 
     :raises StartError: if a variable makes this process load or trust a file in it
     """
-    from handrail.origins.programs import variables_that_lead_inside
+    from handrail.origins.programs import find_unsafe_variables
 
-    with guarded(workspace):
-        for name, entry in variables_that_lead_inside(os.environ):
+    with guard_imports(workspace):
+        for name, entry in find_unsafe_variables(os.environ):
             raise StartError(
                 f"The workspace cannot be opened. The variable {name} names {entry} in it, where a call could "
                 f"change it. Start Handrail without {name}, or move the file out of the workspace."
@@ -203,16 +203,16 @@ def opened(workspace: str | os.PathLike[str]) -> Generator[None]:
 
 
 @contextmanager
-def guarded(workspace: str | os.PathLike[str]) -> Generator[None]:
+def guard_imports(workspace: str | os.PathLike[str]) -> Generator[None]:
     """Guard the kernel's imports and programs against ``workspace`` until the block ends."""
     global _guard, _uses
-    with programs.opened(workspace):
+    with programs.register_workspaces(workspace):
         with _lock:
             if _guard is None:
                 _guard = WorkspaceImportGuard()
                 sys.meta_path.insert(0, _guard)
             _uses += 1
-            _guard.look_again()
+            _guard.refresh()
         try:
             yield
         finally:
@@ -234,30 +234,30 @@ def is_installed(module: str) -> bool:
         return False
 
 
-def entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:
+def find_entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:
     """Return the entry points of the packages in this environment, except those in an open workspace.
 
     Any folder with a name that ends in ``.dist-info`` counts as a package.
     """
     from importlib import metadata
 
-    folders = programs.workspaces()
-    return tuple(point for point in metadata.entry_points(group=group) if not lies_inside(point, folders))
+    folders = programs.open_workspaces()
+    return tuple(point for point in metadata.entry_points(group=group) if not is_package_inside(point, folders))
 
 
-def lies_inside(point: metadata.EntryPoint, folders: Sequence[str]) -> bool:
+def is_package_inside(point: metadata.EntryPoint, folders: Sequence[str]) -> bool:
     """Return whether an entry point's package is in one of ``folders``, outside of Handrail's installation."""
     if not folders or point.dist is None:
         return False
     place = os.path.abspath(str(point.dist.locate_file("")))  # noqa: PTH100
-    return folder_around(place, folders) is not None and not any(is_beneath(place, own) for own in _installation())
+    return find_enclosing_folder(place, folders) is not None and not any(is_inside_folder(place, own) for own in _installation())
 
 
-def trusted_path() -> list[str]:
+def build_trusted_path() -> list[str]:
     """Return the module search path without open workspaces, except for Handrail's own installation."""
-    own, folders = _installation(), programs.workspaces()
+    own, folders = _installation(), programs.open_workspaces()
     absolute = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100
-    return [one for one in absolute if any(is_beneath(one, o) for o in own) or folder_around(one, folders) is None]
+    return [one for one in absolute if any(is_inside_folder(one, o) for o in own) or find_enclosing_folder(one, folders) is None]
 
 
 def _names_in(folder: str) -> frozenset[str]:

@@ -25,7 +25,7 @@ from handrail.contract.errors import StartError
 # A call can write in a workspace. So the kernel takes neither code nor a program from there, and every link on the way
 # counts: a link in the workspace can change between a check and a start.
 
-SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
+SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
 """The system's own folders. They count as outside of a workspace that contains them, such as ``/``."""
 _MOST_LINKS = 40
 _lock = threading.Lock()
@@ -35,7 +35,7 @@ _folders: tuple[str, ...] = ()
 
 
 @contextmanager
-def opened(*folders: str | os.PathLike[str]) -> Generator[None]:
+def register_workspaces(*folders: str | os.PathLike[str]) -> Generator[None]:
     """Count ``folders`` as open workspaces until the block ends."""
     canonical = [os.path.realpath(folder) for folder in folders]
     _count(canonical, 1)
@@ -45,13 +45,13 @@ def opened(*folders: str | os.PathLike[str]) -> Generator[None]:
         _count(canonical, -1)
 
 
-def add(folders: Iterable[str]) -> None:
+def add_workspaces(folders: Iterable[str]) -> None:
     """Count ``folders`` as open workspaces until the process ends, as for additional roots."""
     if canonical := {os.path.realpath(folder) for folder in folders}.difference(_folders):
         _count(canonical, 1)
 
 
-def workspaces() -> tuple[str, ...]:
+def open_workspaces() -> tuple[str, ...]:
     """Return the canonical folders in which calls can write.
 
     The object is the same until a workspace is opened or closed.
@@ -59,7 +59,7 @@ def workspaces() -> tuple[str, ...]:
     return _folders
 
 
-def current_folder() -> str | None:
+def find_current_folder() -> str | None:
     """Return the current folder if it may be a project, or None, as for ``/`` and system folders.
 
     A user often starts Handrail in their project, so programs from there are as untrusted as those of a workspace.
@@ -68,8 +68,8 @@ def current_folder() -> str | None:
         folder = os.getcwd()  # noqa: PTH109 - read at every lookup
     except OSError:
         return None
-    broad = folder == "/" or any(is_beneath(home, folder) for home in home_folders())
-    return None if broad or any(is_beneath(folder, system) for system in SYSTEM) else folder
+    broad = folder == "/" or any(is_inside_folder(home, folder) for home in home_folders())
+    return None if broad or any(is_inside_folder(folder, system) for system in SYSTEM_FOLDERS) else folder
 
 
 def _count(folders: Iterable[str], by: int) -> None:
@@ -93,7 +93,7 @@ def home_folders() -> frozenset[str]:
     return frozenset(homes - {"/", "/nonexistent"})
 
 
-def passed(path: str) -> Iterator[str]:
+def walk_path(path: str) -> Iterator[str]:
     """Yield every place on the way to an absolute ``path``: each folder and link, and last the file.
 
     :raises OSError: if there are too many links
@@ -121,7 +121,7 @@ def passed(path: str) -> Iterator[str]:
         left.extend(reversed(target.split("/")))
 
 
-def folder_around(path: str, folders: Iterable[str]) -> str | None:
+def find_enclosing_folder(path: str, folders: Iterable[str]) -> str | None:
     """Return the first of the canonical ``folders`` that an absolute path leads through or into, or None.
 
     A path that cannot be followed counts as leading into the first one.
@@ -130,28 +130,28 @@ def folder_around(path: str, folders: Iterable[str]) -> str | None:
     if not folders:
         return None
     try:
-        places = tuple(passed(path))
+        places = tuple(walk_path(path))
     except (OSError, ValueError):
         return folders[0]
-    return next((folder for folder in folders if any(_holds(folder, place) for place in places)), None)
+    return next((folder for folder in folders if any(_contains(folder, place) for place in places)), None)
 
 
-def is_beneath(path: str, folder: str) -> bool:
+def is_inside_folder(path: str, folder: str) -> bool:
     """Return whether ``path`` is ``folder`` or in it, by their texts."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def _holds(folder: str, path: str) -> bool:
-    if not is_beneath(path, folder):
+def _contains(folder: str, path: str) -> bool:
+    if not is_inside_folder(path, folder):
         return False
-    return not any(is_beneath(path, system) and not is_beneath(folder, system) for system in SYSTEM)
+    return not any(is_inside_folder(path, system) and not is_inside_folder(folder, system) for system in SYSTEM_FOLDERS)
 
 
 _MOST_INTERPRETERS = 4
 """The number of nested script interpreters that Linux follows."""
 _SHEBANG_BYTES = 4096
 _MISSING = "The file does not exist or is not executable. Check the path and its mode."
-_PASSED_ON = frozenset(
+_PASSED_VARIABLES = frozenset(
     (
         *("HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"),
         *("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"),
@@ -177,13 +177,13 @@ def find_program(name: str, *, outside: Iterable[str] = (), path: Iterable[str] 
     :raises ProgramRefused: if every such program is refused, with the reason
     """
     if "/" in name:
-        if (problem := _fault(name, _open(outside))) is not None:
+        if (problem := _fault(name, _folders_to_refuse(outside))) is not None:
             refusal = ProgramMissing if problem == _MISSING else ProgramRefused
             raise refusal(f"Program {name} cannot be started. {problem}")
         return name
     if not name or "\0" in name:
         raise ProgramRefused(f"Program {name!r} cannot be started. Give a name on PATH or an absolute path.")
-    folders = _doubtful(outside)
+    folders = _folders_to_skip(outside)
     passed_over: list[str] = []
     for folder in _entries() if path is None else path:
         candidate = f"{folder.rstrip('/')}/{name}"
@@ -208,10 +208,10 @@ def find_command(command: Sequence[str], *, outside: Iterable[str] = ()) -> tupl
     """
     if not command:
         raise ProgramRefused("The command is empty. Give a program and its arguments.")
-    folders = _open(outside)
+    folders = _folders_to_refuse(outside)
     program = find_program(command[0], outside=outside)
     for word in command[1:]:
-        if (folder := _named_in(word, folders)) is not None:
+        if (folder := _find_named_folder(word, folders)) is not None:
             raise ProgramRefused(
                 f"Command {command[0]} cannot be started. Its argument {word!r} names a file in {folder}, "
                 "where a call could change it. Move the file elsewhere."
@@ -219,14 +219,14 @@ def find_command(command: Sequence[str], *, outside: Iterable[str] = ()) -> tupl
     return (program, *command[1:])
 
 
-def clean_path(*, outside: Iterable[str] = ()) -> str:
+def build_clean_path(*, outside: Iterable[str] = ()) -> str:
     """Return PATH without the folders that :func:`find_program` skips, for programs that start others."""
-    folders = _doubtful(outside)
+    folders = _folders_to_skip(outside)
     kept = (folder for folder in _entries() if _fault_in_folder(folder, folders) is None)
     return os.pathsep.join(dict.fromkeys(kept)) or os.defpath.lstrip(":.")
 
 
-def program_environment(
+def build_program_environment(
     names: Iterable[str] = (), *, prefixes: tuple[str, ...] = (), outside: Iterable[str] = ()
 ) -> dict[str, str]:
     """Return the environment of a program that the kernel starts: only a fixed list of variables.
@@ -236,30 +236,30 @@ def program_environment(
     :param names: additional variables
     :param prefixes: prefixes of additional variables
     """
-    folders = _open(outside)
-    wanted = _PASSED_ON.union(names)
+    folders = _folders_to_refuse(outside)
+    wanted = _PASSED_VARIABLES.union(names)
     begin = ("LC_", *prefixes)
     found = {
         name: value
         for name, value in os.environ.items()
-        if (name in wanted or name.startswith(begin)) and _named_in(value, folders) is None
+        if (name in wanted or name.startswith(begin)) and _find_named_folder(value, folders) is None
     }
-    return {**found, "PATH": clean_path(outside=outside)}
+    return {**found, "PATH": build_clean_path(outside=outside)}
 
 
-def own_interpreter() -> str:
+def find_own_interpreter() -> str:
     """Return the Python of this process, for programs that need only its standard library.
 
     If it is that of a virtual environment in a workspace, return that of the base installation.
 
     :raises ProgramRefused: if the interpreter or its library is in an open workspace
     """
-    folders = workspaces()
+    folders = open_workspaces()
     base = str(getattr(sys, "_base_executable", ""))
     library = os.path.abspath(os.__file__)  # noqa: PTH100
     for candidate in (sys.executable, base):
         there = candidate.startswith("/") and os.access(candidate, os.X_OK)
-        if there and all(folder_around(place, folders) is None for place in (candidate, library)):
+        if there and all(find_enclosing_folder(place, folders) is None for place in (candidate, library)):
             return candidate
     raise ProgramRefused(
         f"Python {sys.executable} cannot be started. It is in a workspace, where a call could change "
@@ -267,40 +267,40 @@ def own_interpreter() -> str:
     )
 
 
-def variables_that_lead_inside(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def find_unsafe_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield ``(variable, entry)`` for files in an open workspace that this process would load or trust."""
-    folders = workspaces()
+    folders = open_workspaces()
     given = sys.pycache_prefix  # also set by -X
-    if given is not None and folder_around(os.path.abspath(given), folders) is not None:  # noqa: PTH100
+    if given is not None and find_enclosing_folder(os.path.abspath(given), folders) is not None:  # noqa: PTH100
         yield "PYTHONPYCACHEPREFIX", given
     for name in _TRUSTED_BY_LIBRARIES:
-        separators = ":" if name.startswith("LD_LIBRARY") or name == "SSL_CERT_DIR" else " :" if name in _LISTS else ""
+        separators = ":" if name.startswith("LD_LIBRARY") or name == "SSL_CERT_DIR" else " :" if name in _LIST_VARIABLES else ""
         value = environment.get(name, "")
         for separator in separators:
             value = value.replace(separator, "\n")
         for entry in value.split("\n"):
-            if entry and folder_around(os.path.abspath(entry), folders) is not None:  # noqa: PTH100 - keeps links
+            if entry and find_enclosing_folder(os.path.abspath(entry), folders) is not None:  # noqa: PTH100 - keeps links
                 yield name, entry
 
 
-_LISTS = ("LD_PRELOAD", "LD_AUDIT")
+_LIST_VARIABLES = ("LD_PRELOAD", "LD_AUDIT")
 _TRUSTED_BY_LIBRARIES = (
-    *(*_LISTS, "LD_LIBRARY_PATH", "OPENSSL_CONF", "OPENSSL_MODULES", "OPENSSL_ENGINES", "PYTHONPYCACHEPREFIX"),
+    *(*_LIST_VARIABLES, "LD_LIBRARY_PATH", "OPENSSL_CONF", "OPENSSL_MODULES", "OPENSSL_ENGINES", "PYTHONPYCACHEPREFIX"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NETRC", "HOSTALIASES"),
     *("GOOGLE_APPLICATION_CREDENTIALS", "HF_HOME", "FASTEMBED_CACHE_PATH", "TMPDIR", "TEMP", "TMP", "SQLITE_TMPDIR"),
 )
 """Variables that make libraries in this process load code, store caches or secrets, or trust another machine."""
 
 
-def _open(outside: Iterable[str]) -> tuple[str, ...]:
+def _folders_to_refuse(outside: Iterable[str]) -> tuple[str, ...]:
     """Return the folders that an operator's absolute path must not lead through."""
-    return tuple(dict.fromkeys((*map(os.path.realpath, outside), *workspaces())))
+    return tuple(dict.fromkeys((*map(os.path.realpath, outside), *open_workspaces())))
 
 
-def _doubtful(outside: Iterable[str]) -> tuple[str, ...]:
+def _folders_to_skip(outside: Iterable[str]) -> tuple[str, ...]:
     """Return the folders that an entry of PATH must not lead through, including the current one."""
-    here = current_folder()
-    return (*_open(outside), *((here,) if here else ()))
+    here = find_current_folder()
+    return (*_folders_to_refuse(outside), *((here,) if here else ()))
 
 
 def _entries() -> Iterator[str]:
@@ -324,7 +324,7 @@ def _fault(path: str, folders: tuple[str, ...], depth: int = 0) -> str | None:
 
 
 def _fault_in_place(path: str, folders: tuple[str, ...]) -> str | None:
-    if (folder := folder_around(path, folders)) is not None:
+    if (folder := find_enclosing_folder(path, folders)) is not None:
         return (
             f"It is in the workspace {folder}, or a link there leads to it, so a call could change it. "
             "Move it elsewhere."
@@ -335,7 +335,7 @@ def _fault_in_place(path: str, folders: tuple[str, ...]) -> str | None:
 def _fault_in_modes(path: str) -> str | None:
     """Return the reason why another user could replace the file at ``path``, or None."""
     try:
-        places = tuple(passed(path))
+        places = tuple(walk_path(path))
         for place in places:
             mode = os.lstat(place).st_mode
             if stat.S_ISLNK(mode) or place == places[-1]:
@@ -379,13 +379,13 @@ def _fault_in_interpreter(path: str, folders: tuple[str, ...], depth: int) -> st
     if (problem := _fault(interpreter, folders, depth + 1)) is not None:
         return f"Its interpreter is {interpreter}. {problem}"
     if os.path.basename(interpreter) == "env":  # noqa: PTH119
-        return _fault_by_env(arguments, folders, depth + 1)
-    if (word := next((one for one in arguments if _named_in(one, folders)), None)) is not None:
+        return _find_env_fault(arguments, folders, depth + 1)
+    if (word := next((one for one in arguments if _find_named_folder(one, folders)), None)) is not None:
         return f"Its first line names {word}, where a call could change it. Move that file elsewhere."
     return None
 
 
-def _fault_by_env(arguments: Sequence[str], folders: tuple[str, ...], depth: int) -> str | None:
+def _find_env_fault(arguments: Sequence[str], folders: tuple[str, ...], depth: int) -> str | None:
     """Return the reason against ``#!/usr/bin/env PROGRAM``, which searches the PATH that Handrail passes."""
     left = [word for word in arguments if word not in ("-S", "--split-string", "-i", "-", "--")]
     while left and "=" in left[0] and not left[0].startswith(("-", "PATH=")):
@@ -400,7 +400,7 @@ def _fault_by_env(arguments: Sequence[str], folders: tuple[str, ...], depth: int
 
 
 def _fault_on_path(program: str, folders: tuple[str, ...], depth: int) -> str | None:
-    here = current_folder()
+    here = find_current_folder()
     doubtful = (*folders, *((here,) if here else ()))
     for folder in _entries():
         if _fault_in_folder(folder, doubtful) is None and _is_program(found := f"{folder.rstrip('/')}/{program}"):
@@ -411,14 +411,14 @@ def _fault_on_path(program: str, folders: tuple[str, ...], depth: int) -> str | 
     )
 
 
-def _named_in(word: str, folders: tuple[str, ...]) -> str | None:
+def _find_named_folder(word: str, folders: tuple[str, ...]) -> str | None:
     """Return the first folder in which a file named in ``word`` is; the folder's own name does not count."""
     for folder in folders:
         if f"{folder.rstrip('/')}/" in word and folder != "/":
             return folder
     for part in (word, word.partition("=")[2], *word.split(os.pathsep)):
         if part.startswith("/") and part.rstrip("/") not in folders:
-            folder = folder_around(part, folders)
+            folder = find_enclosing_folder(part, folders)
             if folder is not None and os.path.realpath(part) != folder:
                 return folder
     return None

@@ -9,7 +9,7 @@ import os
 import sys
 
 
-def leave_out_current_folder() -> None:
+def remove_current_folder() -> None:
     """Remove the current folder, and project folders in PYTHONPATH, from ``sys.path``.
 
     ``python -m`` adds the current folder. PYTHONPATH may name a folder of the project: one in or around the current folder or
@@ -32,12 +32,12 @@ def leave_out_current_folder() -> None:
             return True
         real = os.path.realpath(entry)
         by_variable = os.path.abspath(entry) in named  # noqa: PTH100
-        return real != here and not (by_variable and any(_meet(real, project) for project in projects))
+        return real != here and not (by_variable and any(_overlap(real, project) for project in projects))
 
     sys.path[:] = [entry for entry in sys.path if is_kept(entry)]
 
 
-def _meet(one: str, other: str) -> bool:
+def _overlap(one: str, other: str) -> bool:
     """Return whether one of two folders is the other, or is in it."""
     return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
 

@@ -10,21 +10,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from handrail.policy.watchdogs.watchdog import ExternalWatchdog, Opinion, Watchdog, WatchdogCall, allow, ask, deny
+    from handrail.policy.watchdogs.api import ExternalWatchdog, WatchdogDecision, Watchdog, WatchdogCall, allow, ask, deny
 
 _HOME = {
-    "ExternalWatchdog": "policy.watchdogs.watchdog",
-    "Opinion": "policy.watchdogs.watchdog",
-    "Watchdog": "policy.watchdogs.watchdog",
-    "WatchdogCall": "policy.watchdogs.watchdog",
-    "allow": "policy.watchdogs.watchdog",
-    "ask": "policy.watchdogs.watchdog",
-    "deny": "policy.watchdogs.watchdog",
+    "ExternalWatchdog": "policy.watchdogs.api",
+    "WatchdogDecision": "policy.watchdogs.api",
+    "Watchdog": "policy.watchdogs.api",
+    "WatchdogCall": "policy.watchdogs.api",
+    "allow": "policy.watchdogs.api",
+    "ask": "policy.watchdogs.api",
+    "deny": "policy.watchdogs.api",
 }
 
 __all__ = [
     "ExternalWatchdog",
-    "Opinion",
+    "WatchdogDecision",
     "Watchdog",
     "WatchdogCall",
     "allow",

@@ -9,21 +9,21 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from handrail.contract.text.patterns import escape
+from handrail.contract.text.patterns import escape_pattern
 from handrail.contract.tool.spec import properties_of
-from handrail.policy.questions import Finding, Verdict
-from handrail.policy.rules.matching import PathSubject, named_pattern, value_text
-from handrail.policy.rules.rules import parse_rule
-from handrail.policy.rules.words import literal_words
-from handrail.policy.shell import read_only
-from handrail.policy.shell.parse import Script
-from handrail.policy.targets import Target
+from handrail.policy.evaluation import PolicyFinding, PolicyVerdict
+from handrail.policy.rules.matchers import PathSubject, request_pattern, format_value
+from handrail.policy.rules.definitions import parse_rule
+from handrail.policy.rules.pattern_lexer import quote_argv
+from handrail.policy.shell import read_only_proof
+from handrail.policy.shell.parser import ShellScript
+from handrail.policy.targets import CallTarget
 
-SOURCE = "answered for this session"
-PROJECT = "answered for this project"
-NEVER = "rejected for this project"
+SESSION_SOURCE = "answered for this session"
+PROJECT_SOURCE = "answered for this project"
+REJECTION_SOURCE = "rejected for this project"
 _MAX_CHARACTERS = 2_000
-_FURTHER = (
+_PROBE_WORDS = (
     (),
     ("x",),
     ("x", "y"),
@@ -39,23 +39,23 @@ _FURTHER = (
 """Further words of a command, one for each form that some program reads in its own way."""
 
 
-def always(verdict: Verdict) -> str | None:
+def suggest_rule(verdict: PolicyVerdict) -> str | None:
     """Return the narrowest rule that allows this call, or None.
 
     The rule is for the session. It is verified to allow the call, and every literal in it is escaped. A folder includes its
     content. The result is computed once for each verdict, and only for a call that requires approval.
     """
-    if verdict.suggested is False:
-        verdict.suggested = _sufficient(verdict) if verdict.action == "ask" else None
-    return verdict.suggested
+    if verdict.suggested_rule is False:
+        verdict.suggested_rule = _find_sufficient_rule(verdict) if verdict.action == "ask" else None
+    return verdict.suggested_rule
 
 
-def _sufficient(verdict: Verdict) -> str | None:
-    for text in _candidates(verdict):
+def _find_sufficient_rule(verdict: PolicyVerdict) -> str | None:
+    for text in _candidate_rules(verdict):
         if len(text) > _MAX_CHARACTERS or not text.isprintable():
             continue
         try:
-            rule = parse_rule(text, scope="session", source=SOURCE)
+            rule = parse_rule(text, scope="session", source=SESSION_SOURCE)
         except ValueError:
             continue
         if rule.text == text and _suffices(verdict, text):
@@ -63,13 +63,13 @@ def _sufficient(verdict: Verdict) -> str | None:
     return None
 
 
-def wider(verdict: Verdict) -> str | None:
+def suggest_wider_rule(verdict: PolicyVerdict) -> str | None:
     """Return a rule that allows this call and similar ones, or None if none is known to be safe.
 
     For writing a file, it covers the file's folder. For a command, it covers any further words that are not options, if the
     command provably changes nothing whatever these words are.
     """
-    exact = always(verdict)
+    exact = suggest_rule(verdict)
     pattern = None if exact is None else _wider_pattern(verdict)
     if exact is None or pattern is None:
         return None
@@ -77,13 +77,13 @@ def wider(verdict: Verdict) -> str | None:
     if len(text) > _MAX_CHARACTERS or not text.isprintable() or text == exact:
         return None
     try:
-        rule = parse_rule(text, scope="session", source=SOURCE)
+        rule = parse_rule(text, scope="session", source=SESSION_SOURCE)
     except ValueError:
         return None
     return text if rule.text == text and _suffices(verdict, text) else None
 
 
-def _wider_pattern(verdict: Verdict) -> str | None:
+def _wider_pattern(verdict: PolicyVerdict) -> str | None:
     asked = [finding for finding in verdict.findings if finding.action == "ask"]
     argvs = {tuple(finding.argv) for finding in asked if finding.argv is not None}
     if argvs:
@@ -92,7 +92,7 @@ def _wider_pattern(verdict: Verdict) -> str | None:
     return _whole_folder(targets.pop()) if len(targets) == 1 else None
 
 
-def _whole_folder(target: Target) -> str | None:
+def _whole_folder(target: CallTarget) -> str | None:
     """Return the pattern for the folder of a written file and its content, or None.
 
     None is for the whole workspace, and for a folder with settings of programs.
@@ -102,7 +102,7 @@ def _whole_folder(target: Target) -> str | None:
     folder, _, _ = (target.subject.relative or "").rpartition("/")
     if not folder or any(name.startswith(".") for name in folder.split("/")):
         return None
-    return f"{escape(folder).replace('{', '[{]')}/**"
+    return f"{escape_pattern(folder).replace('{', '[{]')}/**"
 
 
 def _with_further_words(argv: Sequence[str]) -> str | None:
@@ -113,22 +113,22 @@ def _with_further_words(argv: Sequence[str]) -> str | None:
     options = [place for place, word in enumerate(argv) if word[:1] == "-"]
     for length in range(max(options, default=0) + 1, len(argv) + 1):
         words = argv[:length]
-        if all(_only_looks((*words, *further)) for further in _FURTHER):
-            return f"{literal_words(words)} *"
+        if all(_only_reads((*words, *further)) for further in _PROBE_WORDS):
+            return f"{quote_argv(words)} *"
     return None
 
 
-def _only_looks(argv: Sequence[str]) -> bool:
-    return read_only.changes_nothing(argv) and read_only.shows_stored_contents(argv) is None
+def _only_reads(argv: Sequence[str]) -> bool:
+    return read_only_proof.changes_nothing(argv) and read_only_proof.why_shows_stored_contents(argv) is None
 
 
-def _suffices(verdict: Verdict, text: str) -> bool:
-    rule = parse_rule(text, scope="session", source=SOURCE)
+def _suffices(verdict: PolicyVerdict, text: str) -> bool:
+    rule = parse_rule(text, scope="session", source=SESSION_SOURCE)
     prepared = verdict.prepared.with_rule(rule)
-    return prepared.judge_targets(verdict.arguments, verdict.targets).action == "allow"
+    return prepared.evaluate_targets(verdict.arguments, verdict.targets).action == "allow"
 
 
-def _candidates(verdict: Verdict) -> Iterator[str]:
+def _candidate_rules(verdict: PolicyVerdict) -> Iterator[str]:
     spec = verdict.prepared.spec
     asked = [finding for finding in verdict.findings if finding.action == "ask"]
     if any(finding.cause == "unclear" for finding in asked):
@@ -149,46 +149,46 @@ def _candidates(verdict: Verdict) -> Iterator[str]:
         yield f"allow {capabilities.pop()} {pattern}"
 
 
-def _rules_by_arguments(verdict: Verdict) -> Iterator[str]:
+def _rules_by_arguments(verdict: PolicyVerdict) -> Iterator[str]:
     prepared = verdict.prepared
-    if (pattern := named_pattern(prepared.origin, verdict.arguments)) is not None:
+    if (pattern := request_pattern(prepared.origin, verdict.arguments)) is not None:
         yield f"allow {prepared.origin} {pattern}"
     words = _argument_words(verdict.arguments)
     if words or not properties_of(prepared.spec.parameters):
         yield f"allow {prepared.spec.id} {words}".rstrip(" ")
 
 
-def _subject_text(finding: Finding) -> str | None:
+def _subject_text(finding: PolicyFinding) -> str | None:
     if finding.argv is not None:
-        return literal_words(finding.argv)
-    return None if finding.target is None else target_pattern(finding.target)
+        return quote_argv(finding.argv)
+    return None if finding.target is None else exact_pattern(finding.target)
 
 
-def target_pattern(target: Target) -> str | None:
+def exact_pattern(target: CallTarget) -> str | None:
     """Return a pattern that matches exactly this path or host, or None for a script."""
     subject = target.subject
-    if isinstance(subject, Script):
+    if isinstance(subject, ShellScript):
         return None
     if isinstance(subject, PathSubject):
-        return escape(subject.absolute if subject.relative is None else subject.relative).replace("{", "[{]")
+        return escape_pattern(subject.absolute if subject.relative is None else subject.relative).replace("{", "[{]")
     return subject
 
 
 def _argument_words(arguments: Mapping[str, Any]) -> str:
     if any("=" in key or json.dumps(key) != f'"{key}"' for key in arguments):
         return ""
-    return literal_words(f"{key}={value_text(value)}" for key, value in arguments.items())
+    return quote_argv(f"{key}={format_value(value)}" for key, value in arguments.items())
 
 
-def never(verdict: Verdict) -> str | None:
+def suggest_denying_rule(verdict: PolicyVerdict) -> str | None:
     """Return a rule that denies exactly this call, or None if no single rule does.
 
     It is the rule of :func:`always` as a deny.
     """
-    text = always(verdict)
+    text = suggest_rule(verdict)
     if text is None:
         return None
     turned = f"deny{text.removeprefix('allow')}"
-    prepared = verdict.prepared.with_rule(parse_rule(turned, scope="project", source=NEVER))
-    denied = prepared.judge_targets(verdict.arguments, verdict.targets).action == "deny"
+    prepared = verdict.prepared.with_rule(parse_rule(turned, scope="project", source=REJECTION_SOURCE))
+    denied = prepared.evaluate_targets(verdict.arguments, verdict.targets).action == "deny"
     return turned if denied else None

@@ -7,25 +7,25 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
-from handrail.contract.agent import Delegable
-from handrail.contract.doors.files import Located, PathRoots
-from handrail.contract.errors import ToolError, excerpt
-from handrail.contract.text.hosts import read_host, read_url
-from handrail.contract.text.neutral import visible
-from handrail.contract.tool.requires import Capability, CapabilitySet, Layer, Requires, Variables, expand, union
-from handrail.contract.tool.spec import ToolSpec, fill, placeholders, properties_of
-from handrail.policy.rules.matching import Kind, PathSubject
-from handrail.policy.rules.words import literal_words
-from handrail.policy.shell.parse import Command, Script, parse
+from handrail.contract.agent import DelegationPolicy
+from handrail.contract.services.files import ResolvedPath, PathResolver
+from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.text.hosts import parse_host, parse_url
+from handrail.contract.text.neutralisation import escape_controls
+from handrail.contract.tool.requires import Capability, CapabilitySet, CapabilityLayer, Requires, PathVariables, expand_requires, union_of_layers
+from handrail.contract.tool.spec import ToolSpec, fill_template, placeholders, properties_of
+from handrail.policy.rules.matchers import SubjectKind, PathSubject
+from handrail.policy.rules.pattern_lexer import quote_argv
+from handrail.policy.shell.parser import ShellCommand, ShellScript, parse_script
 
 _Getter = Callable[[Mapping[str, Any]], object]
-_LONGEST_SHOWN = 400
+_MAX_SHOWN = 400
 _SSH = re.compile(r"(?:git\+)?ssh(?:\+git)?://|[^/@:\s]+@[^/@:\s]+:(?!//)", re.IGNORECASE)
-_HOLDS_ITSELF = re.compile(r"data:[^,]{0,100},", re.IGNORECASE)
+_DATA_URL = re.compile(r"data:[^,]{0,100},", re.IGNORECASE)
 """A ``data:`` URL, which contains its own content (RFC 2397), so that fetching it reaches no host."""
 
 
-class Target(NamedTuple):
+class CallTarget(NamedTuple):
     """A path, host or command that a call would access.
 
     :param value: canonical: an absolute path, ``host[:port]``, or the command as given
@@ -37,11 +37,11 @@ class Target(NamedTuple):
     capability: Capability
     value: str
     shown: str
-    subject: PathSubject | Script | str
+    subject: PathSubject | ShellScript | str
     redirected: Literal["", "plain", "guessed"] = ""
 
 
-def kind_of(spec: ToolSpec) -> Kind:
+def subject_kind_of(spec: ToolSpec) -> SubjectKind:
     """Return the kind of subject that the rules about this tool are compared with.
 
     If the tool has targets of several families, its rules are compared with the arguments.
@@ -54,7 +54,7 @@ def kind_of(spec: ToolSpec) -> Kind:
     return "host" if families == {"net"} else "arguments"
 
 
-def path_subject(absolute: str, roots: PathRoots) -> PathSubject:
+def make_path_subject(absolute: str, roots: PathResolver) -> PathSubject:
     """Return an absolute path as rules see it: relative to the workspace if it lies in it."""
     workspace = roots.workspace
     length = len(workspace)
@@ -87,7 +87,7 @@ class TargetReader:
     def __bool__(self) -> bool:
         return bool(self._getters)
 
-    def read(self, arguments: Mapping[str, Any], roots: PathRoots, located: dict[str, Located]) -> list[Target]:
+    def read_targets(self, arguments: Mapping[str, Any], roots: PathResolver, located: dict[str, ResolvedPath]) -> list[CallTarget]:
         """Return the targets of a call.
 
         :param located: paths resolved for this call already, by their texts; this method adds further ones
@@ -99,32 +99,32 @@ class TargetReader:
             if isinstance(value, str):
                 where = located.get(value)
                 if where is None:
-                    where = located[value] = roots.locate(value)
+                    where = located[value] = roots.resolve_path(value)
                 absolute = where.absolute
                 if where.root == roots.workspace:
-                    subject = PathSubject(absolute, where.inner)
+                    subject = PathSubject(absolute, where.relative_path)
                 else:
-                    subject = path_subject(absolute, roots)
-                return [Target(capability, absolute, where.shown, subject)]
-        found: list[Target] = []
+                    subject = make_path_subject(absolute, roots)
+                return [CallTarget(capability, absolute, where.display_path, subject)]
+        found: list[CallTarget] = []
         for capability, getter in self._getters:
             value = getter(arguments)
             if capability == "shell.run":
                 command = _command(value)
                 found.append(command)
-                if isinstance(command.subject, Script) and command.subject.files:
-                    found += redirections(command.subject, roots)
+                if isinstance(command.subject, ShellScript) and command.subject.files:
+                    found += find_redirection_targets(command.subject, roots)
                 continue
             if capability == "net.fetch":
-                hosts = [host_of(text) for text in _texts(value, None) if not _HOLDS_ITSELF.match(text)]
-                found += [Target("net.fetch", host, host, host) for host in hosts]
+                hosts = [normalize_host(text) for text in _texts(value, None) if not _DATA_URL.match(text)]
+                found += [CallTarget("net.fetch", host, host, host) for host in hosts]
                 continue
             for text in (value,) if isinstance(value, str) else _texts(value, "."):
                 where = located.get(text)
                 if where is None:
-                    where = located[text] = roots.locate(text)
-                subject = path_subject(where.absolute, roots)
-                found.append(Target(cast("Capability", capability), where.absolute, where.shown, subject))
+                    where = located[text] = roots.resolve_path(text)
+                subject = make_path_subject(where.absolute, roots)
+                found.append(CallTarget(cast("Capability", capability), where.absolute, where.display_path, subject))
         return found
 
 
@@ -133,7 +133,7 @@ def _getter(template: str, spec: ToolSpec) -> _Getter:
     if name is not None:
         default = _default_of(name, spec)
         return lambda arguments: arguments.get(name, default)
-    return lambda arguments: fill(template, arguments)
+    return lambda arguments: fill_template(template, arguments)
 
 
 def _only_name(template: str) -> str | None:
@@ -156,125 +156,125 @@ def _texts(value: object, missing: str | None) -> list[str]:
     return [str(value)]
 
 
-def _command(value: object) -> Target:
+def _command(value: object) -> CallTarget:
     if isinstance(value, (list, tuple)):
         argv = tuple(str(word) for word in cast("list[object]", value))
-        return Target("shell.run", literal_words(argv), shown_argv(argv), argv_script(argv))
+        return CallTarget("shell.run", quote_argv(argv), format_argv(argv), make_argv_script(argv))
     text = "" if value is None else str(value)
-    return Target("shell.run", text, shown_command(text), parse(text))
+    return CallTarget("shell.run", text, format_command(text), parse_script(text))
 
 
-def redirections(script: Script, roots: PathRoots) -> list[Target]:
+def find_redirection_targets(script: ShellScript, roots: PathResolver) -> list[CallTarget]:
     """Return the files that a script's redirections open, each once.
 
     :raises ToolError: ``invalid_input`` for an invalid file name
     """
-    found: dict[tuple[str, str], Target] = {}
+    found: dict[tuple[str, str], CallTarget] = {}
     how = "plain" if script.unclear is None else "guessed"
     for redirection in script.files:
         assert redirection.capability is not None
         try:
-            where = roots.locate(redirection.target)
+            where = roots.resolve_path(redirection.target)
         except ToolError:
             if how == "guessed":
                 continue
             raise
-        subject = path_subject(where.absolute, roots)
-        target = Target(redirection.capability, where.absolute, where.shown, subject, how)
+        subject = make_path_subject(where.absolute, roots)
+        target = CallTarget(redirection.capability, where.absolute, where.display_path, subject, how)
         found[target.capability, target.value] = target
     return list(found.values())
 
 
-def argv_script(argv: tuple[str, ...]) -> Script:
+def make_argv_script(argv: tuple[str, ...]) -> ShellScript:
     """Return an argv that runs without a shell as a script of one command."""
-    return Script((Command(argv, (), argv),)) if argv and argv[0] else Script((), "the command names no program")
+    return ShellScript((ShellCommand(argv, (), argv),)) if argv and argv[0] else ShellScript((), "the command names no program")
 
 
-def shown_command(text: str) -> str:
+def format_command(text: str) -> str:
     """Return ``text`` for a message: one line, printable, and limited in length.
 
     Approval requests show the full arguments instead. The text is cut between words and escaped as in JSON, because registered
     secrets are found only in their known forms.
     """
-    shown = text if len(text) <= _LONGEST_SHOWN else text[: text.rfind(" ", 0, _LONGEST_SHOWN) + 1]
+    shown = text if len(text) <= _MAX_SHOWN else text[: text.rfind(" ", 0, _MAX_SHOWN) + 1]
     flat = shown if shown.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in shown)
     return f"`{flat}`" if len(shown) == len(text) else f"`{flat}…`"
 
 
-def shown_argv(argv: Sequence[str]) -> str:
+def format_argv(argv: Sequence[str]) -> str:
     """Return an argv for a message, quoted so that the limits of each word are clear."""
-    return shown_command(literal_words(argv))
+    return format_command(quote_argv(argv))
 
 
-def host_of(text: str) -> str:
+def normalize_host(text: str) -> str:
     """Return ``host:port`` of a URL, or the host itself if ``text`` is not a URL.
 
     :raises ToolError: if two readers might take the text for different hosts
     """
     if ("@" in text or "://" in text) and _SSH.match(text):
         raise ToolError(
-            f"SSH addresses are not supported: {excerpt(text, 200)}. Use the HTTPS address instead.",
+            f"SSH addresses are not supported: {quote_excerpt(text, 200)}. Use the HTTPS address instead.",
             kind="unavailable",
         )
     try:
-        return str(read_url(text).host if "//" in text else read_host(text))
+        return str(parse_url(text).host if "//" in text else parse_host(text))
     except ValueError as error:
         raise ToolError(str(error), kind="invalid_input") from None
 
 
 # The layers that bound a call: the tool's own, its agent's, its parent's, the host's ceiling.
 
-CEILING = "the host's ceiling"
+CEILING_OWNER = "the host's ceiling"
 VERBS: Mapping[Capability, str] = {
     "fs.read": "reading",
     "fs.write": "writing",
     "net.fetch": "reaching",
     "shell.run": "running",
 }
-_WHOLE = ("{workspace}", "{workspace}/**", ".", "**")
+_WORKSPACE_PATTERNS = ("{workspace}", "{workspace}/**", ".", "**")
 """Patterns for the whole workspace. A tool with one of them also has every further root."""
-_ACCESS: Mapping[Capability, str] = {"fs.read": "", "fs.write": ', with access = "write"'}
+_ACCESS_HINTS: Mapping[Capability, str] = {"fs.read": "", "fs.write": ', with access = "write"'}
 
 
-def agent_layer(agent: str, requires: Requires, specs: Iterable[ToolSpec], variables: Variables) -> Layer:
+def agent_layer(agent: str, requires: Requires, specs: Iterable[ToolSpec], variables: PathVariables) -> CapabilityLayer:
     """Return what an agent has: what it and all of its tools declare. A further tool extends it."""
     owner = f"agent {agent}"
     of_tools = {id(spec.requires): spec.requires for spec in specs}  # thousands may share one, and most need nothing
-    every = (requires, *(one for one in of_tools.values() if not one.empty))
-    return union(owner, [expand(one, variables, owner) for one in every])
+    every = (requires, *(one for one in of_tools.values() if not one.is_empty))
+    return union_of_layers(owner, [expand_requires(one, variables, owner) for one in every])
 
 
-def ceiling_layer(requires: Requires | None, variables: Variables) -> Layer | None:
+def ceiling_layer(requires: Requires | None, variables: PathVariables) -> CapabilityLayer | None:
     """Return the limit of every agent on this host, or None if the operator set none."""
-    return None if requires is None else expand(requires, variables, CEILING)
+    return None if requires is None else expand_requires(requires, variables, CEILING_OWNER)
 
 
-def call_set(
+def call_capabilities(
     spec: ToolSpec,
-    variables: Variables,
-    agent: Layer,
-    ceiling: Layer | None = None,
+    variables: PathVariables,
+    agent: CapabilityLayer,
+    ceiling: CapabilityLayer | None = None,
     parent: CapabilitySet | None = None,
 ) -> CapabilitySet:
     """Return what one call has: the common part of the layers of its tool, agent, parent and the ceiling.
 
     Layers are never merged. So tool A does not get the hosts of tool B, and disjoint layers leave nothing.
     """
-    own = CapabilitySet((expand(spec.requires, variables, f"tool {spec.id}"), agent))
+    own = CapabilitySet((expand_requires(spec.requires, variables, f"tool {spec.id}"), agent))
     if ceiling is not None:
-        own = own.narrowed(ceiling)
+        own = own.narrow(ceiling)
     if parent is None:
         return own
     # A parent without any layer allows nothing, and so must its children.
-    return own.narrowed(*parent.layers) if parent.layers else CapabilitySet()
+    return own.narrow(*parent.layers) if parent.layers else CapabilitySet()
 
 
-PASSED_ON = "the delegation of agent"
-PRESENCE = frozenset({"ask", "elicit"})
+DELEGATION_OWNER = "the delegation of agent"
+ASKING_CAPABILITIES = frozenset({"ask", "elicit"})
 """Named capabilities with which a call asks the users of a session."""
 
 
-def passed_on(agent: str, delegable: Delegable, has: CapabilitySet, variables: Variables) -> CapabilitySet:
+def delegated_capabilities(agent: str, delegation: DelegationPolicy, has: CapabilitySet, variables: PathVariables) -> CapabilitySet:
     """Return what an agent may delegate to its sub-agents: what it has, limited by its manifest.
 
     A sub-agent has what this, the host's ceiling and its own declaration agree on. Secrets are never part of a capability set:
@@ -285,25 +285,25 @@ def passed_on(agent: str, delegable: Delegable, has: CapabilitySet, variables: V
     """
     if not has.layers:
         return CapabilitySet()
-    owner = f"{PASSED_ON} {agent}"
-    named = expand(delegable.as_requires(), variables, owner)
+    owner = f"{DELEGATION_OWNER} {agent}"
+    named = expand_requires(delegation.to_requires(), variables, owner)
     own = has.layers[0]
-    kept = own.capabilities if delegable.capabilities is None else named.capabilities
-    if not delegable.presence:
-        kept -= PRESENCE
-    cut = Layer(
+    kept = own.capabilities if delegation.capabilities is None else named.capabilities
+    if not delegation.can_ask_user:
+        kept -= ASKING_CAPABILITIES
+    cut = CapabilityLayer(
         owner,
-        fs_read=own.fs_read if delegable.fs.read is None else named.fs_read,
-        fs_write=own.fs_write if delegable.fs.write is None else named.fs_write,
-        hosts=own.hosts if delegable.net.hosts is None else named.hosts,
-        shell=own.shell if delegable.shell is None else named.shell,
+        fs_read=own.fs_read if delegation.fs.read is None else named.fs_read,
+        fs_write=own.fs_write if delegation.fs.write is None else named.fs_write,
+        hosts=own.hosts if delegation.net.hosts is None else named.hosts,
+        shell=own.shell if delegation.shell is None else named.shell,
         capabilities=kept,
     )
-    return has.narrowed(cut)
+    return has.narrow(cut)
 
 
-def refusal(
-    capabilities: CapabilitySet, layer: Layer, capability: Capability, shown: str, spec: ToolSpec, *, most: int = 5
+def format_refusal(
+    capabilities: CapabilitySet, layer: CapabilityLayer, capability: Capability, shown: str, spec: ToolSpec, *, most: int = 5
 ) -> str:
     """Return why ``layer`` refuses an access, for the model: what it can do, or ask the user for.
 
@@ -315,12 +315,12 @@ def refusal(
             f"{doing} {shown} is not possible: this call has no access to files, hosts or programs. "
             "Continue without it, and tell the user what you could not do."
         )
-    if layer.owner == CEILING:
+    if layer.owner == CEILING_OWNER:
         return (
             f"{doing} {shown} exceeds the host's ceiling ([ceiling] in handrail.toml), which limits every agent. "
             "Continue without it, and tell the user what you could not do."
         )
-    if layer.owner.startswith(PASSED_ON):
+    if layer.owner.startswith(DELEGATION_OWNER):
         folders = _folders(layer, capability, most)
         return f"{doing} {shown} is outside {layer.owner}{folders}. Continue without it, and say so in your answer to that agent."
     if capability == "net.fetch":
@@ -338,11 +338,11 @@ def refusal(
         return f"{within}. Use a path inside these folders, or another tool."
     return (
         f"{within}. Use a path inside these folders, or ask the user to add the folder to [[roots]] in the agent's manifest"
-        f"{_ACCESS[capability]}."
+        f"{_ACCESS_HINTS[capability]}."
     )
 
 
-def remedy(layer: Layer, capability: Capability, spec: ToolSpec) -> str:
+def format_remedy(layer: CapabilityLayer, capability: Capability, spec: ToolSpec) -> str:
     """Return the line that would grant an access that ``layer`` refuses.
 
     It is for the author of the tool or the operator of the agent.
@@ -353,26 +353,26 @@ def remedy(layer: Layer, capability: Capability, spec: ToolSpec) -> str:
         "net.fetch": 'net.hosts, as in {"net": {"hosts": ["api.example.org"]}}',
         "shell.run": 'shell, as in {"shell": [{"cmd": "git"}]}',
     }[capability]
-    if layer.owner == CEILING:
+    if layer.owner == CEILING_OWNER:
         return f"In [ceiling] of handrail.toml: {section}"
-    if layer.owner.startswith(PASSED_ON):
-        agent = layer.owner.removeprefix(PASSED_ON).strip()
+    if layer.owner.startswith(DELEGATION_OWNER):
+        agent = layer.owner.removeprefix(DELEGATION_OWNER).strip()
         return f"In [delegable] of the manifest of agent {agent}: {section}"
     if _follows_roots(spec, capability):
-        return f"The folder in [[roots]] of the agent's manifest{_ACCESS[capability]}; or, in the `requires` of {layer.owner}: {section}"
+        return f"The folder in [[roots]] of the agent's manifest{_ACCESS_HINTS[capability]}; or, in the `requires` of {layer.owner}: {section}"
     return f"In the `requires` of {layer.owner}: {section}"
 
 
 def _follows_roots(spec: ToolSpec, capability: Capability) -> bool:
     """Return whether the tool also has every further root as a folder."""
     wanted = {"fs.read": spec.requires.fs.read, "fs.write": spec.requires.fs.write}.get(capability, ())
-    return any(pattern in _WHOLE for pattern in wanted)
+    return any(pattern in _WORKSPACE_PATTERNS for pattern in wanted)
 
 
-def _folders(layer: Layer, capability: Capability, most: int) -> str:
+def _folders(layer: CapabilityLayer, capability: Capability, most: int) -> str:
     """Return the path patterns of a layer for the end of a clause; empty for other capabilities."""
     if capability not in ("fs.read", "fs.write"):
         return ""
     patterns = layer.fs_read if capability == "fs.read" else layer.fs_write
     more = f" and {len(patterns) - most} more" if len(patterns) > most else ""
-    return f" ({', '.join(map(visible, patterns[:most])) or 'none'}{more})"
+    return f" ({', '.join(map(escape_controls, patterns[:most])) or 'none'}{more})"

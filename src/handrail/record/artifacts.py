@@ -25,10 +25,10 @@ class Artifact:
     data: bytes
 
 
-class Artifacts:
+class ArtifactStore:
     """The artifacts of one workspace.
 
-    :param folder: an existing folder that only the kernel uses (``Folders.artifacts``)
+    :param folder: an existing folder that only the kernel uses (``StateFolders.artifact_folder``)
     """
 
     def __init__(self, folder: Path) -> None:
@@ -46,7 +46,7 @@ class Artifacts:
         if not _MEDIA_TYPE.fullmatch(media_type):
             media_type = _DEFAULT_TYPE
         try:
-            if self._intact(path, digest):
+            if self._is_intact(path, digest):
                 return f"sha256:{digest}"
             path.parent.mkdir(mode=0o700, exist_ok=True)
             _write(path.with_suffix(".type"), media_type.encode())
@@ -100,7 +100,7 @@ class Artifacts:
         return self._folder / digest[:2] / digest[2:]
 
     @staticmethod
-    def _intact(path: Path, digest: str) -> bool:
+    def _is_intact(path: Path, digest: str) -> bool:
         try:
             return hashlib.sha256(path.read_bytes()).hexdigest() == digest
         except FileNotFoundError:

@@ -28,10 +28,10 @@ GENESIS = bytes(32)
 SALT_BYTES = 16
 MAX_GROUP = 64
 """Records."""
-CLOSING_BYTES = 64
+CLOSING_SEAL_BYTES = 64
 """The length of a seal that ends a group."""
 
-Header = tuple[int, str, str, str]
+RecordHeader = tuple[int, str, str, str]
 """Time (nanoseconds), kind, session and call."""
 
 _GROUP = b"handrail group 1\0"
@@ -41,7 +41,7 @@ new_commitment = sha256(b"handrail body 1\0").copy
 """Return a new commitment, to be fed with salt and body. Copying a hash is faster than creating one."""
 
 
-def hash_of(first: int, previous: bytes, headers: Sequence[Header], commitments: Sequence[bytes]) -> bytes:
+def hash_group(first: int, previous: bytes, headers: Sequence[RecordHeader], commitments: Sequence[bytes]) -> bytes:
     """Return the hash of one group, which the next group uses as its ``previous``.
 
     :raises TypeError: if a text is not valid Unicode (half a surrogate pair)
@@ -50,12 +50,12 @@ def hash_of(first: int, previous: bytes, headers: Sequence[Header], commitments:
     return sha256(b"".join((_GROUP, numbers, previous, orjson.dumps(headers), *commitments))).digest()
 
 
-def hash_in(seal: object) -> bytes | None:
+def extract_hash(seal: object) -> bytes | None:
     """Return the hash of the group that a stored seal ends, or None if the seal ends no group."""
-    return seal[_COMMITMENT:] if isinstance(seal, bytes) and len(seal) == CLOSING_BYTES else None
+    return seal[_COMMITMENT:] if isinstance(seal, bytes) and len(seal) == CLOSING_SEAL_BYTES else None
 
 
-class Fault(NamedTuple):
+class ChainFault(NamedTuple):
     """A fault in the stored records."""
 
     sequence: int
@@ -71,7 +71,7 @@ class Fault(NamedTuple):
         return f"record {self.sequence}: {self.problem}"
 
 
-class Walk:
+class ChainVerifier:
     """A verifier that reads stored records in order and finds the first one that was changed.
 
     It locates a changed body or commitment by record, and any other change by group.
@@ -86,10 +86,10 @@ class Walk:
         self.head = head
         """The hash of the last valid group."""
         self._first = after + 1
-        self._headers: list[Header] = []
+        self._headers: list[RecordHeader] = []
         self._commitments: list[bytes] = []
 
-    def step(self, row: tuple[Any, ...]) -> Fault | None:
+    def check_record(self, row: tuple[Any, ...]) -> ChainFault | None:
         """Check the next record, and return its fault, if any.
 
         :param row: sequence, at_ns, kind, session, call, seal and body, as stored
@@ -97,46 +97,46 @@ class Walk:
         sequence, at_ns, kind, session, call, seal, body = row
         expected = self.sequence + 1
         if sequence > expected:
-            return Fault(expected, f"missing; record {sequence} follows record {expected - 1}", sequence - 1)
+            return ChainFault(expected, f"missing; record {sequence} follows record {expected - 1}", sequence - 1)
         if sequence < expected:
-            return Fault(sequence, "was added: the log starts with record 1", sequence)
+            return ChainFault(sequence, "was added: the log starts with record 1", sequence)
         if (
             not isinstance(seal, bytes)
-            or len(seal) not in (_COMMITMENT, CLOSING_BYTES)
+            or len(seal) not in (_COMMITMENT, CLOSING_SEAL_BYTES)
             or type(at_ns) is not int
             or not all(isinstance(text, str) for text in (kind, session, call))
         ):
-            return Fault(sequence, "its header has fields of the wrong type", sequence)
+            return ChainFault(sequence, "its header has fields of the wrong type", sequence)
         commitment = seal[:_COMMITMENT]
-        if body is not None and (not isinstance(body, bytes) or _commitment_to(body) != commitment):
-            return Fault(sequence, "its body or the commitment to its body was changed", sequence)
+        if body is not None and (not isinstance(body, bytes) or _make_commitment(body) != commitment):
+            return ChainFault(sequence, "its body or the commitment to its body was changed", sequence)
         self.sequence = sequence
         self._headers.append((at_ns, kind, session, call))
         self._commitments.append(commitment)
-        if len(seal) == CLOSING_BYTES:
-            return self._close(seal[_COMMITMENT:])
+        if len(seal) == CLOSING_SEAL_BYTES:
+            return self._close_group(seal[_COMMITMENT:])
         if len(self._headers) >= MAX_GROUP:
-            return self.end()
+            return self.check_end()
         return None
 
-    def end(self) -> Fault | None:
+    def check_end(self) -> ChainFault | None:
         """Return the fault of the records after the last complete group, if there are any.
 
         Call it after the last record.
         """
         if not self._headers:
             return None
-        return Fault(self._first, "the end of their group is missing", self.sequence)
+        return ChainFault(self._first, "the end of their group is missing", self.sequence)
 
-    def _close(self, noted: bytes) -> Fault | None:
+    def _close_group(self, noted: bytes) -> ChainFault | None:
         try:
-            found = hash_of(self._first, self.head, self._headers, self._commitments)
+            found = hash_group(self._first, self.head, self._headers, self._commitments)
         except TypeError:
-            return Fault(self._first, "one of their headers contains text that was never written", self.sequence)
+            return ChainFault(self._first, "one of their headers contains text that was never written", self.sequence)
         if found != noted:
             several = self.sequence > self._first
             what = "one of their headers or their" if several else "its header or its"
-            return Fault(self._first, f"{what} place in the chain was changed", self.sequence)
+            return ChainFault(self._first, f"{what} place in the chain was changed", self.sequence)
         self.head = noted
         self._first = self.sequence + 1
         self._headers.clear()
@@ -144,7 +144,7 @@ class Walk:
         return None
 
 
-def _commitment_to(salted: bytes) -> bytes:
+def _make_commitment(salted: bytes) -> bytes:
     commitment = new_commitment()
     commitment.update(salted)
     return commitment.digest()

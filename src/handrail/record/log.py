@@ -4,7 +4,7 @@ The arbiter defines the bodies, except for the names that readers rely on:
 
 - ``proposed``: ``tool`` (id), ``arguments``; ``topic``, if its session has one
 - ``refused``, ``committed``: ``result``, the wire form of a :class:`~handrail.contract.call.Result`; a ``committed``
-  with ``late`` only adds the end of work whose call was already answered
+  with ``timeout_error`` only adds the end of work whose call was already answered
 - ``detached``: ``job``; ``result``, the answer to its proposer
 - ``interrupted``: ``tool``, ``intended`` (sequence of the record without an outcome)
 - ``provided``: ``provider``, ``name``, ``tool`` (id or ""), ``arguments``, ``failed``, ``artifacts``, ``topic``; without a call
@@ -22,17 +22,17 @@ from time import time_ns
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from handrail.contract.errors import StartError, UsageError
-from handrail.record.chain import GENESIS, MAX_GROUP, SALT_BYTES, Header, hash_of, new_commitment
-from handrail.record.reading import LoggedRecord, LogReader
-from handrail.store.database.connection import journalled, readable
-from handrail.store.database.database import Database, Statement, Value, Work
-from handrail.store.database.journal import journals, outstanding, unreadable, written
-from handrail.store.database.writer import Promised, SinkUnavailable, Written
+from handrail.record.chain import GENESIS, MAX_GROUP, SALT_BYTES, RecordHeader, hash_group, new_commitment
+from handrail.record.log_reader import LoggedRecord, LogReader
+from handrail.store.database.connection import read_journal_position, map_read_errors
+from handrail.store.database.workspace_database import WorkspaceDatabase, Statement, SqlValue, TableWork
+from handrail.store.database.journal import list_journals, read_unwritten, unreadable_text, read_log_head
+from handrail.store.database.writer import JournalledFuture, SinkUnavailable, DurableFuture
 from handrail.store.encoding import decode, encode
 
 T = TypeVar("T")
 
-Kind = Literal[
+RecordKind = Literal[
     "session-opened",
     "session-closed",
     "generation",
@@ -57,8 +57,8 @@ Kind = Literal[
 
 _ENDS = frozenset({"committed", "refused", "interrupted"})
 """The kinds that end a call."""
-_SETTLED_EVERY = 4096
-_NOTED_AS = "record"
+_SETTLED_INTERVAL = 4096
+_JOURNAL_NAME = "record"
 """The name of the table of records in the journal."""
 
 
@@ -72,14 +72,14 @@ class Record(NamedTuple):
     :param body: JSON values; any other value is recorded in a form that says so
     """
 
-    kind: Kind
+    kind: RecordKind
     session_id: str
     call_id: str
     body: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Interrupted:
+class InterruptedCall:
     """A call that was running when the last process ended. It is unknown whether it took effect."""
 
     session_id: str
@@ -97,16 +97,16 @@ class CommitLog:
     :raises StartError: if the end of the log is damaged, or the database is older than the records that were written
     """
 
-    def __init__(self, database: Database, *, clock: Callable[[], int] = time_ns, acknowledged: bool = False) -> None:
+    def __init__(self, database: WorkspaceDatabase, *, clock: Callable[[], int] = time_ns, acknowledged: bool = False) -> None:
         self._database = database
         self._writer = database.writer
         self._clock = clock
         self._table = _RecordTable(database, clock)
-        database.attach(self._table)
+        database.attach_table(self._table)
         if not acknowledged:
             self._check_whole()
         self._post = database.writer.append
-        self.takes_more = database.writer.takes
+        self.accepts_more = database.writer.accepts
         """Whether the log takes records now and fewer than this many appends wait to be written."""
 
     def _check_whole(self) -> None:
@@ -114,8 +114,8 @@ class CommitLog:
 
         :raises StartError: if it does not
         """
-        with readable(self._database.path):
-            missing = self.reader.missing(written(self._database.folders))
+        with map_read_errors(self._database.path):
+            missing = self.reader.find_missing(read_log_head(self._database.folders))
         if missing is not None:
             raise StartError(
                 f"The log {self._database.path} was replaced by an older copy, or cut: {missing}. Restore the newer database. "
@@ -123,27 +123,27 @@ class CommitLog:
             )
 
     @property
-    def database(self) -> Database:
+    def database(self) -> WorkspaceDatabase:
         """The database of the log, for data that must become durable together with its records."""
         return self._database
 
     @property
-    def refusal(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """The reason why the log takes no records at the moment, or None.
 
         While it is set, calls are rejected. The log tries again with every :meth:`commit` and :meth:`flush`, and once a
         second while appended records wait.
         """
-        return self._writer.refusal
+        return self._writer.unavailable_reason
 
     @property
     def reader(self) -> LogReader:
         """A reader of the durable records."""
-        return LogReader(self._database.reading)
+        return LogReader(self._database.reader)
 
     def append(self, records: Sequence[Record]) -> None:
         """Record soon, in order, without waiting: for records that no side effect depends on."""
-        self._post((self._table, _new_entry(_Entry, (self._clock(), records))))
+        self._post((self._table, _new_entry(_LogEntry, (self._clock(), records))))
 
     def commit(self, records: Sequence[Record]) -> Coroutine[Any, Any, None]:
         """Record now: on return these records and all earlier ones are durable and readable.
@@ -153,29 +153,29 @@ class CommitLog:
 
         :raises LogUnavailable: if the records could not be written
         """
-        return self._writer.commit((self._table, _new_entry(_Entry, (self._clock(), records))))
+        return self._writer.commit((self._table, _new_entry(_LogEntry, (self._clock(), records))))
 
-    def begin(self, records: Sequence[Record]) -> Written:
+    def start_commit(self, records: Sequence[Record]) -> DurableFuture:
         """Start a commit for a caller that may be cancelled before the end; see :meth:`commit`."""
-        return self._writer.begin((self._table, _new_entry(_Entry, (self._clock(), records))))
+        return self._writer.start_commit((self._table, _new_entry(_LogEntry, (self._clock(), records))))
 
-    def promise(self, records: Sequence[Record]) -> Promised:
+    def promise(self, records: Sequence[Record]) -> JournalledFuture:
         """Start a commit whose result is needed a moment later, or only after a crash; see :meth:`begin`."""
-        return self._writer.promise((self._table, _new_entry(_Entry, (self._clock(), records))))
+        return self._writer.start_write_ahead((self._table, _new_entry(_LogEntry, (self._clock(), records))))
 
-    def rouse(self) -> None:
+    def wake_writer(self) -> None:
         """Wake the writer because a promise may follow soon.
 
-        See :meth:`Writer.rouse <handrail.store.database.writer.Writer.rouse>`.
+        See :meth:`Writer.rouse <handrail.store.database.writer.Writer.warm_up>`.
         """
-        self._writer.rouse()
+        self._writer.warm_up()
 
-    def work(self, records: Sequence[Record]) -> Work:
+    def make_work(self, records: Sequence[Record]) -> TableWork:
         """Return the records as work that is written atomically with other work.
 
-        See :meth:`~handrail.store.database.database.Database.commit_together`.
+        See :meth:`~handrail.store.database.workspace_database.WorkspaceDatabase.commit_all`.
         """
-        return self._table, _Entry(self._clock(), records)
+        return self._table, _LogEntry(self._clock(), records)
 
     async def flush(self) -> None:
         """Wait until all records that were appended so far are durable.
@@ -184,19 +184,19 @@ class CommitLog:
         """
         await self._writer.flush()
 
-    async def backlog_below(self, count: int) -> None:
+    async def wait_for_backlog(self, count: int) -> None:
         """Wait until fewer than ``count`` appends are waiting to be written."""
-        await self._writer.backlog_below(count)
+        await self._writer.wait_for_backlog(count)
 
-    async def outcome_of(self, call_id: str) -> LoggedRecord | None:
+    async def find_outcome(self, call_id: str) -> LoggedRecord | None:
         """Return the record that ended a call (``committed``, ``refused`` or ``interrupted``), or None.
 
         :raises LogUnavailable: if recent records cannot be made durable
         """
         await self._writer.flush()
-        return self._read(lambda reader: reader.outcome_of(call_id))
+        return self._read(lambda reader: reader.find_outcome(call_id))
 
-    async def detachment_of(self, call_id: str) -> LoggedRecord | None:
+    async def find_backgrounding(self, call_id: str) -> LoggedRecord | None:
         """Return the record of a call's move to the background, with its answer, or None.
 
         :raises LogUnavailable: if recent records cannot be made durable
@@ -204,31 +204,31 @@ class CommitLog:
         await self._writer.flush()
         return self._read(lambda reader: next(reader.records(call=call_id, kind="detached", limit=1), None))
 
-    async def proposal_of(self, call_id: str) -> LoggedRecord | None:
+    async def find_proposal(self, call_id: str) -> LoggedRecord | None:
         """Return the record of a call's proposal, or None.
 
         :raises LogUnavailable: if recent records cannot be made durable
         """
         await self._writer.flush()
-        return self._read(lambda reader: reader.proposal_of(call_id))
+        return self._read(lambda reader: reader.find_proposal(call_id))
 
-    def last_turn(self, session_id: str) -> int:
+    def find_last_turn(self, session_id: str) -> int:
         """Return the highest turn number of a session's durable calls; 0 if it has none.
 
         :raises LogUnavailable: if the log cannot be read
         """
-        return self._read(lambda reader: reader.last_turn(session_id))
+        return self._read(lambda reader: reader.find_last_turn(session_id))
 
-    async def recover(self) -> list[Interrupted]:
+    async def recover(self) -> list[InterruptedCall]:
         """Record ``interrupted`` for every call with an intent and no outcome, and return these calls.
 
         Call it at start. The calls are not run again. A call without an intent did not run, and the log shows it so.
 
         :raises LogUnavailable: if the log cannot take the records
         """
-        await self._database.catch_up()
+        await self._database.write_former_notes()
         await self._writer.flush()
-        found, head = self._read(lambda reader: (reader.unfinished(), reader.head()))
+        found, head = self._read(lambda reader: (reader.list_unfinished(), reader.head()))
         began = head.sequence
         if found:
             await self.commit(
@@ -247,8 +247,8 @@ class CommitLog:
                     for call in found
                 ]
             )
-        await self._writer.commit((self._table, _Mark(began)))
-        return [Interrupted(c.session_id, c.call_id, c.tool, c.sequence) for c in found]
+        await self._writer.commit((self._table, _StartMark(began)))
+        return [InterruptedCall(c.session_id, c.call_id, c.tool, c.sequence) for c in found]
 
     async def redact(self, sequences: Iterable[int], *, reason: str, session_id: str = "") -> None:
         """Remove the bodies of records permanently, and record the redaction.
@@ -259,23 +259,23 @@ class CommitLog:
         :raises UsageError: if a sequence is not in the log, or belongs to the record of a redaction
         :raises LogUnavailable: if the redaction cannot be made durable
         """
-        runs = runs_of(sorted(set(sequences)))
+        runs = group_runs(sorted(set(sequences)))
         await self._writer.flush()
         for first, last in runs:
-            if (absent := self._read(lambda reader, a=first, b=last: reader.absent(a, b))) is not None:
+            if (absent := self._read(lambda reader, a=first, b=last: reader.find_absent(a, b))) is not None:
                 raise UsageError(f"The log has no record {absent}. List the records with: handrail log --records")
-            if (proof := self._read(lambda reader, a=first, b=last: reader.redaction_in(a, b))) is not None:
+            if (proof := self._read(lambda reader, a=first, b=last: reader.find_redaction(a, b))) is not None:
                 raise UsageError(f"Record {proof} documents a redaction and cannot be removed. Leave it out.")
         if runs:
             records = [Record("redacted", session_id, "", {"sequences": runs, "reason": reason})]
-            await self._writer.commit((self._table, _Redaction(tuple(runs), self._clock(), records)))
+            await self._writer.commit((self._table, _RedactionEntry(tuple(runs), self._clock(), records)))
 
     def _read(self, look: Callable[[LogReader], T]) -> T:
-        with readable(self._database.path):
+        with map_read_errors(self._database.path):
             return look(self.reader)
 
 
-class _Entry(NamedTuple):
+class _LogEntry(NamedTuple):
     """Records as the caller passed them, with their time."""
 
     at_ns: int
@@ -283,17 +283,17 @@ class _Entry(NamedTuple):
 
 
 _tuple: Any = tuple
-_new_entry: Callable[..., _Entry] = _tuple.__new__
-"""Create an ``_Entry`` in half the time of its constructor; every call needs some."""
+_new_entry: Callable[..., _LogEntry] = _tuple.__new__
+"""Create an ``_LogEntry`` in half the time of its constructor; every call needs some."""
 
 
-class _Mark(NamedTuple):
+class _StartMark(NamedTuple):
     """The last sequence that a former process wrote."""
 
     began: int
 
 
-class _Redaction(NamedTuple):
+class _RedactionEntry(NamedTuple):
     runs: tuple[tuple[int, int], ...]
     at_ns: int
     records: list[Record]
@@ -302,9 +302,9 @@ class _Redaction(NamedTuple):
 class _RecordTable:
     """The table of records. It encodes, salts, hashes and inserts in the writer's thread."""
 
-    journalled_as = _NOTED_AS
+    journalled_as = _JOURNAL_NAME
 
-    def __init__(self, database: Database, clock: Callable[[], int]) -> None:
+    def __init__(self, database: WorkspaceDatabase, clock: Callable[[], int]) -> None:
         self._database = database
         self._writer = database.writer
         self._clock = clock
@@ -318,18 +318,18 @@ class _RecordTable:
         self._confirmed_lost = 0
         self._inserts: dict[int, str] = {}
 
-    def opened(self, connection: sqlite3.Connection) -> None:
+    def load(self, connection: sqlite3.Connection) -> None:
         reader = LogReader(connection)
-        head = reader.checked_end()
-        if self._was_read and not reader.holds(*self._durable):
+        head = reader.check_end()
+        if self._was_read and not reader.has_record(*self._durable):
             raise SinkUnavailable(
                 f"The log no longer contains record {self._durable[0]} as this process wrote it: another program changed it. "
                 "Stop this process, and run: handrail log verify"
             )
         self._sequence = head.sequence
         self._previous = bytes.fromhex(head.hash)
-        self._open = {call.call_id: call.sequence for call in reader.unfinished()}
-        self._settled = reader.mark("settled")
+        self._open = {call.call_id: call.sequence for call in reader.list_unfinished()}
+        self._settled = reader.read_mark("settled")
         self._durable = (self._sequence, self._previous)
         self._reported_lost = self._confirmed_lost
         self._was_read = True
@@ -337,63 +337,63 @@ class _RecordTable:
     def head(self) -> tuple[int, bytes]:
         return self._sequence, self._previous
 
-    def head_is_in(self, connection: sqlite3.Connection) -> bool:
-        return LogReader(connection).holds(self._sequence, self._previous)
+    def is_head_in(self, connection: sqlite3.Connection) -> bool:
+        return LogReader(connection).has_record(self._sequence, self._previous)
 
-    def packed(self, payload: _Entry | _Mark | _Redaction) -> Any:
-        if not isinstance(payload, _Entry):
+    def pack(self, payload: _LogEntry | _StartMark | _RedactionEntry) -> Any:
+        if not isinstance(payload, _LogEntry):
             return None
         records = [tuple(record) for record in payload.records]
         sound = all(isinstance(text, str) for record in records for text in record[:3])
         return [payload.at_ns, records] if sound else None  # the write itself reports the others
 
-    def unpacked(self, packed: Any) -> _Entry:
+    def unpack(self, packed: Any) -> _LogEntry:
         at_ns, records = packed
-        return _Entry(at_ns, [_record(*parts) for parts in records])
+        return _LogEntry(at_ns, [_make_record(*parts) for parts in records])
 
-    def statements(self, batch: Sequence[_Entry | _Mark | _Redaction]) -> Iterable[Statement]:
+    def build_statements(self, batch: Sequence[_LogEntry | _StartMark | _RedactionEntry]) -> Iterable[Statement]:
         statements: list[Statement] = []
-        entries: list[_Entry] = []
+        entries: list[_LogEntry] = []
         # The last batch is durable; otherwise `opened` would have been called.
         self._durable = (self._sequence, self._previous)
         self._confirmed_lost = self._reported_lost
         lost = self._writer.lost
         if lost > self._reported_lost:
-            entries.append(_Entry(self._clock(), [Record("lost", "", "", {"records": lost - self._reported_lost})]))
+            entries.append(_LogEntry(self._clock(), [Record("lost", "", "", {"records": lost - self._reported_lost})]))
             self._reported_lost = lost
         for item in batch:
-            if isinstance(item, _Entry):
+            if isinstance(item, _LogEntry):
                 entries.append(item)
-            elif isinstance(item, _Mark):
+            elif isinstance(item, _StartMark):
                 statements.append(("UPDATE meta SET value = ? WHERE key = 'began'", (item.began,)))
             else:
-                entries.append(_Entry(item.at_ns, item.records))
+                entries.append(_LogEntry(item.at_ns, item.records))
                 erase = "UPDATE record SET body = NULL WHERE sequence BETWEEN ? AND ?"
                 statements += [(erase, run) for run in item.runs]
                 statements.append(("PRAGMA wal_checkpoint(TRUNCATE)", ()))  # it still contains the old pages
-        inserts = list(self._inserting(entries))
+        inserts = list(self._make_inserts(entries))
         settled = min(self._open.values(), default=self._sequence + 1) - 1
-        if settled - self._settled >= _SETTLED_EVERY:
+        if settled - self._settled >= _SETTLED_INTERVAL:
             self._settled = settled
             statements.append(("UPDATE meta SET value = ? WHERE key = 'settled'", (settled,)))
         return inserts + statements
 
-    def _inserting(self, entries: Sequence[_Entry]) -> Iterator[Statement]:
+    def _make_inserts(self, entries: Sequence[_LogEntry]) -> Iterator[Statement]:
         """Yield one statement for each group of the chain."""
         records = [(at_ns, record) for at_ns, records in entries for record in records]
         for start in range(0, len(records), MAX_GROUP):
-            yield self._group(records[start : start + MAX_GROUP])
+            yield self._insert_group(records[start : start + MAX_GROUP])
 
-    def _group(self, records: Sequence[tuple[int, Record]]) -> Statement:
+    def _insert_group(self, records: Sequence[tuple[int, Record]]) -> Statement:
         """Insert one group with one statement.
 
         Each statement releases and takes the interpreter's lock, so one statement inserts many rows. Rows have few values, and
         use bytearrays: sqlite3 searches an adapter for each value of type bytes.
         """
         sequence = self._sequence
-        headers: list[Header] = []
+        headers: list[RecordHeader] = []
         commitments: list[bytes] = []
-        values: list[Value] = [sequence + 1]
+        values: list[SqlValue] = [sequence + 1]
         salts = bytearray(urandom(SALT_BYTES * len(records)))
         offset = 0
         for at_ns, (kind, session, call, body) in records:
@@ -404,7 +404,7 @@ class _RecordTable:
             hashing.update(salted)
             commitment = hashing.digest()
             if not (session.isascii() and call.isascii()):
-                session, call = _storable(session), _storable(call)  # noqa: PLW2901 - the stored form
+                session, call = _make_storable(session), _make_storable(call)  # noqa: PLW2901 - the stored form
             headers.append((at_ns, kind, session, call))
             commitments.append(commitment)
             values += (at_ns, kind, session, call, bytearray(commitment), salted)
@@ -412,15 +412,15 @@ class _RecordTable:
                 self._open[call] = sequence
             elif kind in _ENDS:
                 self._open.pop(call, None)
-        previous = hash_of(self._sequence + 1, self._previous, headers, commitments)
+        previous = hash_group(self._sequence + 1, self._previous, headers, commitments)
         values[-2] = bytearray(commitments[-1] + previous)
         self._sequence, self._previous = sequence, previous
-        return self._insert(len(records)), values
+        return self._insert_sql(len(records)), values
 
-    def _insert(self, rows: int) -> str:
+    def _insert_sql(self, rows: int) -> str:
         sql = self._inserts.get(rows)
         if sql is None:
-            at_ns = self._database.fenced("?2")  # the statement fails if another process holds the workspace
+            at_ns = self._database.fence_value("?2")  # the statement fails if another process holds the workspace
             places = [f"(?1, {at_ns}, ?3, ?4, ?5, ?6, ?7)"]
             places += [f"(?1 + {row}, ?, ?, ?, ?, ?, ?)" for row in range(1, rows)]
             columns = "sequence, at_ns, kind, session, call, seal, body"
@@ -429,21 +429,21 @@ class _RecordTable:
         return sql
 
 
-def records_noted(note: bytes) -> list[Record]:
+def decode_journal_note(note: bytes) -> list[Record]:
     """Return the records in a note of the journal.
 
     :raises ValueError, TypeError, LookupError: if the note has another form
     """
-    return [_record(*parts) for name, packed in decode(note) if name == _NOTED_AS for parts in packed[1]]
+    return [_make_record(*parts) for name, packed in decode(note) if name == _JOURNAL_NAME for parts in packed[1]]
 
 
-def _record(kind: Kind, session_id: str, call_id: str, body: Mapping[str, Any]) -> Record:
+def _make_record(kind: RecordKind, session_id: str, call_id: str, body: Mapping[str, Any]) -> Record:
     if not all(isinstance(text, str) for text in cast("tuple[object, ...]", (kind, session_id, call_id))):
         raise TypeError("Invalid record: kind, session and call must be texts.")
     return Record(kind, session_id, call_id, body)
 
 
-def runs_of(sequences: Iterable[int]) -> list[tuple[int, int]]:
+def group_runs(sequences: Iterable[int]) -> list[tuple[int, int]]:
     """Group ascending numbers into runs of first and last."""
     runs: list[tuple[int, int]] = []
     for sequence in sequences:
@@ -454,7 +454,7 @@ def runs_of(sequences: Iterable[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def _storable(text: str) -> str:
+def _make_storable(text: str) -> str:
     """Escape half surrogate pairs, which no database stores."""
     return text.encode("utf-8", "backslashreplace").decode()
 
@@ -462,7 +462,7 @@ def _storable(text: str) -> str:
 # Records that are only in the journal: their calls had just started when the process ended, or are starting now.
 
 
-def noted(connection: sqlite3.Connection, folder: Path) -> list[Record]:
+def read_journal_records(connection: sqlite3.Connection, folder: Path) -> list[Record]:
     """Return the records that are in the journal and not yet in the log, in order.
 
     Calls may depend on them. The next process that opens the workspace adds them to the log.
@@ -472,11 +472,11 @@ def noted(connection: sqlite3.Connection, folder: Path) -> list[Record]:
     :raises OSError: if the folder cannot be read
     :raises StartError: if a journal cannot be read
     """
-    before = journals(folder)  # first, because records that reach the database meanwhile are not missing
+    before = list_journals(folder)  # first, because records that reach the database meanwhile are not missing
     records: list[Record] = []
-    for path, note in outstanding(before, journalled(connection)):
+    for path, note in read_unwritten(before, read_journal_position(connection)):
         try:
-            records += records_noted(note)
+            records += decode_journal_note(note)
         except (LookupError, TypeError, ValueError):
-            raise StartError(unreadable(path)) from None
+            raise StartError(unreadable_text(path)) from None
     return records

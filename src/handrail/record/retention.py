@@ -18,27 +18,27 @@ from pathlib import Path
 
 from handrail.record.chain import SALT_BYTES
 from handrail.record.log import CommitLog
-from handrail.record.reading import LogReader
-from handrail.store.database.database import Database, Statement
-from handrail.store.folders import Folders, remove_tree
-from handrail.store.inventory import tree_bytes
+from handrail.record.log_reader import LogReader
+from handrail.store.database.workspace_database import WorkspaceDatabase, Statement
+from handrail.store.folders import StateFolders, remove_tree
+from handrail.store.inventory import measure_tree
 from handrail.store.tables.sessions import LAST_USED
 
 # Orphans: artifacts, output files and folders of ended sessions that no record refers to any more.
 
-_REF = re.compile(rb"sha256:([0-9a-f]{64})")
-_HEX = re.compile(r"[0-9a-f]+")
-_OF_A_TOOL = "tool-"
+_REF_PATTERN = re.compile(rb"sha256:([0-9a-f]{64})")
+_HEX_PATTERN = re.compile(r"[0-9a-f]+")
+_TOOL_PREFIX = "tool-"
 """The prefix of the scratch folders of persistent tools, which belong to no session."""
-_NOTE = ".removed"
+_REMOVED_SUFFIX = ".removed"
 """The suffix of the note that replaces a job's output that was removed to free space."""
-_PLAIN = ("record", "meta", "session")
+_OTHER_TABLES = ("record", "meta", "session")
 
-Condition = tuple[str, list[str | int]]
+SqlCondition = tuple[str, list[str | int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Leftovers:
+class OrphanedFiles:
     """Files and folders that nothing refers to, with their total size in bytes."""
 
     files: tuple[Path, ...]
@@ -64,55 +64,55 @@ class Leftovers:
         return problems
 
 
-def leftovers(
-    connection: sqlite3.Connection, folders: Folders, ending: Sequence[str], without: Condition | None = None
-) -> Leftovers:
+def find_orphans(
+    connection: sqlite3.Connection, folders: StateFolders, ending: Sequence[str], without: SqlCondition | None = None
+) -> OrphanedFiles:
     """Find orphaned files and folders. No call may be running, or its output would look orphaned.
 
     :param ending: sessions to treat as removed
     :param without: records to treat as removed
     """
-    refs, outputs = _references(connection, folders, frozenset(ending), without)
+    refs, outputs = _collect_references(connection, folders, frozenset(ending), without)
     sessions = {str(row[0]) for row in connection.execute("SELECT id FROM session")} - set(ending)
     files: list[Path] = []
-    for file in _files(folders.artifacts):
+    for file in _artifact_files(folders.artifact_folder):
         digest = f"{file.parent.name}{file.name.removesuffix('.type')}"
         if digest not in refs:
             files.append(file)
-    of_outputs, whole = _left_by_sessions(folders, sessions, outputs)
+    of_outputs, whole = _find_session_orphans(folders, sessions, outputs)
     files += of_outputs
-    size = sum(_size(file) for file in files) + sum(tree_bytes(folder) for folder in whole)
-    return Leftovers(tuple(files), tuple(whole), size)
+    size = sum(_size(file) for file in files) + sum(measure_tree(folder) for folder in whole)
+    return OrphanedFiles(tuple(files), tuple(whole), size)
 
 
-def _left_by_sessions(
-    folders: Folders, sessions: Collection[str], outputs: Collection[str]
+def _find_session_orphans(
+    folders: StateFolders, sessions: Collection[str], outputs: Collection[str]
 ) -> tuple[list[Path], list[Path]]:
     """Return output files that nothing refers to, and folders of removed sessions."""
     files: list[Path] = []
     whole: list[Path] = []
     for part in ("output", "scratch"):
         for folder in _subfolders(folders.state / part / folders.key):
-            if folder.name not in sessions and not (part == "scratch" and folder.name.startswith(_OF_A_TOOL)):
+            if folder.name not in sessions and not (part == "scratch" and folder.name.startswith(_TOOL_PREFIX)):
                 whole.append(folder)
             elif part == "output":
-                names = ((file, file.name.removesuffix(_NOTE)) for file in _plain_files(folder))
+                names = ((file, file.name.removesuffix(_REMOVED_SUFFIX)) for file in _plain_files(folder))
                 files += (file for file, name in names if f"{folder.name}/{name}" not in outputs)
     return files, whole
 
 
-def tables_of_sessions(connection: sqlite3.Connection) -> Iterator[str]:
+def list_session_tables(connection: sqlite3.Connection) -> Iterator[str]:
     """Yield the tables, except the log, that have rows of sessions."""
     for table in _tables(connection):
-        if table not in _PLAIN and "session" in _columns(connection, table):
+        if table not in _OTHER_TABLES and "session" in _columns(connection, table):
             yield table
 
 
-def _references(
-    connection: sqlite3.Connection, folders: Folders, ending: frozenset[str], without: Condition | None
+def _collect_references(
+    connection: sqlite3.Connection, folders: StateFolders, ending: frozenset[str], without: SqlCondition | None
 ) -> tuple[set[str], set[str]]:
     """Return the hashes of artifacts and the ``session/file`` of outputs that any remaining row names."""
-    outputs = str(folders.outputs)
+    outputs = str(folders.output_base)
     # The path in the form of each of the two encoders of the log.
     spellings = {json.dumps(outputs, ensure_ascii=ascii_only)[1:-1].encode() for ascii_only in (True, False)}
     output = re.compile(b"(?:" + b"|".join(map(re.escape, sorted(spellings))) + rb")/([\w-]+/[\w.-]+)")
@@ -121,7 +121,7 @@ def _references(
 
     def look(value: object) -> None:
         raw = value if isinstance(value, bytes) else value.encode("utf-8", "replace") if isinstance(value, str) else b""
-        refs.update(match.decode() for match in _REF.findall(raw))
+        refs.update(match.decode() for match in _REF_PATTERN.findall(raw))
         named.update(match.decode() for match in output.findall(raw))
 
     where, values = ("body IS NOT NULL", list[str | int]()) if without is None else (f"NOT ({without[0]})", without[1])
@@ -129,7 +129,7 @@ def _references(
         look(body)
     for table in _tables(connection):
         columns = _columns(connection, table)
-        if table in _PLAIN or not columns:
+        if table in _OTHER_TABLES or not columns:
             continue
         owner = columns.index("session") if "session" in columns else None
         for row in connection.execute(f'SELECT * FROM "{table}"'):  # noqa: S608
@@ -148,9 +148,9 @@ def _columns(connection: sqlite3.Connection, table: str) -> list[str]:
     return [str(row[1]) for row in connection.execute(f'PRAGMA table_info("{table}")')]
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _artifact_files(folder: Path) -> Iterator[Path]:
     for inner in _subfolders(folder):
-        if len(inner.name) == 2 and _HEX.fullmatch(inner.name):
+        if len(inner.name) == 2 and _HEX_PATTERN.fullmatch(inner.name):
             yield from _plain_files(inner)
 
 
@@ -177,21 +177,21 @@ def _size(file: Path) -> int:
         return 0
 
 
-_KEPT = ("redacted", "lost")
+_PERMANENT_KINDS = ("redacted", "lost")
 """Records that document the fate of other records. They contain only numbers and reasons."""
-_MOST_RECORDS = 20_000
-_MOST_BYTES = 64 * 1024 * 1024
+_MAX_BATCH_RECORDS = 20_000
+_MAX_BATCH_BYTES = 64 * 1024 * 1024
 """The limit of one transaction, which must fit into the write-ahead log: users also purge when the disk is full."""
 
-_TEXT = f"CAST(substr(body, {SALT_BYTES + 1}) AS TEXT)"
-_NEWEST_WHOLE = (
+_BODY_SQL = f"CAST(substr(body, {SALT_BYTES + 1}) AS TEXT)"
+_NEWEST_WHOLE_SQL = (
     "SELECT max(sequence) FROM record WHERE kind = 'generation' AND at_ns < ? "  # noqa: S608
-    f"AND CASE WHEN json_valid({_TEXT}) THEN json_extract({_TEXT}, '$.after') IS NULL END"
+    f"AND CASE WHEN json_valid({_BODY_SQL}) THEN json_extract({_BODY_SQL}, '$.after') IS NULL END"
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class PurgeSelection:
     """The records to purge: those before a time (wall clock, nanoseconds), those of a session, or both."""
 
     before_ns: int | None = None
@@ -209,7 +209,7 @@ class Selection:
     @property
     def condition(self) -> tuple[str, list[str | int]]:
         """The SQL condition on a record, with its values."""
-        wheres, values = ["body IS NOT NULL", f"kind NOT IN {_KEPT}"], list[str | int]()
+        wheres, values = ["body IS NOT NULL", f"kind NOT IN {_PERMANENT_KINDS}"], list[str | int]()
         if self.session_id is not None:
             wheres.append("session = ?")
             values.append(self.session_id)
@@ -217,13 +217,13 @@ class Selection:
             wheres.append("at_ns < ?")
             values.append(self.before_ns)
             # Later calls may refer to the newest complete generation, and to the later records that only list changes to it.
-            wheres.append(f"(kind <> 'generation' OR sequence < ifnull(({_NEWEST_WHOLE}), 0))")
+            wheres.append(f"(kind <> 'generation' OR sequence < ifnull(({_NEWEST_WHOLE_SQL}), 0))")
             values.append(self.before_ns)
         return " AND ".join(wheres), values
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class PurgePlan:
     """The data that a purge would remove.
 
     :param records: the number of bodies, ``bytes`` in total
@@ -238,15 +238,15 @@ class Survey:
     oldest_ns: int | None
     newest_ns: int | None
     sessions: tuple[str, ...]
-    left_over: Leftovers
+    orphans: OrphanedFiles
 
     @property
-    def empty(self) -> bool:
-        return not (self.records or self.sessions or self.left_over.paths)
+    def is_empty(self) -> bool:
+        return not (self.records or self.sessions or self.orphans.paths)
 
 
 @dataclass(frozen=True, slots=True)
-class Purged:
+class PurgeResult:
     """The result of a purge: the removed data, and the problems."""
 
     records: int
@@ -255,7 +255,7 @@ class Purged:
     problems: tuple[str, ...] = ()
 
 
-def survey(reader: LogReader, folders: Folders, selection: Selection) -> Survey:
+def plan_purge(reader: LogReader, folders: StateFolders, selection: PurgeSelection) -> PurgePlan:
     """Return the data that a purge would remove, without changing anything.
 
     :raises sqlite3.Error: if the log is damaged
@@ -267,12 +267,12 @@ def survey(reader: LogReader, folders: Folders, selection: Selection) -> Survey:
         f"FROM record WHERE {where}",
         values,
     ).fetchone()
-    sessions = tuple(_whole_sessions(connection, selection))
-    left_over = leftovers(connection, folders, sessions, (where, values))
-    return Survey(records, int(size), calls, oldest, newest, sessions, left_over)
+    sessions = tuple(_removed_sessions(connection, selection))
+    left_over = find_orphans(connection, folders, sessions, (where, values))
+    return PurgePlan(records, int(size), calls, oldest, newest, sessions, left_over)
 
 
-async def purge(log: CommitLog, database: Database, folders: Folders, selection: Selection, *, reason: str) -> Purged:
+async def purge(log: CommitLog, database: WorkspaceDatabase, folders: StateFolders, selection: PurgeSelection, *, reason: str) -> PurgeResult:
     """Remove the data that :func:`survey` finds. The caller must hold the lease, and no call may run.
 
     If it is interrupted, it has removed and recorded a part. Run it again to remove the rest.
@@ -282,20 +282,20 @@ async def purge(log: CommitLog, database: Database, folders: Folders, selection:
     """
     await log.flush()
     connection = log.reader.connection
-    sessions = tuple(_whole_sessions(connection, selection))
+    sessions = tuple(_removed_sessions(connection, selection))
     removed = 0
     for sequences in list(_batches(connection, selection)):
         await log.redact(sequences, reason=reason, session_id=selection.session_id or "")
         removed += len(sequences)
-    forgetting = _Forgetting(selection)
-    database.attach(forgetting)
+    forgetting = _SessionRemover(selection)
+    database.attach_table(forgetting)
     await database.commit(forgetting, sessions)
-    found = await asyncio.to_thread(leftovers, connection, folders, sessions)
+    found = await asyncio.to_thread(find_orphans, connection, folders, sessions)
     problems = await asyncio.to_thread(found.remove)
-    return Purged(removed, len(sessions), len(found.paths) - len(problems), tuple(problems))
+    return PurgeResult(removed, len(sessions), len(found.paths) - len(problems), tuple(problems))
 
 
-def _whole_sessions(connection: sqlite3.Connection, selection: Selection) -> Iterator[str]:
+def _removed_sessions(connection: sqlite3.Connection, selection: PurgeSelection) -> Iterator[str]:
     """Yield the sessions that are removed completely."""
     sql, values = "SELECT id FROM session", list[str | int]()
     if selection.before_ns is not None:
@@ -309,7 +309,7 @@ def _whole_sessions(connection: sqlite3.Connection, selection: Selection) -> Ite
         yield str(session)
 
 
-def _batches(connection: sqlite3.Connection, selection: Selection) -> Iterator[list[int]]:
+def _batches(connection: sqlite3.Connection, selection: PurgeSelection) -> Iterator[list[int]]:
     where, values = selection.condition
     batch: list[int] = []
     size = 0
@@ -317,27 +317,27 @@ def _batches(connection: sqlite3.Connection, selection: Selection) -> Iterator[l
     for sequence, length in rows:
         batch.append(sequence)
         size += length
-        if len(batch) >= _MOST_RECORDS or size >= _MOST_BYTES:
+        if len(batch) >= _MAX_BATCH_RECORDS or size >= _MAX_BATCH_BYTES:
             yield batch
             batch, size = [], 0
     if batch:
         yield batch
 
 
-class _Forgetting:
+class _SessionRemover:
     """A database participant that deletes the rows of sessions.
 
     It deletes from every table with a column ``session``. For sessions that remain, it deletes answered approval requests.
     """
 
-    def __init__(self, selection: Selection) -> None:
+    def __init__(self, selection: PurgeSelection) -> None:
         self._before_ns = None if selection.session_id is not None else selection.before_ns
         self._tables: tuple[str, ...] = ()
 
-    def opened(self, connection: sqlite3.Connection) -> None:
-        self._tables = tuple(tables_of_sessions(connection))
+    def load(self, connection: sqlite3.Connection) -> None:
+        self._tables = tuple(list_session_tables(connection))
 
-    def statements(self, batch: Sequence[Sequence[str]]) -> Iterable[Statement]:
+    def build_statements(self, batch: Sequence[Sequence[str]]) -> Iterable[Statement]:
         for session in (one for sessions in batch for one in sessions):
             for table in self._tables:
                 yield f'DELETE FROM "{table}" WHERE session = ?', (session,)  # noqa: S608

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from handrail.contract.errors import StartError
-from handrail.record.chain import SALT_BYTES, Walk
-from handrail.record.reading import LogReader
+from handrail.record.chain import SALT_BYTES, ChainVerifier
+from handrail.record.log_reader import LogReader
 from handrail.store.encoding import decode
 
 
 @dataclass(frozen=True, slots=True)
-class Verification:
+class LogVerification:
     """The result of a verification.
 
     :param ok: whether the log is intact
@@ -31,8 +31,8 @@ class Verification:
     records: int
     head: str
     redacted: int = 0
-    lost: int = 0
-    first_bad: int | None = None
+    dropped: int = 0
+    first_invalid: int | None = None
     problem: str | None = None
 
     def __str__(self) -> str:
@@ -40,13 +40,13 @@ class Verification:
             return f"not intact: {self.problem}"
         count = "1 record" if self.records == 1 else f"{self.records:,} records"
         notes = f", {self.redacted:,} of them redacted" if self.redacted else ""
-        notes += f", {self.lost:,} reported as lost" if self.lost else ""
+        notes += f", {self.dropped:,} reported as lost" if self.dropped else ""
         return f"intact: {count}{notes}, head {self.head}"
 
 
-def verify(
+def verify_log(
     reader: LogReader, head: str | None = None, written: Callable[[], tuple[int, bytes] | None] = lambda: None
-) -> Verification:
+) -> LogVerification:
     """Check every record against the chain, and every body against its commitment.
 
     If records were cut off the end, the shorter chain is still valid. Only ``head`` and ``written`` reveal the cut.
@@ -58,17 +58,17 @@ def verify(
     try:
         known = written()  # first, because the log may grow meanwhile
         found = _verify(reader.connection, head.strip().lower() if head else None)
-        if found.ok and (missing := reader.missing(known)) is not None:
+        if found.ok and (missing := reader.find_missing(known)) is not None:
             problem = f"{missing}: the database was replaced by an older copy, or cut"
             return replace(found, ok=False, first_bad=found.records + 1, problem=problem)
         return found
     except StartError as error:
-        return Verification(False, 0, "", problem=str(error))
+        return LogVerification(False, 0, "", problem=str(error))
     except sqlite3.DatabaseError as error:
-        return Verification(False, 0, "", problem=f"the database file is damaged: {error}")
+        return LogVerification(False, 0, "", problem=f"the database file is damaged: {error}")
 
 
-def _verify(connection: sqlite3.Connection, head: str | None) -> Verification:
+def _verify(connection: sqlite3.Connection, head: str | None) -> LogVerification:
     connection.execute("BEGIN")  # a snapshot of a log that may be growing
     try:
         return _check(connection, head)
@@ -76,36 +76,36 @@ def _verify(connection: sqlite3.Connection, head: str | None) -> Verification:
         connection.execute("ROLLBACK")
 
 
-def _check(connection: sqlite3.Connection, head: str | None) -> Verification:
-    walk = Walk()
+def _check(connection: sqlite3.Connection, head: str | None) -> LogVerification:
+    walk = ChainVerifier()
     lost = redacted = 0
     found_head = head == walk.head.hex()
     bodiless: list[tuple[int, int]] = []
     recorded: list[tuple[int, int]] = []
 
-    def bad(sequence: int, problem: str) -> Verification:
-        return Verification(False, walk.sequence, walk.head.hex(), redacted, lost, sequence, problem)
+    def bad(sequence: int, problem: str) -> LogVerification:
+        return LogVerification(False, walk.sequence, walk.head.hex(), redacted, lost, sequence, problem)
 
     rows = connection.execute(
         "SELECT sequence, at_ns, kind, session, call, seal, body FROM record NOT INDEXED ORDER BY sequence"
     )
     try:
         for row in rows:
-            if fault := walk.step(row):
+            if fault := walk.check_record(row):
                 return bad(fault.sequence, str(fault))
             sequence, kind, body = row[0], row[2], row[6]
             if body is None:
                 redacted += 1
-                _extend(bodiless, sequence)
+                _extend_runs(bodiless, sequence)
             elif kind == "redacted":
-                recorded += _runs(body)
+                recorded += _read_runs(body)
             elif kind == "lost":
-                lost += _count(body)
+                lost += _read_count(body)
             found_head = found_head or walk.head.hex() == head
     except sqlite3.DatabaseError as error:
         unread = walk.sequence + 1
         return bad(unread, f"record {unread} cannot be read, the database file is damaged: {error}")
-    if fault := walk.end():
+    if fault := walk.check_end():
         return bad(fault.sequence, str(fault))
     if head is not None and not found_head:
         return bad(
@@ -117,7 +117,7 @@ def _check(connection: sqlite3.Connection, head: str | None) -> Verification:
         return bad(first, f"record {first}: its body was removed without a recorded redaction")
     (integrity,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if integrity != "ok":
-        return Verification(
+        return LogVerification(
             False,
             walk.sequence,
             walk.head.hex(),
@@ -125,10 +125,10 @@ def _check(connection: sqlite3.Connection, head: str | None) -> Verification:
             lost,
             problem=f"the records are intact, but the database file is damaged: {integrity}",
         )
-    return Verification(True, walk.sequence, walk.head.hex(), redacted, lost)
+    return LogVerification(True, walk.sequence, walk.head.hex(), redacted, lost)
 
 
-def _extend(runs: list[tuple[int, int]], sequence: int) -> None:
+def _extend_runs(runs: list[tuple[int, int]], sequence: int) -> None:
     """Add a number to the last run, or start a new run."""
     if runs and runs[-1][1] == sequence - 1:
         runs[-1] = (runs[-1][0], sequence)
@@ -136,9 +136,9 @@ def _extend(runs: list[tuple[int, int]], sequence: int) -> None:
         runs.append((sequence, sequence))
 
 
-def _runs(body: object) -> list[tuple[int, int]]:
+def _read_runs(body: object) -> list[tuple[int, int]]:
     """Return the runs of sequences that a redaction names. Values of another form are skipped."""
-    listed = _field(body, "sequences")
+    listed = _read_field(body, "sequences")
     found: list[tuple[int, int]] = []
     for run in cast("list[Any]", listed) if isinstance(listed, list) else ():
         match run:
@@ -163,12 +163,12 @@ def _first_outside(runs: list[tuple[int, int]], cover: list[tuple[int, int]]) ->
     return None
 
 
-def _count(body: object) -> int:
-    number = _field(body, "records")
+def _read_count(body: object) -> int:
+    number = _read_field(body, "records")
     return number if isinstance(number, int) else 0
 
 
-def _field(body: object, name: str) -> object:
+def _read_field(body: object, name: str) -> object:
     try:
         decoded: Any = decode(body[SALT_BYTES:]) if isinstance(body, bytes) else None
     except (ValueError, RecursionError):

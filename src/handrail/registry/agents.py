@@ -24,17 +24,17 @@ from handrail.contract.agent import (
     parse_agent,
     tool_matches,
 )
-from handrail.contract.errors import Fault, LoadError, UsageError
-from handrail.contract.generation import Entry, Generation, Loaded, Rank, foreign_origin
-from handrail.contract.sandbox import Tier
+from handrail.contract.errors import Diagnostic, LoadError, UsageError
+from handrail.contract.generation import ToolEntry, Generation, SourceContents, SourceRank, describe_untrusted_source
+from handrail.contract.sandbox import SandboxTier
 from handrail.contract.schema.locked_shapes import LOCKED_SHAPES
-from handrail.contract.schema.schema import path_text
-from handrail.contract.text.json import ArgumentText, parse_object
+from handrail.contract.schema.validation import format_path
+from handrail.contract.text.json_text import InvalidJsonText, parse_object
 from handrail.contract.text.patterns import has_wildcard
-from handrail.contract.tool.names import nearest, wire_name
-from handrail.registry.loading import Reason, reasons_to_withhold, verdict
-from handrail.registry.sources.folders import content_of, loose, problem_with_folder
-from handrail.runtime.secrets import NO_SECRETS, SecretStore
+from handrail.contract.tool.names import nearest_names, wire_name
+from handrail.registry.generation_loader import UnavailableReason, find_unavailable_reasons, resolve_status
+from handrail.registry.sources.folders import read_operator_file, find_permission_problem, find_folder_problem
+from handrail.runtime.secret_store import NO_SECRETS, SecretStore
 
 AGENT_FILE = "agent.toml"
 
@@ -53,10 +53,10 @@ def find_agents(config: Path, workspaces: Iterable[str] = ()) -> dict[str, Check
         return found
     except OSError as error:
         problem = f"cannot be read: {error.strerror or error}"
-        return {DEFAULT_AGENT: CheckedAgent(AgentManifest(), str(folder), (Fault(str(folder), "", problem),))}
+        return {DEFAULT_AGENT: CheckedAgent(AgentManifest(), str(folder), (Diagnostic(str(folder), "", problem),))}
     for entry in entries:
         if not entry.name.startswith(".") and (entry.is_dir() or entry.is_symlink()):
-            found[entry.name] = _read(entry, apart)
+            found[entry.name] = _read_agent(entry, apart)
     return found
 
 
@@ -69,7 +69,7 @@ def find_agent(config: Path, agent: str, workspaces: Iterable[str] = ()) -> Chec
         raise UsageError(f"Invalid agent id: {problem}.")
     agents = find_agents(config, workspaces)
     if agent not in agents:
-        close = nearest(agent, agents, 1)
+        close = nearest_names(agent, agents, 1)
         hint = (
             f"Did you mean {close[0]!r}?"
             if close
@@ -79,42 +79,42 @@ def find_agent(config: Path, agent: str, workspaces: Iterable[str] = ()) -> Chec
     return agents[agent]
 
 
-def faults_in_names(agent: AgentManifest, everything: Generation) -> Iterator[tuple[str, str]]:
+def find_name_faults(agent: AgentManifest, all_tools: Generation) -> Iterator[tuple[str, str]]:
     """Yield ``(place, problem)`` for each name of a tool that does not exist.
 
     :param everything: all tools that the agent could have, including those of its own folder
     """
-    sound = [pattern for pattern in agent.tools if _names_any(pattern, everything) is not None]
-    known = everything.entries
+    sound = [pattern for pattern in agent.tools if _matches_any_tool(pattern, all_tools) is not None]
+    known = all_tools.entries
     for index, pattern in enumerate(agent.tools):
-        if _names_any(pattern, everything) is False:
-            yield f"tools[{index}]", _no_tool(pattern, known)
+        if _matches_any_tool(pattern, all_tools) is False:
+            yield f"tools[{index}]", _describe_unknown_tool(pattern, known)
     narrowed = agent.model_copy(update={"tools": sound if len(sound) == len(agent.tools) else ("*",)})
-    for place, tool_id in _ids_in(agent):
+    for place, tool_id in _list_named_ids(agent):
         if tool_id not in known:
-            yield place, _no_tool(tool_id, known)
+            yield place, _describe_unknown_tool(tool_id, known)
         elif not narrowed.has_tool(tool_id):
             yield place, f"{tool_id!r} is not in this agent's tools; add it to tools, or remove it here"
     for alias in agent.aliases:
-        other = everything.resolve(alias)
+        other = all_tools.resolve(alias)
         if other is not None:
-            yield path_text(("aliases", alias)), f"is already the name of the tool {other.id!r}; choose another alias"
+            yield format_path(("aliases", alias)), f"is already the name of the tool {other.id!r}; choose another alias"
 
 
-def _ids_in(agent: AgentManifest) -> Iterator[tuple[str, str]]:
+def _list_named_ids(agent: AgentManifest) -> Iterator[tuple[str, str]]:
     """Yield ``(place, id)`` for each tool that the manifest names by its full id."""
     yield from ((f"core[{index}]", tool_id) for index, tool_id in enumerate(agent.core))
-    yield from ((path_text(("requires", "tools", tool_id)), tool_id) for tool_id in agent.requires.tools)
-    yield from ((path_text(("tool_config", tool_id)), tool_id) for tool_id in agent.tool_config)
-    yield from ((path_text(("aliases", alias)), tool_id) for alias, tool_id in agent.aliases.items())
+    yield from ((format_path(("requires", "tools", tool_id)), tool_id) for tool_id in agent.requires.tools)
+    yield from ((format_path(("tool_config", tool_id)), tool_id) for tool_id in agent.tool_config)
+    yield from ((format_path(("aliases", alias)), tool_id) for alias, tool_id in agent.aliases.items())
 
 
-def generation_of(
+def build_agent_generation(
     agent: AgentManifest,
-    everything: Generation,
-    tier: Tier,
+    all_tools: Generation,
+    tier: SandboxTier,
     secrets: SecretStore = NO_SECRETS,
-    elsewhere: Collection[str] = (),
+    other_agents_tools: Collection[str] = (),
 ) -> Generation:
     """Return the part of ``everything`` that a valid agent has, with its aliases.
 
@@ -122,40 +122,40 @@ def generation_of(
 
     :param elsewhere: ids of tools that only other agents have
     """
-    if "*" in agent.tools and not agent.aliases and not agent.requires.tools and not elsewhere:
-        return everything
+    if "*" in agent.tools and not agent.aliases and not agent.requires.tools and not other_agents_tools:
+        return all_tools
     entries = [
-        _with_additions(agent, entry, tier, secrets)
-        for tool_id, entry in everything.entries.items()
+        _add_required_hosts(agent, entry, tier, secrets)
+        for tool_id, entry in all_tools.entries.items()
         if agent.has_tool(tool_id)
     ]
-    lacking = (tool_id for tool_id in everything.entries if not agent.has_tool(tool_id))
-    beyond = {*lacking, *elsewhere}.difference(entry.tool.spec.id for entry in entries)
-    shipped = {alias: tool_id for alias, tool_id in everything.aliases.items() if agent.has_tool(tool_id)}
+    lacking = (tool_id for tool_id in all_tools.entries if not agent.has_tool(tool_id))
+    beyond = {*lacking, *other_agents_tools}.difference(entry.tool.spec.id for entry in entries)
+    shipped = {alias: tool_id for alias, tool_id in all_tools.aliases.items() if agent.has_tool(tool_id)}
     names = {**shipped, **agent.aliases}
-    more = everything.offerings, everything.unheard
-    return Generation(everything.number, entries, names, everything.quarantined, beyond, *more)
+    more = all_tools.resource_providers, all_tools.unlisted_sources
+    return Generation(all_tools.number, entries, names, all_tools.quarantined, beyond, *more)
 
 
-def _read(folder: Path, workspaces: tuple[str, ...]) -> CheckedAgent:
+def _read_agent(folder: Path, workspaces: tuple[str, ...]) -> CheckedAgent:
     file = folder / AGENT_FILE
     nothing = AgentManifest(id=folder.name)
-    if problem := problem_with_folder(Path(os.path.realpath(folder)), workspaces) or loose(folder.parent):
-        return CheckedAgent(nothing, str(file), (Fault(str(folder), "", problem),))
+    if problem := find_folder_problem(Path(os.path.realpath(folder)), workspaces) or find_permission_problem(folder.parent):
+        return CheckedAgent(nothing, str(file), (Diagnostic(str(folder), "", problem),))
     if not os.path.lexists(file):
         if folder.name == DEFAULT_AGENT:
             return CheckedAgent(nothing)
-        return CheckedAgent(nothing, str(file), (Fault(str(file), "", "is missing; an agent folder must have one"),))
+        return CheckedAgent(nothing, str(file), (Diagnostic(str(file), "", "is missing; an agent folder must have one"),))
     try:
-        content = content_of(file, MAX_AGENT_BYTES)
+        content = read_operator_file(file, MAX_AGENT_BYTES)
     except LoadError as error:
-        return CheckedAgent(nothing, str(file), error.faults)
+        return CheckedAgent(nothing, str(file), error.diagnostics)
     return parse_agent(content, str(file), folder.name)
 
 
-def _with_additions(agent: AgentManifest, entry: Entry, tier: Tier, secrets: SecretStore) -> Entry:
+def _add_required_hosts(agent: AgentManifest, entry: ToolEntry, tier: SandboxTier, secrets: SecretStore) -> ToolEntry:
     addition = agent.requires.tools.get(entry.id)
-    if addition is None or not addition.net.hosts or (entry.id in LOCKED_SHAPES and entry.withheld is not None):
+    if addition is None or not addition.net.hosts or (entry.id in LOCKED_SHAPES and entry.unavailable_reason is not None):
         return entry
     requires, behind = entry.spec.requires, entry.answered_by
     hosts = tuple(dict.fromkeys((*requires.net.hosts, *addition.net.hosts)))
@@ -163,37 +163,37 @@ def _with_additions(agent: AgentManifest, entry: Entry, tier: Tier, secrets: Sec
     spec = replace(entry.spec, requires=more)
     if behind is not None:
         behind = replace(behind, spec=replace(behind.spec, requires=more))
-    reasons = reasons_to_withhold(entry.tool, tier, spec if behind is None else behind.spec, secrets=secrets)
-    if entry.withheld is not None and entry.status in ("disabled", "quarantined", "offline"):
-        reasons.append(Reason(entry.status, entry.withheld))
-    withheld, status = verdict(spec, entry.foreign, reasons)
+    reasons = find_unavailable_reasons(entry.tool, tier, spec if behind is None else behind.spec, secrets=secrets)
+    if entry.unavailable_reason is not None and entry.status in ("disabled", "quarantined", "offline"):
+        reasons.append(UnavailableReason(entry.status, entry.unavailable_reason))
+    withheld, status = resolve_status(spec, entry.third_party, reasons)
     declared = replace(entry.declared or entry.spec, requires=more)
     return replace(
         entry,
         spec=spec,
         definition_hash=declared.definition_hash
         if behind is None
-        else LOCKED_SHAPES[entry.id].definition_of(entry.id, declared),
+        else LOCKED_SHAPES[entry.id].definition_hash(entry.id, declared),
         answered_by=behind,
-        untrusted=foreign_origin(spec, entry.source, foreign=entry.foreign is not None),
+        untrusted=describe_untrusted_source(spec, entry.source, third_party=entry.third_party is not None),
         withheld=withheld,
         status=entry.status if behind is not None and withheld is None else status,
     )
 
 
-def _names_any(pattern: str, everything: Generation) -> bool | None:
+def _matches_any_tool(pattern: str, all_tools: Generation) -> bool | None:
     """Return whether an item of ``tools`` matches any tool, or None for an invalid pattern."""
     try:
-        return pattern == "*" or any(tool_matches(pattern, tool_id) for tool_id in everything.entries)
+        return pattern == "*" or any(tool_matches(pattern, tool_id) for tool_id in all_tools.entries)
     except ValueError:
         return None
 
 
-def _no_tool(name: str, known: Mapping[str, Entry]) -> str:
+def _describe_unknown_tool(name: str, known: Mapping[str, ToolEntry]) -> str:
     if has_wildcard(name):
         return f"{name!r} matches no tool"
     same_wire = [tool_id for tool_id in known if wire_name(tool_id) == name]
-    close = same_wire or nearest(name, known)
+    close = same_wire or nearest_names(name, known)
     return f"tool {name!r} does not exist" + (f"; did you mean {' or '.join(close)}?" if close else "")
 
 
@@ -203,14 +203,14 @@ def _no_tool(name: str, known: Mapping[str, Entry]) -> str:
 # that was changed, added, removed or made executable is a fault and stops start-up.
 
 BUNDLE_FILE = "bundle.json"
-FORMAT = 1
+BUNDLE_FORMAT = 1
 MAX_BUNDLE_BYTES = 16 * 1024 * 1024
-_SEALED = ("handrail.toml", "tools", "agents", "skills")
+_BUNDLED_NAMES = ("handrail.toml", "tools", "agents", "skills")
 """The entries of a configuration folder that Handrail reads."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
+class SealedFile:
     """A file of a bundle: the SHA-256 of its content, in hexadecimal, and whether it is executable."""
 
     sha256: str
@@ -222,20 +222,20 @@ class BundleSource:
     """A source without tools that checks the seal of a configuration folder before any other source loads."""
 
     folder: Path
-    rank: Rank = "built-in"
-    foreign: bool = False
+    rank: SourceRank = "built-in"
+    is_third_party: bool = False
 
-    def load(self) -> Loaded:
+    def load(self) -> SourceContents:
         path = self.folder / BUNDLE_FILE
         if not os.path.lexists(path):
-            return Loaded()
+            return SourceContents()
         try:
-            return Loaded(faults=tuple(Fault(str(path), where, problem) for where, problem in _faults(path)))
+            return SourceContents(faults=tuple(Diagnostic(str(path), where, problem) for where, problem in _faults(path)))
         except LoadError as error:
-            return Loaded(faults=tuple(error.faults))
+            return SourceContents(faults=tuple(error.diagnostics))
 
 
-def seal_of(path: Path) -> Sealed:
+def seal_file(path: Path) -> SealedFile:
     """Return the hash and the executable bit of a file.
 
     :raises OSError: if it cannot be read, or is not a regular file
@@ -245,10 +245,10 @@ def seal_of(path: Path) -> Sealed:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise OSError(0, "is not a regular file")
-        return Sealed(hashlib.file_digest(file, "sha256").hexdigest(), bool(found.st_mode & 0o111))
+        return SealedFile(hashlib.file_digest(file, "sha256").hexdigest(), bool(found.st_mode & 0o111))
 
 
-def sealed_text(agent: str, version: str, files: dict[str, Sealed], tools: dict[str, dict[str, str]]) -> str:
+def format_bundle(agent: str, version: str, files: dict[str, SealedFile], tools: dict[str, dict[str, str]]) -> str:
     """Return the text of ``bundle.json``, which depends only on the files.
 
     :param files: the files, by path in the bundle
@@ -256,7 +256,7 @@ def sealed_text(agent: str, version: str, files: dict[str, Sealed], tools: dict[
     """
     listed = {name: {"sha256": one.sha256, "executable": one.executable} for name, one in sorted(files.items())}
     whole = {
-        "format": FORMAT,
+        "format": BUNDLE_FORMAT,
         "agent": agent,
         "handrail": version,
         "files": listed,
@@ -265,9 +265,9 @@ def sealed_text(agent: str, version: str, files: dict[str, Sealed], tools: dict[
     return json.dumps(whole, indent=1) + "\n"
 
 
-def files_in(folder: Path) -> Iterator[str]:
+def list_bundle_files(folder: Path) -> Iterator[str]:
     """Yield the path of each file that Handrail may read in a configuration folder, including links."""
-    for top in _SEALED:
+    for top in _BUNDLED_NAMES:
         start = folder / top
         if start.is_dir() and not start.is_symlink():
             for parent, folders, names in os.walk(start):
@@ -279,27 +279,27 @@ def files_in(folder: Path) -> Iterator[str]:
 
 
 def _faults(path: Path) -> Iterator[tuple[str, str]]:
-    content = content_of(path, MAX_BUNDLE_BYTES)
+    content = read_operator_file(path, MAX_BUNDLE_BYTES)
     try:
         whole = parse_object(content, what="the bundle's contents", max_bytes=MAX_BUNDLE_BYTES)
-    except ArgumentText as error:
+    except InvalidJsonText as error:
         yield "", f"{error}; rebuild the bundle with handrail build"
         return
-    if whole.get("format") != FORMAT:
+    if whole.get("format") != BUNDLE_FORMAT:
         yield (
             "format",
-            f"is {whole.get('format')!r}, and this Handrail reads {FORMAT}; rebuild the bundle with handrail build",
+            f"is {whole.get('format')!r}, and this Handrail reads {BUNDLE_FORMAT}; rebuild the bundle with handrail build",
         )
         return
     given: Any = whole.get("files")
     listed = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
     folder = path.parent
-    for name in sorted(listed.keys() | set(files_in(folder))):
+    for name in sorted(listed.keys() | set(list_bundle_files(folder))):
         if name not in listed:
             yield f"files.{name}", "does not belong to the bundle; remove it, or rebuild the bundle"
             continue
         try:
-            found = seal_of(folder / name)
+            found = seal_file(folder / name)
         except FileNotFoundError:
             yield f"files.{name}", "is missing; rebuild the bundle"
             continue

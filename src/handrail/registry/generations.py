@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from handrail.contract.generation import Difference, Entry, Generation
+from handrail.contract.generation import GenerationDiff, ToolEntry, Generation
 from handrail.contract.tool.tool import Tool
 
 
@@ -23,11 +23,11 @@ class OpenTools:
     def __init__(self) -> None:
         self._holders: Counter[int] = Counter()
 
-    def take(self, tool: Tool) -> None:
+    def acquire(self, tool: Tool) -> None:
         """Count one more user of the tool."""
         self._holders[id(tool)] += 1
 
-    def give_back(self, tool: Tool) -> bool:
+    def release(self, tool: Tool) -> bool:
         """Count one user less and return whether it was the last, so that the tool has to end."""
         self._holders[id(tool)] -= 1
         if self._holders[id(tool)] > 0:
@@ -36,7 +36,7 @@ class OpenTools:
         return True
 
 
-class Succession:
+class GenerationLifecycle:
     """The generations of one agent, bound to one event loop.
 
     :param open_tools: the open tools of one kernel, which its agents share
@@ -57,11 +57,11 @@ class Succession:
         self._keep_open(first)
 
     @property
-    def living(self) -> tuple[Generation, ...]:
+    def live_generations(self) -> tuple[Generation, ...]:
         """The current generation and the older ones that a turn or call still uses."""
         return (self.current, *self._older)
 
-    def publish(self, generation: Generation) -> Difference:
+    def publish(self, generation: Generation) -> GenerationDiff:
         """Make ``generation`` the current one and return how its tools differ from the previous one.
 
         :raises ValueError: unless its number is higher
@@ -73,9 +73,9 @@ class Succession:
             )
         self._keep_open(generation)
         self._older.add(older)
-        weakref.finalize(older, self._given_up).atexit = False
+        weakref.finalize(older, self._on_generation_dropped).atexit = False
         self.current = generation
-        return generation.difference(older)
+        return generation.diff_from(older)
 
     async def aclose(self) -> None:
         """End every tool.
@@ -84,7 +84,7 @@ class Succession:
         """
         self.closed = True
         tools, self._open = tuple(self._open.values()), {}
-        problems = await _end([tool for tool in tools if self._shared.give_back(tool)])
+        problems = await _close_tools([tool for tool in tools if self._shared.release(tool)])
         if self._ending:
             await asyncio.wait(self._ending)
         if problems:
@@ -94,23 +94,23 @@ class Succession:
         for entry in generation.entries.values():
             if id(entry.tool) not in self._open:
                 self._open[id(entry.tool)] = entry.tool
-                self._shared.take(entry.tool)
+                self._shared.acquire(entry.tool)
 
-    def _given_up(self) -> None:
+    def _on_generation_dropped(self) -> None:
         """Schedule the end of unused tools after an older generation was released. Any thread may call this."""
         if self._open and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._end_what_is_left)
+            self._loop.call_soon_threadsafe(self._close_unused_tools)
 
-    def _end_what_is_left(self) -> None:
-        held = {id(entry.tool) for generation in self.living for entry in generation.entries.values()}
+    def _close_unused_tools(self) -> None:
+        held = {id(entry.tool) for generation in self.live_generations for entry in generation.entries.values()}
         gone = [self._open.pop(key) for key in tuple(self._open) if key not in held]
-        if gone := [tool for tool in gone if self._shared.give_back(tool)]:
-            task = self._loop.create_task(_quietly(gone))
+        if gone := [tool for tool in gone if self._shared.release(tool)]:
+            task = self._loop.create_task(_close_tools_quietly(gone))
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
 
 
-async def _end(tools: Iterable[Tool]) -> list[Exception]:
+async def _close_tools(tools: Iterable[Tool]) -> list[Exception]:
     problems: list[Exception] = []
     for tool in tools:
         try:
@@ -120,9 +120,9 @@ async def _end(tools: Iterable[Tool]) -> list[Exception]:
     return problems
 
 
-async def _quietly(tools: Iterable[Tool]) -> None:
+async def _close_tools_quietly(tools: Iterable[Tool]) -> None:
     """End tools in the background and drop their errors, which no caller awaits."""
-    await _end(tools)
+    await _close_tools(tools)
 
 
 # The record of an agent's generations in the log: every tool of the first, then the changes from one to the next.
@@ -130,11 +130,11 @@ async def _quietly(tools: Iterable[Tool]) -> None:
 # A reader goes back from a change to the generation that it ``after`` names, until one names the tool. To keep that way
 # short, a generation is recorded whole again once the changes since would name as many tools.
 
-MOST_CHANGES = 50
+MAX_CONSECUTIVE_CHANGES = 50
 """The most generations in a row that the log records as changes only."""
 
 
-class Chronicle:
+class GenerationRecorder:
     """The records of one agent's generations in the log. Not thread-safe."""
 
     __slots__ = ("_changes", "_named", "_told")
@@ -143,7 +143,7 @@ class Chronicle:
         self._told: int | None = None
         self._changes = self._named = 0
 
-    def told(self, generation: Generation, difference: Difference | None = None) -> dict[str, Any]:
+    def record_body(self, generation: Generation, difference: GenerationDiff | None = None) -> dict[str, Any]:
         """Return the body of the record of ``generation``: its tools, their definitions and their sources.
 
         :param difference: the change since the generation that was recorded last
@@ -153,26 +153,26 @@ class Chronicle:
             new = (*difference.added, *difference.changed)
             self._changes += 1
             self._named += len(new) + len(difference.removed)
-            tools = _named(generation.entries[tool_id] for tool_id in new)
+            tools = _index_entries(generation.entries[tool_id] for tool_id in new)
             return {"number": generation.number, "after": after, "difference": asdict(difference), "tools": tools}
         self._changes = self._named = 0
         changes = {} if difference is None else {"difference": asdict(difference)}
-        return {"number": generation.number, "tools": _named(generation.entries.values()), **changes}
+        return {"number": generation.number, "tools": _index_entries(generation.entries.values()), **changes}
 
-    def _is_short(self, difference: Difference, count: int) -> bool:
+    def _is_short(self, difference: GenerationDiff, count: int) -> bool:
         named = len(difference.added) + len(difference.changed) + len(difference.removed)
-        return self._changes < MOST_CHANGES and self._named + named < count
+        return self._changes < MAX_CONSECUTIVE_CHANGES and self._named + named < count
 
 
-def _named(entries: Iterable[Entry]) -> dict[str, Any]:
+def _index_entries(entries: Iterable[ToolEntry]) -> dict[str, Any]:
     return {
         entry.id: {
             "definition": entry.definition_hash,
             "source": entry.source,
-            "withheld": entry.withheld,
+            "withheld": entry.unavailable_reason,
             "status": entry.status,
-            "confined_by": entry.confined_by,
-            **({} if entry.behind is None else {"answered_by": entry.behind.id}),
+            "confined_by": entry.sandbox,
+            **({} if entry.answering_spec is None else {"answered_by": entry.answering_spec.id}),
         }
         for entry in entries
     }

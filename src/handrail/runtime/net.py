@@ -19,12 +19,12 @@ from urllib.parse import quote, urljoin
 
 import h11
 
-from handrail.contract.doors.runtime import Response
-from handrail.contract.errors import ToolError, excerpt
-from handrail.contract.sandbox import Attempt
-from handrail.contract.text.hosts import WebAddress, bracketed, read_url
-from handrail.contract.tool.requires import CapabilitySet, May
-from handrail.sandbox.network.egress import Egress, Resolver
+from handrail.contract.services.runtime import HttpResponse
+from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.sandbox import ConnectionAttempt
+from handrail.contract.text.hosts import WebAddress, bracket_host, parse_url
+from handrail.contract.tool.requires import CapabilitySet, AccessCheck
+from handrail.sandbox.network.egress import EgressCheck, HostResolver
 
 # One HTTP exchange over a checked connection: strict in sending, bounded in reading and decoding.
 
@@ -35,7 +35,7 @@ _STEP = 1 << 20
 _MOST_INTERIM = 8
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
-_OURS = frozenset(
+_RUNTIME_FIELDS = frozenset(
     (
         "host",
         "connection",
@@ -52,28 +52,28 @@ _OURS = frozenset(
     )
 )
 
-Fields = list[tuple[str, str]]
+HeaderFields = list[tuple[str, str]]
 
 
-def fault_in_method(method: str) -> str | None:
+def find_method_problem(method: str) -> str | None:
     """Return why a tool cannot use this HTTP method; None if it can."""
     if not _TOKEN.fullmatch(method) or method.upper() in ("CONNECT", "TRACE"):
-        return f"{excerpt(method, 40)} is not an allowed HTTP method. Use GET, POST or another standard method."
+        return f"{quote_excerpt(method, 40)} is not an allowed HTTP method. Use GET, POST or another standard method."
     return None
 
 
-def fault_in_field(name: str, value: str) -> str | None:
+def find_field_problem(name: str, value: str) -> str | None:
     """Return why a tool cannot send this header field; None if it can."""
     if not _TOKEN.fullmatch(name):
-        return f"{excerpt(name, 100)} is not a valid name of a header field. Use letters, digits and hyphens."
-    if name.lower() in _OURS:
+        return f"{quote_excerpt(name, 100)} is not a valid name of a header field. Use letters, digits and hyphens."
+    if name.lower() in _RUNTIME_FIELDS:
         return f"The header field {name!r} is set by the runtime. Leave it out."
     if not _VALUE.fullmatch(value) or value != value.strip():
         return f"The value of the header field {name!r} contains characters that are not allowed. Remove them."
     return None
 
 
-class Exchange:
+class HttpExchange:
     """One HTTP request and its answer on a connection, which cannot be used again."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -81,7 +81,7 @@ class Exchange:
         self._writer = writer
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
 
-    async def ask(self, method: str, target: str, fields: Sequence[tuple[str, str]], body: bytes) -> h11.Response:
+    async def send_request(self, method: str, target: str, fields: Sequence[tuple[str, str]], body: bytes) -> h11.Response:
         """Send the request and return the head of the answer.
 
         :raises ToolError: ``backend`` if the server violates the protocol
@@ -93,38 +93,38 @@ class Exchange:
             self._writer.write(out + (self._http.send(h11.EndOfMessage()) or b""))
             await self._writer.drain()
             for _ in range(_MOST_INTERIM):
-                event = await self._event()
+                event = await self._next_event()
                 if isinstance(event, h11.Response):
                     return event
                 if not isinstance(event, h11.InformationalResponse) or event.status_code == 101:
                     break
         except h11.ProtocolError as error:
-            raise _backend(f"The answer of the server is not valid HTTP: {error}. Use another URL.") from None
+            raise _backend_error(f"The answer of the server is not valid HTTP: {error}. Use another URL.") from None
         except (ConnectionError, OSError) as error:
-            raise _backend(f"The connection broke: {error.strerror or error}. Try again.") from None
-        raise _backend("The server closed the connection without an answer. Try again.")
+            raise _backend_error(f"The connection broke: {error.strerror or error}. Try again.") from None
+        raise _backend_error("The server closed the connection without an answer. Try again.")
 
-    async def pieces(self) -> AsyncGenerator[bytes, None]:
+    async def read_body(self) -> AsyncGenerator[bytes, None]:
         """Yield the body as it arrives, still encoded.
 
         :raises ToolError: ``backend`` if the body is incomplete
         """
         try:
-            while not isinstance(event := await self._event(), (h11.EndOfMessage, h11.ConnectionClosed)):
+            while not isinstance(event := await self._next_event(), (h11.EndOfMessage, h11.ConnectionClosed)):
                 if isinstance(event, h11.Data):
                     yield bytes(event.data)
         except h11.ProtocolError as error:
-            raise _backend(f"The answer of the server is incomplete or not valid HTTP: {error}. Try again.") from None
+            raise _backend_error(f"The answer of the server is incomplete or not valid HTTP: {error}. Try again.") from None
         except (ConnectionError, OSError) as error:
-            raise _backend(f"The connection broke: {error.strerror or error}. Try again.") from None
+            raise _backend_error(f"The connection broke: {error.strerror or error}. Try again.") from None
 
-    async def _event(self) -> object:
+    async def _next_event(self) -> object:
         while (event := self._http.next_event()) is h11.NEED_DATA:
             self._http.receive_data(await self._reader.read(_PIECE))
         return event
 
 
-class Body:
+class BodyCollector:
     """A collector that decodes a body up to a limit, however small its encoded form is.
 
     :param coding: the Content-Encoding of the answer
@@ -133,15 +133,15 @@ class Body:
     """
 
     def __init__(self, coding: str, max_bytes: int, on_piece: Callable[[bytes], None] | None = None) -> None:
-        self._inflate = _Inflate(coding) if coding not in ("", "identity") else None
+        self._inflate = _BodyDecoder(coding) if coding not in ("", "identity") else None
         self._max_bytes = max_bytes
         self._on_piece = on_piece
         self._raw_left = max_bytes + max_bytes // 8 + (1 << 16)
         self._kept = bytearray()
-        self.more = False
+        self.is_truncated = False
         """Whether the body was longer than the limit."""
 
-    async def gather(self, pieces: AsyncGenerator[bytes, None]) -> bytes:
+    async def collect(self, pieces: AsyncGenerator[bytes, None]) -> bytes:
         """Read the pieces and return the decoded body, cut at the limit.
 
         :raises ToolError: ``backend`` for damaged data, ``limit`` for data that decodes to nothing without end
@@ -150,10 +150,10 @@ class Body:
             async for piece in pieces:
                 self._raw_left -= len(piece)
                 if self._inflate is None:
-                    self._keep(piece)
+                    self._append(piece)
                 else:
-                    await self._inflated(self._inflate, piece)
-                if self.more:
+                    await self._decode(self._inflate, piece)
+                if self.is_truncated:
                     break
                 if self._raw_left < 0:
                     raise ToolError(
@@ -163,39 +163,39 @@ class Body:
                     )
         finally:
             await pieces.aclose()
-        if self._inflate is not None and not self.more and not self._inflate.complete:
-            raise _backend("The compressed answer is incomplete. Try again.")
+        if self._inflate is not None and not self.is_truncated and not self._inflate.complete:
+            raise _backend_error("The compressed answer is incomplete. Try again.")
         return bytes(self._kept)
 
-    async def _inflated(self, inflate: _Inflate, piece: bytes) -> None:
-        while piece and not self.more:
+    async def _decode(self, inflate: _BodyDecoder, piece: bytes) -> None:
+        while piece and not self.is_truncated:
             room = self._max_bytes - len(self._kept) + 1
-            out, piece = inflate.step(piece, min(room, _STEP))
-            self._keep(out)
+            out, piece = inflate.decode_step(piece, min(room, _STEP))
+            self._append(out)
             await asyncio.sleep(0)
 
-    def _keep(self, data: bytes) -> None:
+    def _append(self, data: bytes) -> None:
         kept = data[: self._max_bytes - len(self._kept)]
-        self.more = self.more or len(kept) < len(data)
+        self.is_truncated = self.is_truncated or len(kept) < len(data)
         self._kept += kept
         if kept and self._on_piece is not None:
             self._on_piece(kept)
 
 
-class _Inflate:
+class _BodyDecoder:
     """A decoder for gzip (also several members) and deflate (also raw), in bounded steps."""
 
     def __init__(self, coding: str) -> None:
         if coding not in ("gzip", "x-gzip", "deflate"):
-            raise _backend(
-                f"The server used the content encoding {excerpt(coding, 40)}, which was not requested. Use another URL."
+            raise _backend_error(
+                f"The server used the content encoding {quote_excerpt(coding, 40)}, which was not requested. Use another URL."
             )
         self._gzip = coding != "deflate"
         self._inflate = zlib.decompressobj(31 if self._gzip else 15)
         self._begun = False
         self.complete = False
 
-    def step(self, data: bytes, most: int) -> tuple[bytes, bytes]:
+    def decode_step(self, data: bytes, most: int) -> tuple[bytes, bytes]:
         """Return at most ``most`` decoded bytes, and the rest of ``data``."""
         if self.complete:
             if not self._gzip or data[:1] != b"\x1f":
@@ -205,31 +205,31 @@ class _Inflate:
             out = self._inflate.decompress(data, max(most, 1))
         except zlib.error as error:
             if self._gzip or self._begun:
-                raise _backend(f"The compressed answer is damaged: {error}. Try again.") from None
+                raise _backend_error(f"The compressed answer is damaged: {error}. Try again.") from None
             self._inflate = zlib.decompressobj(-15)
             self._begun = True
-            return self.step(data, most)
+            return self.decode_step(data, most)
         self._begun = True
         self.complete = self._inflate.eof
         return out, self._inflate.unused_data if self.complete else self._inflate.unconsumed_tail
 
 
-def _backend(text: str) -> ToolError:
+def _backend_error(text: str) -> ToolError:
     return ToolError(text, kind="backend")
 
 
-MOST_BYTES = 256 * 1024 * 1024
-MOST_REDIRECTS = 20
+MAX_BODY_BYTES = 256 * 1024 * 1024
+MAX_REDIRECTS = 20
 _ACCEPTED = "gzip, deflate"
 _REDIRECTS = (301, 302, 303, 307, 308)
-_TO_ANY_ORIGIN = frozenset(("accept", "accept-language", "content-type", "range", "user-agent"))
+_CROSS_ORIGIN_FIELDS = frozenset(("accept", "accept-language", "content-type", "range", "user-agent"))
 """Fields that are sent on to another origin. Any other field may be a credential."""
-_OF_A_BODY = frozenset(("content-type", "content-encoding", "content-language", "content-location"))
+_BODY_FIELDS = frozenset(("content-type", "content-encoding", "content-language", "content-location"))
 _UNRESERVED = "".join(chr(code) for code in range(0x21, 0x7F))
 
 
 class CheckedNet:
-    """A network service that implements :class:`handrail.contract.doors.runtime.Net` with checks.
+    """A network service that implements :class:`handrail.contract.services.runtime.NetworkService` with checks.
 
     :param may: evaluates ``net.fetch`` for ``host:port``
     :param on_attempt: called with each host once it is allowed or denied
@@ -239,13 +239,13 @@ class CheckedNet:
     def __init__(
         self,
         capabilities: CapabilitySet,
-        may: May,
-        on_attempt: Callable[[Attempt], None] | None = None,
+        may: AccessCheck,
+        on_attempt: Callable[[ConnectionAttempt], None] | None = None,
         *,
-        resolver: Resolver | None = None,
+        resolver: HostResolver | None = None,
         trust: ssl.SSLContext | None = None,
     ) -> None:
-        self._egress = Egress(capabilities, lambda host, port: may("net.fetch", f"{host}:{port}"), resolver)
+        self._egress = EgressCheck(capabilities, lambda host, port: may("net.fetch", f"{host}:{port}"), resolver)
         self._on_attempt = on_attempt
         self._trust = trust
 
@@ -260,12 +260,12 @@ class CheckedNet:
         timeout_ms: int = 30_000,
         max_redirects: int = 5,
         on_body: Callable[[bytes], None] | None = None,
-    ) -> Response:
-        fields = _checked(method, headers or {}, max_bytes, timeout_ms, max_redirects)
-        address = _read(url, "")
+    ) -> HttpResponse:
+        fields = _check_request(method, headers or {}, max_bytes, timeout_ms, max_redirects)
+        address = _parse_url(url, "")
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                return await self._followed(method.upper(), address, fields, body, max_bytes, max_redirects, on_body)
+                return await self._follow_redirects(method.upper(), address, fields, body, max_bytes, max_redirects, on_body)
         except TimeoutError:
             text = (
                 f"{address.host} did not send its whole answer within {timeout_ms} ms. Ask for less, or increase "
@@ -273,32 +273,32 @@ class CheckedNet:
             )
             raise ToolError(text, kind="timeout") from None
 
-    async def _followed(
+    async def _follow_redirects(
         self,
         method: str,
         address: WebAddress,
-        fields: Fields,
+        fields: HeaderFields,
         body: bytes,
         max_bytes: int,
         max_redirects: int,
         on_body: Callable[[bytes], None] | None,
-    ) -> Response:
+    ) -> HttpResponse:
         passed: list[str] = []
         while True:
-            reader, writer = await self._connected(method, address)
+            reader, writer = await self._open_connection(method, address)
             try:
-                exchange = Exchange(reader, writer)
-                answer = await exchange.ask(method, address.target, _head(address, method, fields, body), body)
+                exchange = HttpExchange(reader, writer)
+                answer = await exchange.send_request(method, address.target, _build_head(address, method, fields, body), body)
                 told = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.headers]
-                following = _next(method, address, fields, body, answer.status_code, told) if max_redirects else None
+                following = _build_redirected(method, address, fields, body, answer.status_code, told) if max_redirects else None
                 if following is None:
                     coding = ", ".join(value for name, value in told if name == "content-encoding").strip().lower()
                     if method == "HEAD" or answer.status_code in (204, 304):
                         coding = ""
-                    gathering = Body(coding, max_bytes, on_body)
-                    content = await gathering.gather(exchange.pieces())
-                    return Response(
-                        str(address), answer.status_code, tuple(told), content, gathering.more, tuple(passed)
+                    gathering = BodyCollector(coding, max_bytes, on_body)
+                    content = await gathering.collect(exchange.read_body())
+                    return HttpResponse(
+                        str(address), answer.status_code, tuple(told), content, gathering.is_truncated, tuple(passed)
                     )
             finally:
                 writer.transport.abort()
@@ -312,19 +312,19 @@ class CheckedNet:
             passed.append(str(address))
             method, address, fields, body = following
 
-    async def _connected(self, method: str, address: WebAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _open_connection(self, method: str, address: WebAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Open a connection to a checked address; with https, verify the host's certificate.
 
         :raises ToolError: ``denied`` if the host is not allowed, ``backend`` if it cannot be reached
         """
         host = address.host
-        attempt = Attempt(bracketed(host.name), host.port or 0, method)
+        attempt = ConnectionAttempt(bracket_host(host.name), host.port or 0, method)
         try:
-            way = await self._egress.way(host)
+            way = await self._egress.check_route(host)
         except ToolError as error:
-            self._tell(replace(attempt, refused=error.text))
+            self._report_attempt(replace(attempt, refused=error.text))
             raise
-        self._tell(attempt)
+        self._report_attempt(attempt)
         connection = await self._egress.dial(way)
         try:
             if address.scheme == "http":
@@ -346,7 +346,7 @@ class CheckedNet:
             connection.close()
             raise
 
-    def _tell(self, attempt: Attempt) -> None:
+    def _report_attempt(self, attempt: ConnectionAttempt) -> None:
         if self._on_attempt is not None:
             self._on_attempt(attempt)
 
@@ -356,35 +356,35 @@ def _system_trust() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def _checked(method: str, headers: Mapping[str, str], max_bytes: int, timeout_ms: int, max_redirects: int) -> Fields:
+def _check_request(method: str, headers: Mapping[str, str], max_bytes: int, timeout_ms: int, max_redirects: int) -> HeaderFields:
     """Check the arguments of a request and return its header fields.
 
     :raises ToolError: ``invalid_input`` with the first problem
     """
-    problem = fault_in_method(method)
+    problem = find_method_problem(method)
     for name, value in headers.items():
-        problem = problem or fault_in_field(name, value)
-    if not 0 <= max_bytes <= MOST_BYTES:
-        problem = problem or f"`max_bytes` is {max_bytes}. It must be from 0 to {MOST_BYTES}."
+        problem = problem or find_field_problem(name, value)
+    if not 0 <= max_bytes <= MAX_BODY_BYTES:
+        problem = problem or f"`max_bytes` is {max_bytes}. It must be from 0 to {MAX_BODY_BYTES}."
     if timeout_ms <= 0:
         problem = problem or f"`timeout_ms` is {timeout_ms}. It must be more than 0."
-    if not 0 <= max_redirects <= MOST_REDIRECTS:
-        problem = problem or f"`max_redirects` is {max_redirects}. It must be from 0 to {MOST_REDIRECTS}."
+    if not 0 <= max_redirects <= MAX_REDIRECTS:
+        problem = problem or f"`max_redirects` is {max_redirects}. It must be from 0 to {MAX_REDIRECTS}."
     if problem is not None:
         raise ToolError(problem, kind="invalid_input")
     return [(name.lower(), value) for name, value in headers.items()]
 
 
-def _read(url: str, why: str) -> WebAddress:
+def _parse_url(url: str, why: str) -> WebAddress:
     try:
-        return read_url(url)
+        return parse_url(url)
     except ValueError as error:
         raise ToolError(f"{why}{error}", kind="denied" if why else "invalid_input") from None
 
 
-def _head(address: WebAddress, method: str, fields: Fields, body: bytes) -> Fields:
+def _build_head(address: WebAddress, method: str, fields: HeaderFields, body: bytes) -> HeaderFields:
     names = {name for name, _ in fields}
-    head: Fields = [("host", address.authority), *fields, ("accept-encoding", _ACCEPTED), ("connection", "close")]
+    head: HeaderFields = [("host", address.authority), *fields, ("accept-encoding", _ACCEPTED), ("connection", "close")]
     if "user-agent" not in names:
         head.append(("user-agent", "handrail"))
     if "accept" not in names:
@@ -394,13 +394,13 @@ def _head(address: WebAddress, method: str, fields: Fields, body: bytes) -> Fiel
     return head
 
 
-def _turns_to_get(status: int, method: str) -> bool:
+def _becomes_get(status: int, method: str) -> bool:
     return (status == 303 and method != "HEAD") or (status in (301, 302) and method == "POST")
 
 
-def _next(
-    method: str, address: WebAddress, fields: Fields, body: bytes, status: int, told: Fields
-) -> tuple[str, WebAddress, Fields, bytes] | None:
+def _build_redirected(
+    method: str, address: WebAddress, fields: HeaderFields, body: bytes, status: int, told: HeaderFields
+) -> tuple[str, WebAddress, HeaderFields, bytes] | None:
     """Return the request that a redirect leads to; None without a redirect, or if the tool must follow it.
 
     A body is not sent to another origin: it was meant for the first one.
@@ -409,12 +409,12 @@ def _next(
     if status not in _REDIRECTS or location is None:
         return None
     target = urljoin(str(address), quote(location.encode("latin-1"), safe=_UNRESERVED))
-    following = _read(target, f"{address.host} redirects to {excerpt(location, 200)}, which cannot be followed: ")
-    if _turns_to_get(status, method):
+    following = _parse_url(target, f"{address.host} redirects to {quote_excerpt(location, 200)}, which cannot be followed: ")
+    if _becomes_get(status, method):
         method, body = "GET", b""
-        fields = [field for field in fields if field[0] not in _OF_A_BODY]
+        fields = [field for field in fields if field[0] not in _BODY_FIELDS]
     if (following.scheme, following.host) != (address.scheme, address.host):
         if body:
             return None
-        fields = [field for field in fields if field[0] in _TO_ANY_ORIGIN]
+        fields = [field for field in fields if field[0] in _CROSS_ORIGIN_FIELDS]
     return method, following, fields, body

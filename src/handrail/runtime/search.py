@@ -18,25 +18,25 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from handrail.contract.doors.files import Found, Located, Match
+from handrail.contract.services.files import FileSearchResult, ResolvedPath, LineMatch
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Profile, Program, Sandbox
-from handrail.contract.tool.requires import CapabilitySet, May
-from handrail.runtime.files import beneath
-from handrail.runtime.files.roots import Roots, is_beneath
-from handrail.runtime.guard.guard import GuardedProcess
+from handrail.contract.sandbox import SandboxProfile, ProgramSpec, Sandbox
+from handrail.contract.tool.requires import CapabilitySet, AccessCheck
+from handrail.runtime.files import secure_open
+from handrail.runtime.files.roots import SessionRoots, is_beneath
+from handrail.runtime.guard.guarded_sandbox import GuardedProcess
 from handrail.runtime.ripgrep import (
     HiddenFiles,
-    Hit,
+    CandidateMatch,
     PathFilter,
-    Records,
-    failure,
-    files_arguments,
-    grep_arguments,
-    installed,
-    names,
-    verified_hits,
-    verified_paths,
+    MatchRecords,
+    map_exit,
+    build_files_arguments,
+    build_grep_arguments,
+    find_ripgrep,
+    split_names,
+    verify_matches,
+    verify_paths,
 )
 
 _PIECE = 64 * 1024
@@ -45,7 +45,7 @@ _T = TypeVar("_T")
 
 
 class RipgrepSearch:
-    """A search service that implements :class:`handrail.contract.doors.files.Search` with ripgrep.
+    """A search service that implements :class:`handrail.contract.services.files.SearchService` with ripgrep.
 
     :param profile: of the session; the search runs with a read-only workspace
     :param may: evaluates ``fs.read`` for the canonical path of each file with a result
@@ -54,11 +54,11 @@ class RipgrepSearch:
 
     def __init__(
         self,
-        roots: Roots,
+        roots: SessionRoots,
         sandbox: Sandbox,
-        profile: Profile,
+        profile: SandboxProfile,
         capabilities: CapabilitySet,
-        may: May,
+        may: AccessCheck,
         hidden: HiddenFiles,
     ) -> None:
         self._roots = roots
@@ -77,103 +77,103 @@ class RipgrepSearch:
         ignore_case: bool = False,
         literal: bool = False,
         max_matches: int = 10_000,
-    ) -> Found:
-        place = self._place(path)
+    ) -> FileSearchResult:
+        place = self._resolve_target(path)
         wanted = PathFilter()
         if glob is not None:
-            wanted = PathFilter.of(glob, hidden=place.file is not None, anywhere=True)
-        arguments = grep_arguments(pattern, wanted, ignore_case=ignore_case, literal=literal, target=place.target)
+            wanted = PathFilter.parse(glob, hidden=place.file is not None, anywhere=True)
+        arguments = build_grep_arguments(pattern, wanted, ignore_case=ignore_case, literal=literal, target=place.target)
         if place.file is not None:
-            self._refuse_denied(place.file)
-        judge = _Judge(self._roots, self._may, self._hidden, place.folder.absolute)
-        records = Records()
-        hits: list[Hit] = []
+            self._check_readable(place.file)
+        judge = _ResultFilter(self._roots, self._may, self._hidden, place.folder.absolute)
+        records = MatchRecords()
+        hits: list[CandidateMatch] = []
 
         def look(piece: bytes) -> None:
-            reported: list[Hit] = []
+            reported: list[CandidateMatch] = []
             for found in records.feed(piece):
-                located = judge.judged(found.path, None if glob is None else wanted)
-                if located is None or (found.whole != found.path and judge.judged(found.whole, None) is None):
+                located = judge.locate_shown(found.path, None if glob is None else wanted)
+                if located is None or (found.raw_path != found.path and judge.locate_shown(found.raw_path, None) is None):
                     continue
-                reported.append(Hit(located, found.line, found.offset, found.text))
-            hits.extend(islice(verified_hits(reported, self._hidden, self._may), max_matches + 1 - len(hits)))
+                reported.append(CandidateMatch(located, found.line, found.offset, found.text))
+            hits.extend(islice(verify_matches(reported, self._hidden, self._may), max_matches + 1 - len(hits)))
 
-        async with contextlib.aclosing(self._output(place, arguments, records)) as output:
+        async with contextlib.aclosing(self._stream_output(place, arguments, records)) as output:
             async for piece in output:
-                await _in_thread(lambda piece=piece: look(piece))
+                await _run_in_thread(lambda piece=piece: look(piece))
                 if len(hits) > max_matches:
                     break
-        return await _in_thread(lambda: _matches(hits, max_matches))
+        return await _run_in_thread(lambda: _collect_matches(hits, max_matches))
 
-    async def glob(self, pattern: str, path: str = ".", *, hidden: bool = False, max_paths: int = 100_000) -> Found:
-        place = self._place(path)
+    async def glob(self, pattern: str, path: str = ".", *, hidden: bool = False, max_paths: int = 100_000) -> FileSearchResult:
+        place = self._resolve_target(path)
         if place.file is not None:
             raise ToolError(
-                f"`{place.file.shown}` is a file. glob lists folders. Use read to see a file.",
+                f"`{place.file.display_path}` is a file. glob lists folders. Use read to see a file.",
                 kind="invalid_input",
             )
-        wanted = PathFilter.of(pattern, hidden=hidden)
-        judge = _Judge(self._roots, self._may, self._hidden, place.folder.absolute)
-        records = Records()
+        wanted = PathFilter.parse(pattern, hidden=hidden)
+        judge = _ResultFilter(self._roots, self._may, self._hidden, place.folder.absolute)
+        records = MatchRecords()
         paths: list[str] = []
 
         def look(piece: bytes) -> int:
             """Add the paths in a piece of output, and give how many of it may not be shown."""
-            found, records.rest = names(records.rest, piece)
-            judged = [judge.judged(raw, None) for raw in found if wanted.wants(os.fsdecode(raw.removeprefix(b"./")))]
+            found, records.rest = split_names(records.rest, piece)
+            judged = [judge.locate_shown(raw, None) for raw in found if wanted.matches(os.fsdecode(raw.removeprefix(b"./")))]
             there = [one for one in judged if one is not None]
-            paths.extend(one.shown for one in islice(verified_paths(there), max_paths + 1 - len(paths)))
+            paths.extend(one.display_path for one in islice(verify_paths(there), max_paths + 1 - len(paths)))
             return len(judged) - len(there)
 
         skipped = 0
-        async with contextlib.aclosing(self._output(place, files_arguments(wanted), records)) as output:
+        async with contextlib.aclosing(self._stream_output(place, build_files_arguments(wanted), records)) as output:
             async for piece in output:
-                skipped += await _in_thread(lambda piece=piece: look(piece))
+                skipped += await _run_in_thread(lambda piece=piece: look(piece))
                 if len(paths) > max_paths:
                     break
         more = len(paths) > max_paths
-        shown = await _in_thread(lambda: tuple(_in_order(paths[:max_paths])))
-        return Found(paths=shown, more=more, skipped=skipped)
+        shown = await _run_in_thread(lambda: tuple(_sort_paths(paths[:max_paths])))
+        return FileSearchResult(paths=shown, is_truncated=more, denied_count=skipped)
 
-    def _place(self, path: str) -> _Place:
-        located = self._roots.locate(path)
-        if not located.inside:
-            raise ToolError(self._roots.outside(located), kind="denied")
+    def _resolve_target(self, path: str) -> _SearchTarget:
+        located = self._roots.resolve_path(path)
+        if not located.is_inside:
+            raise ToolError(self._roots.explain_outside(located), kind="denied")
         try:
             mode = Path(located.absolute).lstat().st_mode
         except OSError as error:
-            raise beneath.explained(error, located, "searching") from error
+            raise secure_open.map_os_error(error, located, "searching") from error
         if stat.S_ISDIR(mode):
-            return _Place(located, None)
+            return _SearchTarget(located, None)
         if not stat.S_ISREG(mode):
-            raise beneath.not_regular(located)
-        return _Place(self._roots.of_canonical(str(Path(located.absolute).parent)), located)
+            raise secure_open.not_regular_error(located)
+        return _SearchTarget(self._roots.locate_canonical(str(Path(located.absolute).parent)), located)
 
-    def _refuse_denied(self, file: Located) -> None:
+    def _check_readable(self, file: ResolvedPath) -> None:
         refusal = self._may("fs.read", file.absolute)
         if refusal is not None:
             raise ToolError(refusal, kind="denied")
 
-    async def _output(self, place: _Place, arguments: Sequence[str], records: Records) -> AsyncGenerator[bytes]:
+    async def _stream_output(self, place: _SearchTarget, arguments: Sequence[str], records: MatchRecords) -> AsyncGenerator[bytes]:
         """Run ripgrep and yield its output in pieces; closing the generator ends ripgrep.
 
         :raises ToolError: if ripgrep reports an error
         """
-        process = await self._start(place, arguments)
+        process = await self._start_ripgrep(place, arguments)
         try:
             while piece := await process.read(_PIECE):
                 yield piece
-            error = failure(await process.wait(), records.rest)
+            error = map_exit(await process.wait(), records.rest)
         finally:
             await asyncio.shield(asyncio.ensure_future(process.kill()))  # a second cancellation does not stop it
         if error is not None:
             raise error
 
-    async def _start(self, place: _Place, arguments: Sequence[str]) -> _Process:
-        confined = self._sandbox.tier.confines
-        program = installed(self._roots.workspace, confined=confined)
+    async def _start_ripgrep(self, place: _SearchTarget, arguments: Sequence[str]) -> _SearchProcess:
+        confined = self._sandbox.tier.is_confining
+        program = find_ripgrep(self._roots.workspace, confined=confined)
         if not confined:
-            return await _Direct.start(program, arguments, place.folder)
+            return await _DirectProcess.start(program, arguments, place.folder)
         beside = [
             str(Path(one).parent)
             for one in dict.fromkeys((program, os.path.realpath(program)))
@@ -182,17 +182,17 @@ class RipgrepSearch:
         profile = dataclasses.replace(
             self._profile,
             workspace_writable=False,
-            shows=self._shows(place),
+            shows=self._make_visibility_check(place),
             cwd=place.folder.absolute,
             readable=(*self._profile.readable, *beside),
         )
-        program_run = Program((program, *arguments), merge_stderr=True)
+        program_run = ProgramSpec((program, *arguments), merge_stderr=True)
         process = await self._sandbox.start(self._capabilities, profile, program_run)
         if isinstance(process, GuardedProcess):
-            self._hidden.note(process.profile.masked)
+            self._hidden.remember(process.profile.masked)
         return process
 
-    def _shows(self, place: _Place) -> Callable[[str], bool]:
+    def _make_visibility_check(self, place: _SearchTarget) -> Callable[[str], bool]:
         """Return a function that tells which hidden paths this search may read anyway.
 
         A rule about the tool, or the user's answer to this call, can allow that.
@@ -208,28 +208,28 @@ class RipgrepSearch:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Place:
+class _SearchTarget:
     """The target of a search: a folder, and the one file in it if a file was named."""
 
-    folder: Located
-    file: Located | None
+    folder: ResolvedPath
+    file: ResolvedPath | None
 
     @property
     def target(self) -> str:
         return "." if self.file is None else f"./{Path(self.file.absolute).name}"
 
 
-class _Judge:
+class _ResultFilter:
     """A filter that decides once per file whether its results may be shown."""
 
-    def __init__(self, roots: Roots, may: May, hidden: HiddenFiles, folder: str) -> None:
+    def __init__(self, roots: SessionRoots, may: AccessCheck, hidden: HiddenFiles, folder: str) -> None:
         self._roots = roots
         self._may = may
         self._hidden = hidden
         self._folder = folder.rstrip("/")
-        self._known: dict[tuple[bytes, bool], Located | None] = {}
+        self._known: dict[tuple[bytes, bool], ResolvedPath | None] = {}
 
-    def judged(self, raw: bytes, wanted: PathFilter | None) -> Located | None:
+    def locate_shown(self, raw: bytes, wanted: PathFilter | None) -> ResolvedPath | None:
         """Return the file at a reported path; None if it is not wanted or may not be shown."""
         key = (raw, wanted is None)
         if key in self._known:
@@ -237,26 +237,26 @@ class _Judge:
         path = os.fsdecode(raw.removeprefix(b"./"))
         absolute = f"{self._folder}/{path}"
         answer = None
-        if wanted is None or wanted.wants(path):
-            located = self._roots.of_canonical(absolute)
-            if located.inside and self._may("fs.read", absolute) is not None:
-                self._hidden.note([absolute])
-            elif located.inside:
+        if wanted is None or wanted.matches(path):
+            located = self._roots.locate_canonical(absolute)
+            if located.is_inside and self._may("fs.read", absolute) is not None:
+                self._hidden.remember([absolute])
+            elif located.is_inside:
                 answer = located
         self._known[key] = answer
         return answer
 
 
-def _matches(hits: Sequence[Hit], most: int) -> Found:
+def _collect_matches(hits: Sequence[CandidateMatch], most: int) -> FileSearchResult:
     matches = [
-        Match(hit.located.shown, hit.line, hit.text.decode("utf-8", "replace").removesuffix("\r"))
+        LineMatch(hit.located.display_path, hit.line, hit.text.decode("utf-8", "replace").removesuffix("\r"))
         for hit in hits[:most]
     ]
     matches.sort(key=lambda match: (match.path, match.line))
-    return Found(matches=tuple(matches), more=len(hits) > most)
+    return FileSearchResult(matches=tuple(matches), is_truncated=len(hits) > most)
 
 
-def _in_order(paths: Sequence[str]) -> list[str]:
+def _sort_paths(paths: Sequence[str]) -> list[str]:
     """Return the paths sorted.
 
     One large sort would block the interpreter for too long. Sorting and merging parts takes a fraction of that time.
@@ -266,11 +266,11 @@ def _in_order(paths: Sequence[str]) -> list[str]:
     )
 
 
-async def _in_thread(work: Callable[[], _T]) -> _T:
+async def _run_in_thread(work: Callable[[], _T]) -> _T:
     return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
-class _Process(Protocol):
+class _SearchProcess(Protocol):
     async def read(self, max_bytes: int) -> bytes: ...
 
     async def wait(self) -> int: ...
@@ -278,18 +278,18 @@ class _Process(Protocol):
     async def kill(self) -> None: ...
 
 
-class _Direct:
+class _DirectProcess:
     """A ripgrep process without a sandbox. It starts no other process, so killing it ends all of it."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
     @staticmethod
-    async def start(program: str, arguments: Sequence[str], folder: Located) -> _Direct:
+    async def start(program: str, arguments: Sequence[str], folder: ResolvedPath) -> _DirectProcess:
         try:
-            descriptor = beneath.open_beneath(folder, beneath.FOLDER)
+            descriptor = secure_open.open_beneath(folder, secure_open.FOLDER_FLAGS)
         except OSError as error:
-            raise beneath.explained(error, folder, "searching") from error
+            raise secure_open.map_os_error(error, folder, "searching") from error
         try:
             process = await asyncio.create_subprocess_exec(
                 program,
@@ -304,7 +304,7 @@ class _Direct:
             )
         finally:
             os.close(descriptor)
-        return _Direct(process)
+        return _DirectProcess(process)
 
     async def read(self, max_bytes: int) -> bytes:
         assert self._process.stdout is not None

@@ -12,24 +12,24 @@ from functools import lru_cache
 from pathlib import Path
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Process, Profile, Program, Tier
+from handrail.contract.sandbox import Process, SandboxProfile, ProgramSpec, SandboxTier
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.origins.programs import workspaces
-from handrail.sandbox.filters import landlock, memory
-from handrail.sandbox.filters.limits import groups_for, memory_of_all, memory_of_call, rlimits, started, user_counts
-from handrail.sandbox.network import network
+from handrail.origins.programs import open_workspaces
+from handrail.sandbox.filters import landlock, memory_monitor
+from handrail.sandbox.filters.limits import make_groups, compute_total_memory, compute_call_memory, build_rlimits, start_in_groups, read_inotify_limits
+from handrail.sandbox.network import sandbox_network
 from handrail.sandbox.start import launcher
 from handrail.sandbox.start import process as terminal
-from handrail.sandbox.start.launcher import Launcher, Mode
-from handrail.sandbox.start.process import Confined, Ends
+from handrail.sandbox.start.launcher import LauncherProgram, LaunchMode
+from handrail.sandbox.start.process import SandboxedProcess, HolderEnds
 from handrail.sandbox.start.spawn import is_inside, spawn
-from handrail.sandbox.view import identity, mounts, toolchains
-from handrail.sandbox.view.identity import Looks
+from handrail.sandbox.view import sandbox_user, mounts, toolchains
+from handrail.sandbox.view.sandbox_user import LookupCache
 from handrail.sandbox.view.mount_table import MountTable
-from handrail.sandbox.view.plans import Made, Plan, Planning, after, start_of
-from handrail.sandbox.view.tree import PASSING
+from handrail.sandbox.view.launch_plans import SandboxSetup, LaunchPlan, LaunchPlanner, find_free_number, find_start_folder
+from handrail.sandbox.view.folder_tree import SHORTAGE_ERRORS
 
-_FIXED = (
+_FIXED_OPTIONS = (
     "--unshare-all",
     "--unshare-user",
     "--disable-userns",
@@ -45,7 +45,7 @@ _FIXED = (
 )
 
 
-class Bubblewrap:
+class BubblewrapSandbox:
     """A sandbox that starts programs with bubblewrap: :class:`handrail.contract.sandbox.Sandbox`.
 
     :param binary: the bubblewrap to start
@@ -57,37 +57,37 @@ class Bubblewrap:
     def __init__(
         self,
         binary: str,
-        tier: Tier,
+        tier: SandboxTier,
         *,
-        first: Launcher | None = None,
+        first: LauncherProgram | None = None,
         landlock_abi: int | None = None,
         system_calls: bytes | None = None,
     ) -> None:
         self._binary = binary
         self._tier = tier
-        self._first = first
-        self._landlock_abi = landlock.abi() if landlock_abi is None else landlock_abi
-        self._planning = Planning(system_calls)
+        self._chosen_launcher = first
+        self._landlock_abi = landlock.probe_abi() if landlock_abi is None else landlock_abi
+        self._planning = LaunchPlanner(system_calls)
 
     @property
-    def tier(self) -> Tier:
+    def tier(self) -> SandboxTier:
         return self._tier
 
-    async def start(self, capabilities: CapabilitySet, profile: Profile, program: Program) -> Process:
-        plan = await self.plan(capabilities, profile, program)
-        process = self.prepare(plan, program.descriptors)
+    async def start(self, capabilities: CapabilitySet, profile: SandboxProfile, program: ProgramSpec) -> Process:
+        plan = await self.make_plan(capabilities, profile, program)
+        process = self.start_waiting(plan, program.descriptors)
         if plan.terminal is None:
-            return await self.begun(process, plan, capabilities, profile)
-        held = terminal.Terminal(process)
-        return held.around(await self.begun(process, plan, capabilities, profile))
+            return await self.begin_program(process, plan, capabilities, profile)
+        held = terminal.SandboxTerminal(process)
+        return held.wrap(await self.begin_program(process, plan, capabilities, profile))
 
-    async def begun(
+    async def begin_program(
         self,
-        process: Confined,
-        plan: Plan,
+        process: SandboxedProcess,
+        plan: LaunchPlan,
         capabilities: CapabilitySet,
-        profile: Profile,
-        ahead: network.Ahead | None = None,
+        profile: SandboxProfile,
+        ahead: sandbox_network.PreboundListener | None = None,
     ) -> Process:
         """Let the program of a waiting sandbox begin, behind a proxy if the call has hosts.
 
@@ -96,20 +96,20 @@ class Bubblewrap:
         """
 
         def begin() -> None:
-            process.begin(plan.call, plan.secrets or b"")
+            process.begin_program(plan.call, plan.secrets or b"")
 
         begun: Process = process
-        if capabilities.uses("net.fetch"):
-            begun = await network.fronted(process, begin, capabilities, profile, ahead)
+        if capabilities.may_use("net.fetch"):
+            begun = await sandbox_network.begin_with_proxy(process, begin, capabilities, profile, ahead)
         else:
             begin()
         limits = plan.made.limits
-        memory.Watch(process, memory_of_call(limits), memory.most_files(limits.tmp_bytes + limits.shm_bytes))
+        memory_monitor.MemoryMonitor(process, compute_call_memory(limits), memory_monitor.compute_max_files(limits.tmp_bytes + limits.shm_bytes))
         return begun
 
-    async def plan(
-        self, capabilities: CapabilitySet, profile: Profile, program: Program, *, ready_made: bool = False
-    ) -> Plan:
+    async def make_plan(
+        self, capabilities: CapabilitySet, profile: SandboxProfile, program: ProgramSpec, *, ready_made: bool = False
+    ) -> LaunchPlan:
         """Return the plan of what :meth:`start` would start.
 
         :param ready_made: whether the sandbox starts before its call; then a waiting shell reads the shell text
@@ -117,34 +117,34 @@ class Bubblewrap:
         """
         return await self._planning.plan(capabilities, profile, program, ready_made=ready_made)
 
-    def prepare(self, plan: Plan, descriptors: Mapping[int, int] | None = None) -> Confined:
+    def start_waiting(self, plan: LaunchPlan, descriptors: Mapping[int, int] | None = None) -> SandboxedProcess:
         """Start the sandbox of a plan; its program waits until it is told to begin.
 
         As root, bubblewrap must be marked for the kernel's out-of-memory killer before it starts another process, so
         that these inherit the mark. It reads all its options first, and the first options come from a socket that is
         closed only once bubblewrap is marked.
         """
-        first = self._launcher()
+        first = self._get_launcher()
         made = plan.made
-        given = _beyond_standard(descriptors or {})
+        given = _move_beyond_standard(descriptors or {})
         ours: dict[str, int] = {}
         theirs: dict[int, int] = {}
         held_back = socket.socketpair() if os.geteuid() == 0 else None
         try:
             _open_streams(plan, ours, theirs)
-            number = after(given)
+            number = find_free_number(given)
             if plan.secrets is not None:
                 ours["secrets"] = os.memfd_create("handrail-secrets", os.MFD_CLOEXEC)
                 theirs[number] = os.dup(ours["secrets"])
                 number += 1
             here, there = socket.socketpair()
             ours["channel"], theirs[number] = here.detach(), there.detach()
-            options, table = mounts.as_they_stand(made.options, made.table)
-            ours["letter"] = _memory_file(self._preparation(plan, table))
+            options, table = mounts.refresh_options(made.options, made.table)
+            ours["letter"] = _memory_file(self._encode_preparation(plan, table))
             theirs[number + 1] = os.dup(ours["letter"])
             here, there = socket.socketpair()
             ours["lifeline"], theirs[number + 2] = here.detach(), there.detach()
-            theirs[number + 3] = _memory_file(os.fsencode("\0".join([*_FIXED, *options, "--chdir", made.start])))
+            theirs[number + 3] = _memory_file(os.fsencode("\0".join([*_FIXED_OPTIONS, *options, "--chdir", made.start])))
             ours["status"], theirs[number + 4] = os.pipe()
             # bubblewrap reports its child before it lets the child continue. Without a reader, because the holder
             # has died, it would end there, and the child would wait forever.
@@ -172,8 +172,8 @@ class Bubblewrap:
             ]
             pid = self._spawn(made, command, {**theirs, **given})
             if held_back is not None:
-                memory.taken_first(pid)  # root's launcher cannot: its /proc is read-only
-            confined = _confined(pid, ours, table)
+                memory_monitor.prefer_for_oom_kill(pid)  # root's launcher cannot: its /proc is read-only
+            confined = _make_process(pid, ours, table)
             ours = {}
             return confined
         finally:
@@ -184,8 +184,8 @@ class Bubblewrap:
             for descriptor in (*ours.values(), *theirs.values()):
                 os.close(descriptor)
 
-    def _launcher(self) -> Launcher:
-        first = self._first or launcher.find()
+    def _get_launcher(self) -> LauncherProgram:
+        first = self._chosen_launcher or launcher.find_launcher()
         if first is None:
             raise ToolError(
                 "No program can be started in a sandbox here: perl is missing. Ask the user to install perl (apt "
@@ -194,25 +194,25 @@ class Bubblewrap:
             )
         return first
 
-    def _spawn(self, made: Made, command: list[str], descriptors: Mapping[int, int]) -> int:
+    def _spawn(self, made: SandboxSetup, command: list[str], descriptors: Mapping[int, int]) -> int:
         """Start bubblewrap as the user that the sandbox is for, and return its process id."""
         program, processes = self._binary, made.limits.processes
-        if is_inside(program, workspaces()):
+        if is_inside(program, open_workspaces()):
             raise ToolError(
                 f"The sandbox could not be started: {program} is in an open workspace, where a call could change "
                 "it. Ask the user to install bubblewrap outside the workspace (apt install bubblewrap).",
                 kind="unavailable",
             )
         if made.person is not None:
-            program, command = identity.command(made.person, made.staged, program, command)
+            program, command = sandbox_user.build_user_command(made.person, made.staged, program, command)
             processes = None  # the kernel counts the processes of that user
-        bound = None if made.limits.call_memory_bytes is None else memory_of_all()
-        return _spawned(groups_for(processes, bound), program, command, descriptors)
+        bound = None if made.limits.call_memory_bytes is None else compute_total_memory()
+        return _spawn_in_groups(make_groups(processes, bound), program, command, descriptors)
 
-    def _preparation(self, plan: Plan, table: MountTable) -> bytes:
+    def _encode_preparation(self, plan: LaunchPlan, table: MountTable) -> bytes:
         made = plan.made
-        limits = tuple(rlimits(made.limits).items())
-        return _restrictions(
+        limits = tuple(build_rlimits(made.limits).items())
+        return _encode_restrictions(
             plan.mode,
             self._landlock_abi,
             made.folders,
@@ -226,10 +226,10 @@ class Bubblewrap:
 
 
 @lru_cache(maxsize=64)
-def _restrictions(
-    mode: Mode,
+def _encode_restrictions(
+    mode: LaunchMode,
     landlock_abi: int,
-    folders: tuple[tuple[str, mounts.Access], ...],
+    folders: tuple[tuple[str, mounts.MountAccess], ...],
     tcp: bool,
     connect: tuple[int, ...],
     limits: tuple[tuple[int, tuple[int, int]], ...],
@@ -239,25 +239,25 @@ def _restrictions(
     terminal: bool = False,
 ) -> bytes:
     """Return the first part of the letter, cached for equal arguments."""
-    ruleset = landlock.ruleset(landlock_abi, dict(folders), tcp=tcp, connect=connect) if landlock_abi else None
-    counts = user_counts()
-    return launcher.preparation(
+    ruleset = landlock.build_ruleset(landlock_abi, dict(folders), tcp=tcp, connect=connect) if landlock_abi else None
+    counts = read_inotify_limits()
+    return launcher.encode_preparation(
         mode, ruleset, dict(limits), dict(environment), counts=counts, terminal=terminal, table=table
     )
 
 
-def command_options(capabilities: CapabilitySet, profile: Profile) -> list[str]:
+def build_options(capabilities: CapabilitySet, profile: SandboxProfile) -> list[str]:
     """Return all bubblewrap options for one call.
 
     :raises ToolError: ``unavailable`` if the capability set cannot be enforced
     """
-    look = Looks()
-    folders = mounts.folder_access(capabilities, profile, toolchains.find(profile.workspace, look), look)
-    options, _ = mounts.as_they_stand(mounts.arguments(folders, profile, look), MountTable())
-    return [*_FIXED, *options, "--chdir", start_of(folders, profile)]
+    look = LookupCache()
+    folders = mounts.folder_access(capabilities, profile, toolchains.find_toolchains(profile.workspace, look), look)
+    options, _ = mounts.refresh_options(mounts.build_mount_options(folders, profile, look), MountTable())
+    return [*_FIXED_OPTIONS, *options, "--chdir", find_start_folder(folders, profile)]
 
 
-def _beyond_standard(descriptors: Mapping[int, int]) -> dict[int, int]:
+def _move_beyond_standard(descriptors: Mapping[int, int]) -> dict[int, int]:
     if any(number < 3 for number in descriptors):
         raise ValueError(
             f"Descriptors {sorted(descriptors)} were given, but 0, 1 and 2 belong to the process itself. Use "
@@ -266,10 +266,10 @@ def _beyond_standard(descriptors: Mapping[int, int]) -> dict[int, int]:
     return dict(descriptors)
 
 
-def _open_streams(plan: Plan, ours: dict[str, int], theirs: dict[int, int]) -> None:
+def _open_streams(plan: LaunchPlan, ours: dict[str, int], theirs: dict[int, int]) -> None:
     """Open the program's standard streams: a terminal, or pipes. Each end is recorded once it is open."""
     if plan.terminal is not None:
-        ours["stdin"], theirs[0] = terminal.opened(plan.terminal)
+        ours["stdin"], theirs[0] = terminal.open_terminal(plan.terminal)
         ours["stdout"], theirs[1], theirs[2] = os.dup(ours["stdin"]), os.dup(theirs[0]), os.dup(theirs[0])
         return
     theirs[0], ours["stdin"] = os.pipe()
@@ -280,9 +280,9 @@ def _open_streams(plan: Plan, ours: dict[str, int], theirs: dict[int, int]) -> N
         ours["stderr"], theirs[2] = os.pipe()
 
 
-def _confined(pid: int, ours: Mapping[str, int], table: MountTable) -> Confined:
+def _make_process(pid: int, ours: Mapping[str, int], table: MountTable) -> SandboxedProcess:
     try:
-        return Confined(pid, Ends(**{"stderr": None, **ours}), table)  # pyright: ignore[reportArgumentType]
+        return SandboxedProcess(pid, HolderEnds(**{"stderr": None, **ours}), table)  # pyright: ignore[reportArgumentType]
     except OSError:  # it ends by itself, because its lifeline is closed
         threading.Thread(target=_reap, args=(pid,), name="handrail-reap", daemon=True).start()
         raise
@@ -297,15 +297,15 @@ def _memory_file(content: bytes) -> int:
     return descriptor
 
 
-def _spawned(groups: tuple[Path, ...], binary: str, command: Sequence[str], descriptors: Mapping[int, int]) -> int:
+def _spawn_in_groups(groups: tuple[Path, ...], binary: str, command: Sequence[str], descriptors: Mapping[int, int]) -> int:
     def start(program: str, argv: Sequence[str]) -> int:
         return spawn(program, argv, {}, descriptors)
 
     try:
-        return started(groups, binary, command, start)
+        return start_in_groups(groups, binary, command, start)
     except OSError as error:
         why = "the command line is too long" if error.errno == errno.E2BIG else error.strerror
-        kind = "unavailable" if error.errno in PASSING else "backend"
+        kind = "unavailable" if error.errno in SHORTAGE_ERRORS else "backend"
         raise ToolError(f"The sandbox could not be started: {why}. Try again.", kind=kind) from error
 
 

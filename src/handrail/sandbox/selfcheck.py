@@ -23,20 +23,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Limits, Profile, Program, Sandbox
-from handrail.contract.tool.requires import CapabilitySet, Layer, ShellRequires
+from handrail.contract.sandbox import SandboxLimits, SandboxProfile, ProgramSpec, Sandbox
+from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, ShellRequires
 
 # One check of a sandbox provider, and the fixture that it runs in.
 
 _ANY_PROGRAM = ShellRequires(cmd="*")
 
 
-class NotTried(Exception):
+class CheckNotTried(Exception):
     """An error for a check that cannot run here, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class CheckedRun:
     """The result of a program in the sandbox: exit code and output."""
 
     code: int
@@ -45,14 +45,14 @@ class Ran:
     dropped: int
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """The exit code and the last line of output, for a report."""
         words = (self.errors or self.out).strip().split("\n")
         return f"exit code {self.code}{': ' if words[-1] else ''}{words[-1][:120]}"
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class CheckFixture:
     """The fixture of one check: its folders, and targets outside the sandbox.
 
     :param secret: the content of ``outside / "secret"`` and of the variable :data:`_VARIABLE` of this process
@@ -70,10 +70,10 @@ class Ground:
 
     def capabilities(self, *, write: bool = True) -> CapabilitySet:
         folder = str(self.workspace)
-        return CapabilitySet((Layer("self-check", (folder,), (folder,) if write else (), (), (_ANY_PROGRAM,)),))
+        return CapabilitySet((CapabilityLayer("self-check", (folder,), (folder,) if write else (), (), (_ANY_PROGRAM,)),))
 
-    def profile(self, **changes: Any) -> Profile:
-        return replace(Profile(str(self.workspace), str(self.scratch)), **changes)
+    def profile(self, **changes: Any) -> SandboxProfile:
+        return replace(SandboxProfile(str(self.workspace), str(self.scratch)), **changes)
 
     async def was_reached(self, name: Literal["tcp", "unix"]) -> bool:
         """Return whether a program has connected to the server.
@@ -93,20 +93,20 @@ class Ground:
         self.connections.remove(name)
         return name in self.connections
 
-    async def bash(self, script: str, *, write: bool = True, max_bytes: int = 1 << 20, **profile: Any) -> Ran:
+    async def bash(self, script: str, *, write: bool = True, max_bytes: int = 1 << 20, **profile: Any) -> CheckedRun:
         """Run a script and wait until no process of it is left."""
         return await self.run(("/bin/bash", "-c", script), write=write, max_bytes=max_bytes, **profile)
 
-    async def run(self, argv: Sequence[str], *, write: bool = True, max_bytes: int = 1 << 20, **profile: Any) -> Ran:
-        process = await self.sandbox.start(self.capabilities(write=write), self.profile(**profile), Program(argv))
+    async def run(self, argv: Sequence[str], *, write: bool = True, max_bytes: int = 1 << 20, **profile: Any) -> CheckedRun:
+        process = await self.sandbox.start(self.capabilities(write=write), self.profile(**profile), ProgramSpec(argv))
         try:
             out, errors, dropped = await process.communicate(b"", max_bytes)
             code = await process.wait()
         finally:
             await process.kill()
-        return Ran(code, out.decode("utf-8", "replace"), errors.decode("utf-8", "replace"), dropped)
+        return CheckedRun(code, out.decode("utf-8", "replace"), errors.decode("utf-8", "replace"), dropped)
 
-    def left(self, mark: str) -> list[int]:
+    def end_leftovers(self, mark: str) -> list[int]:
         """End the processes of this machine with ``mark`` among their arguments, and return their ids."""
         found: list[int] = []
         for entry in Path("/proc").iterdir():
@@ -119,7 +119,7 @@ class Ground:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class SandboxCheck:
     """One property that a sandbox must have.
 
     :param run: returns None if the sandbox has it, else what was reached
@@ -127,11 +127,11 @@ class Check:
 
     group: str
     name: str
-    run: Callable[[Ground], Awaitable[str | None]]
+    run: Callable[[CheckFixture], Awaitable[str | None]]
 
 
 @contextlib.contextmanager
-def standing_by(mark: str) -> Generator[int, None, None]:
+def run_bystander(mark: str) -> Generator[int, None, None]:
     """Run a process on this machine with ``mark`` in its arguments."""
     waiting = subprocess.Popen(["/bin/sh", "-c", "read -r _", mark], stdin=subprocess.PIPE, env={})
     try:
@@ -141,14 +141,14 @@ def standing_by(mark: str) -> Generator[int, None, None]:
         waiting.communicate()
 
 
-PATIENCE_S = 60.0
+CHECK_TIMEOUT_S = 60.0
 _VARIABLE = "HANDRAIL_SELF_CHECK"
 _NOBODY = 65_534
 _AT_ONCE = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CheckOutcome:
     """The result of one check.
 
     :param state: ``held``; ``open`` if something was reached that should not be; ``not tried`` if this machine lacks
@@ -164,7 +164,7 @@ class Outcome:
         return asdict(self)
 
 
-async def self_check(sandbox: Sandbox, checks: Sequence[Check] | None = None) -> list[Outcome]:
+async def self_check(sandbox: Sandbox, checks: Sequence[SandboxCheck] | None = None) -> list[CheckOutcome]:
     """Run the checks on a sandbox provider, and return their results.
 
     :param checks: only these; all by default
@@ -172,32 +172,32 @@ async def self_check(sandbox: Sandbox, checks: Sequence[Check] | None = None) ->
     if checks is None:
         checks = CHECKS
     turns = asyncio.Semaphore(_AT_ONCE)
-    with _folders() as place, _marked() as secret:
+    with _make_folder() as place, _set_marker() as secret:
 
-        async def made(number: int, check: Check) -> Outcome:
-            async with turns, _ground(sandbox, place / str(number), secret) as ground:
-                return await _outcome(check, ground)
+        async def made(number: int, check: SandboxCheck) -> CheckOutcome:
+            async with turns, _make_fixture(sandbox, place / str(number), secret) as ground:
+                return await _run_check(check, ground)
 
         return await asyncio.gather(*(made(number, check) for number, check in enumerate(checks)))
 
 
-async def _outcome(check: Check, ground: Ground) -> Outcome:
+async def _run_check(check: SandboxCheck, ground: CheckFixture) -> CheckOutcome:
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
             reached = await check.run(ground)
-    except NotTried as reason:
-        return Outcome(check.group, check.name, "not tried", str(reason))
+    except CheckNotTried as reason:
+        return CheckOutcome(check.group, check.name, "not tried", str(reason))
     except TimeoutError:
-        return Outcome(check.group, check.name, "open", f"the check took longer than {PATIENCE_S:.0f} s")
+        return CheckOutcome(check.group, check.name, "open", f"the check took longer than {CHECK_TIMEOUT_S:.0f} s")
     except ToolError as error:
-        return Outcome(check.group, check.name, "open", f"the sandbox could not be used: {error.text}")
+        return CheckOutcome(check.group, check.name, "open", f"the sandbox could not be used: {error.text}")
     except Exception as error:  # a failure of the provider is a result, and the other checks continue
-        return Outcome(check.group, check.name, "open", f"the sandbox failed: {type(error).__name__}: {error}")
-    return Outcome(check.group, check.name, "held" if reached is None else "open", reached or "")
+        return CheckOutcome(check.group, check.name, "open", f"the sandbox failed: {type(error).__name__}: {error}")
+    return CheckOutcome(check.group, check.name, "held" if reached is None else "open", reached or "")
 
 
 @contextlib.contextmanager
-def _folders() -> Generator[Path, None, None]:
+def _make_folder() -> Generator[Path, None, None]:
     """Make a folder that other users can enter but not list, since a sandbox may run as another user."""
     place = Path(os.path.realpath(tempfile.mkdtemp(prefix="handrail-self-check-")))
     place.chmod(0o711)
@@ -208,7 +208,7 @@ def _folders() -> Generator[Path, None, None]:
 
 
 @contextlib.contextmanager
-def _marked() -> Generator[str, None, None]:
+def _set_marker() -> Generator[str, None, None]:
     """Set a variable in this process's environment that no program may see."""
     secret = f"secret-{secrets.token_hex(16)}"
     os.environ[_VARIABLE] = secret
@@ -219,7 +219,7 @@ def _marked() -> Generator[str, None, None]:
 
 
 @contextlib.asynccontextmanager
-async def _ground(sandbox: Sandbox, place: Path, secret: str) -> AsyncGenerator[Ground, None]:
+async def _make_fixture(sandbox: Sandbox, place: Path, secret: str) -> AsyncGenerator[CheckFixture, None]:
     folders = [place / name for name in ("workspace", "scratch", "outside")]
     place.mkdir(mode=0o711)
     for folder in folders:
@@ -249,14 +249,14 @@ async def _ground(sandbox: Sandbox, place: Path, secret: str) -> AsyncGenerator[
     unix = await asyncio.start_unix_server(reached("unix"), sock=listener)
     port: int = tcp.sockets[0].getsockname()[1]
     try:
-        yield Ground(sandbox, workspace, scratch, outside, secret, port, connections)
+        yield CheckFixture(sandbox, workspace, scratch, outside, secret, port, connections)
     finally:
         for server in (tcp, unix):
             server.close()
             await server.wait_closed()
 
 
-def counted(outcomes: Sequence[Outcome]) -> Mapping[str, int]:
+def count_states(outcomes: Sequence[CheckOutcome]) -> Mapping[str, int]:
     """Return how many checks are held, open and not tried."""
     return {state: sum(one.state == state for one in outcomes) for state in ("held", "open", "not tried")}
 
@@ -267,13 +267,13 @@ def counted(outcomes: Sequence[Outcome]) -> Mapping[str, int]:
 # was reached. The checks need bash and the usual small programs inside, and some need perl or python.
 
 _MIB = 1024 * 1024
-_found: list[Check] = []
-_Run = Callable[[Ground], Awaitable[str | None]]
+_REGISTERED: list[SandboxCheck] = []
+_CheckFunction = Callable[[CheckFixture], Awaitable[str | None]]
 
 
-def _check(group: str, name: str) -> Callable[[_Run], _Run]:
-    def note(run: _Run) -> _Run:
-        _found.append(Check(group, name, run))
+def _check(group: str, name: str) -> Callable[[_CheckFunction], _CheckFunction]:
+    def note(run: _CheckFunction) -> _CheckFunction:
+        _REGISTERED.append(SandboxCheck(group, name, run))
         return run
 
     return note
@@ -283,34 +283,34 @@ def _check(group: str, name: str) -> Callable[[_Run], _Run]:
 
 
 @_check("files", "a program can write in the workspace")
-async def _workspace_written(ground: Ground) -> str | None:
+async def _workspace_written(ground: CheckFixture) -> str | None:
     ran = await ground.bash("echo done > file")
     file = ground.workspace / "file"
-    return None if file.exists() and file.read_text() == "done\n" else f"nothing was written: {ran.said}"
+    return None if file.exists() and file.read_text() == "done\n" else f"nothing was written: {ran.summary}"
 
 
 @_check("files", "the home folder is the scratch folder, and files in it persist")
-async def _home(ground: Ground) -> str | None:
+async def _home(ground: CheckFixture) -> str | None:
     await ground.bash("echo kept > ~/kept")
     ran = await ground.bash("cat ~/kept")
-    return None if ran.out == "kept\n" else f"the file was missing for the next program: {ran.said}"
+    return None if ran.out == "kept\n" else f"the file was missing for the next program: {ran.summary}"
 
 
 @_check("files", "files outside cannot be read")
-async def _outside_read(ground: Ground) -> str | None:
+async def _outside_read(ground: CheckFixture) -> str | None:
     ran = await ground.bash(f"cat '{ground.outside}/secret'; cat /proc/1/root'{ground.outside}/secret'")
     return "a file outside was read" if ground.secret in ran.out else None
 
 
 @_check("files", "files outside cannot be read through a link")
-async def _link_read(ground: Ground) -> str | None:
+async def _link_read(ground: CheckFixture) -> str | None:
     (ground.workspace / "link").symlink_to(ground.outside / "secret")
     ran = await ground.bash("cat link")
     return "a file outside was read" if ground.secret in ran.out else None
 
 
 @_check("files", "files outside cannot be written")
-async def _outside_written(ground: Ground) -> str | None:
+async def _outside_written(ground: CheckFixture) -> str | None:
     ground.outside.chmod(0o777)
     (ground.workspace / "way").symlink_to(ground.outside)
     await ground.bash(f"echo x > '{ground.outside}/new'; echo x > way/newer")
@@ -319,7 +319,7 @@ async def _outside_written(ground: Ground) -> str | None:
 
 
 @_check("files", "a call without write access changes nothing")
-async def _not_written(ground: Ground) -> str | None:
+async def _not_written(ground: CheckFixture) -> str | None:
     for how in ({"write": False}, {"workspace_writable": False}):
         await ground.bash("echo x > new", **how)
         if (ground.workspace / "new").exists():
@@ -328,7 +328,7 @@ async def _not_written(ground: Ground) -> str | None:
 
 
 @_check("files", "hidden and masked files cannot be read")
-async def _hidden(ground: Ground) -> str | None:
+async def _hidden(ground: CheckFixture) -> str | None:
     (ground.workspace / "state").mkdir()
     for name in ("state/secret", ".env"):
         (ground.workspace / name).write_text(ground.secret)
@@ -338,7 +338,7 @@ async def _hidden(ground: Ground) -> str | None:
 
 
 @_check("files", "pinned files cannot be written or moved away")
-async def _pinned(ground: Ground) -> str | None:
+async def _pinned(ground: CheckFixture) -> str | None:
     hooks = ground.workspace / "project" / "hooks"
     hooks.mkdir(parents=True)
     (hooks / "file").write_text("before")
@@ -352,7 +352,7 @@ async def _pinned(ground: Ground) -> str | None:
 
 
 @_check("files", "kernel settings cannot be written")
-async def _settings(ground: Ground) -> str | None:
+async def _settings(ground: CheckFixture) -> str | None:
     ran = await ground.bash("for f in /proc/sys/kernel/core_pattern /proc/sysrq-trigger; do [ -w $f ] && echo $f; done")
     return f"it may write {' '.join(ran.out.split())}" if ran.out.strip() else None
 
@@ -361,13 +361,13 @@ async def _settings(ground: Ground) -> str | None:
 
 
 @_check("network", "a server on the loopback of this machine cannot be reached")
-async def _loopback(ground: Ground) -> str | None:
+async def _loopback(ground: CheckFixture) -> str | None:
     await ground.bash(f"exec 3<>/dev/tcp/127.0.0.1/{ground.port}")
     return "it was reached" if await ground.was_reached("tcp") else None
 
 
 @_check("network", "the only network device is the loopback of the sandbox")
-async def _devices(ground: Ground) -> str | None:
+async def _devices(ground: CheckFixture) -> str | None:
     ran = await ground.bash("cat /proc/net/dev")
     devices = {line.partition(":")[0].strip() for line in ran.out.splitlines() if ":" in line} - {"lo"}
     return f"it has {', '.join(sorted(devices))}" if devices else None
@@ -380,7 +380,7 @@ _CONNECT = {
 
 
 @_check("network", "a server that listens in the workspace cannot be reached")
-async def _unix_server(ground: Ground) -> str | None:
+async def _unix_server(ground: CheckFixture) -> str | None:
     script = "; ".join(
         f'command -v {program} > /dev/null && {{ echo {program}; {program} {flag} "{text}"; }}'
         for (program, text), flag in zip(_CONNECT.items(), ("-c", "-e"), strict=True)
@@ -389,7 +389,7 @@ async def _unix_server(ground: Ground) -> str | None:
     if await ground.was_reached("unix"):
         return "it was reached"
     if not ran.out.strip():
-        raise NotTried("the sandbox has neither python nor perl")
+        raise CheckNotTried("the sandbox has neither python nor perl")
     return None
 
 
@@ -397,46 +397,46 @@ async def _unix_server(ground: Ground) -> str | None:
 
 
 @_check("processes", "processes of this machine cannot be seen")
-async def _not_seen(ground: Ground) -> str | None:
+async def _not_seen(ground: CheckFixture) -> str | None:
     mark = f"mark-{secrets.token_hex(8)}"
-    with standing_by(mark):
+    with run_bystander(mark):
         ran = await ground.bash("cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'", environment={"IGNORED": "1"})
     return "one was seen" if mark in ran.out else None
 
 
 @_check("processes", "no process is left after the call")
-async def _nothing_left(ground: Ground) -> str | None:
+async def _nothing_left(ground: CheckFixture) -> str | None:
     number = f"7{secrets.randbelow(10**8):08d}"
     waiting = f"sh -c 'echo up; exec sleep {number} > /dev/null'"
     # Both have left their process group, and ignore all signals they can, before the shell ends.
     both = f"(trap '' TERM HUP INT; setsid {waiting} & setsid nohup {waiting} &) 2> /dev/null"
     await ground.bash(f"{both} | (read -r _; read -r _)")
-    left = ground.left(number)
+    left = ground.end_leftovers(number)
     return f"{len(left)} processes are left" if left else None
 
 
 @_check("processes", "a call ends with its program, even if another process holds its output")
-async def _ended(ground: Ground) -> str | None:
+async def _ended(ground: CheckFixture) -> str | None:
     number = f"7{secrets.randbelow(10**8):08d}"
     ran = await ground.bash(f"sleep {number} & echo done")
-    return None if ran.out == "done\n" else f"its output is not complete: {ran.said}"
+    return None if ran.out == "done\n" else f"its output is not complete: {ran.summary}"
 
 
 @_check("processes", "a killed program ends, whatever signals it ignores")
-async def _killed(ground: Ground) -> str | None:
+async def _killed(ground: CheckFixture) -> str | None:
     number = f"7{secrets.randbelow(10**8):08d}"
     script = f"trap '' TERM HUP INT; echo up; sleep {number}; sleep {number}"
-    process = await ground.sandbox.start(ground.capabilities(), ground.profile(), Program(("/bin/bash", "-c", script)))
+    process = await ground.sandbox.start(ground.capabilities(), ground.profile(), ProgramSpec(("/bin/bash", "-c", script)))
     try:
         await process.read_line(100)
     finally:
         await process.kill()
-    left = ground.left(number)
+    left = ground.end_leftovers(number)
     return f"{len(left)} processes are left" if left else None
 
 
 @_check("processes", "set-user-ID programs and capabilities give no more rights")
-async def _privileges(ground: Ground) -> str | None:
+async def _privileges(ground: CheckFixture) -> str | None:
     ran = await ground.bash("cat /proc/self/status")
     status = dict(line.split(":\t", 1) for line in ran.out.splitlines() if ":\t" in line)
     if set(status.get("CapEff", "?")) != {"0"}:
@@ -445,10 +445,10 @@ async def _privileges(ground: Ground) -> str | None:
 
 
 @_check("processes", "a program cannot create a user namespace")
-async def _no_namespaces(ground: Ground) -> str | None:
+async def _no_namespaces(ground: CheckFixture) -> str | None:
     ran = await ground.bash("command -v unshare > /dev/null || exit 99; unshare --user true && echo made")
     if ran.code == 99:
-        raise NotTried("the sandbox has no unshare(1)")
+        raise CheckNotTried("the sandbox has no unshare(1)")
     return "it made one" if "made" in ran.out else None
 
 
@@ -456,7 +456,7 @@ async def _no_namespaces(ground: Ground) -> str | None:
 
 
 @_check("environment", "the environment has the variables of the call, and none of Handrail")
-async def _environment(ground: Ground) -> str | None:
+async def _environment(ground: CheckFixture) -> str | None:
     ran = await ground.bash("env; cat /proc/1/environ | tr '\\0' '\\n'", environment={"GIVEN": "value"})
     if ground.secret in ran.out:
         return "a variable of Handrail was seen"
@@ -464,7 +464,7 @@ async def _environment(ground: Ground) -> str | None:
 
 
 @_check("environment", "secrets arrive by a descriptor only")
-async def _secrets(ground: Ground) -> str | None:
+async def _secrets(ground: CheckFixture) -> str | None:
     value = f"value-{secrets.token_hex(8)}"
     script = 'eval "cat <&$HANDRAIL_SECRETS_FD"; echo; echo ---; env; cat /proc/[0-9]*/cmdline | tr "\\0" "\\n"'
     ran = await ground.bash(script, secrets={"TOKEN": value})
@@ -474,11 +474,11 @@ async def _secrets(ground: Ground) -> str | None:
     try:
         return None if json.loads(given) == {"TOKEN": value} else "another value was given"
     except ValueError:
-        return f"none was given: {ran.said}"
+        return f"none was given: {ran.summary}"
 
 
 @_check("descriptors", "no descriptor of Handrail is inherited")
-async def _descriptors(ground: Ground) -> str | None:
+async def _descriptors(ground: CheckFixture) -> str | None:
     descriptor = os.open(ground.outside / "secret", os.O_RDONLY)
     os.set_inheritable(descriptor, True)
     try:
@@ -492,59 +492,59 @@ async def _descriptors(ground: Ground) -> str | None:
 
 
 @_check("limits", "a file cannot grow beyond its limit")
-async def _file_size(ground: Ground) -> str | None:
-    await ground.bash("head -c 3M /dev/zero > big", limits=Limits(file_bytes=_MIB))
+async def _file_size(ground: CheckFixture) -> str | None:
+    await ground.bash("head -c 3M /dev/zero > big", limits=SandboxLimits(file_bytes=_MIB))
     size = (ground.workspace / "big").stat().st_size
     return None if size <= _MIB else f"it wrote {size} bytes, and the limit is {_MIB}"
 
 
 @_check("limits", "the number of open files is limited")
-async def _open_files(ground: Ground) -> str | None:
+async def _open_files(ground: CheckFixture) -> str | None:
     script = 'for n in {10..60}; do eval "exec $n</dev/null" || exit; done; echo all'
-    ran = await ground.bash(script, limits=Limits(open_files=40))
+    ran = await ground.bash(script, limits=SandboxLimits(open_files=40))
     return "it opened more" if "all" in ran.out else None
 
 
 @_check("limits", "the number of processes is limited")
-async def _processes(ground: Ground) -> str | None:
+async def _processes(ground: CheckFixture) -> str | None:
     script = "n=0; for i in {1..60}; do sleep 5 & n=$((n+1)); done 2> /dev/null; set -- $(jobs -p); echo $#"
-    ran = await ground.bash(f"{script} || :", limits=Limits(processes=30))
+    ran = await ground.bash(f"{script} || :", limits=SandboxLimits(processes=30))
     count = ran.out.strip()
     return f"it started {count}" if count.isdigit() and int(count) >= 60 else None
 
 
 @_check("limits", "memory is limited")
-async def _memory(ground: Ground) -> str | None:
+async def _memory(ground: CheckFixture) -> str | None:
     script = "x=$(head -c 200M /dev/zero | tr '\\0' a); echo ${#x}"
-    ran = await ground.bash(script, limits=Limits(memory_bytes=64 * _MIB))
+    ran = await ground.bash(script, limits=SandboxLimits(memory_bytes=64 * _MIB))
     return "it took more" if ran.out.strip() == str(200 * _MIB) else None
 
 
 @_check("limits", "processor time is limited")
-async def _processor(ground: Ground) -> str | None:
-    ran = await ground.bash("while ((SECONDS < 20)); do :; done; echo all", limits=Limits(cpu_s=1))
+async def _processor(ground: CheckFixture) -> str | None:
+    ran = await ground.bash("while ((SECONDS < 20)); do :; done; echo all", limits=SandboxLimits(cpu_s=1))
     return "it went on" if "all" in ran.out else None
 
 
 @_check("limits", "the folder /tmp is private and limited")
-async def _tmp(ground: Ground) -> str | None:
+async def _tmp(ground: CheckFixture) -> str | None:
     name = f"handrail-{secrets.token_hex(8)}"
     ran = await ground.bash(
-        f"head -c 3M /dev/zero > /tmp/{name}; stat -c %s /tmp/{name}", limits=Limits(tmp_bytes=_MIB)
+        f"head -c 3M /dev/zero > /tmp/{name}; stat -c %s /tmp/{name}", limits=SandboxLimits(tmp_bytes=_MIB)
     )
     there = f"/tmp/{name}"  # noqa: S108 - whether it is there is what is asked
     if os.path.lexists(there):
         Path(there).unlink()
         return "it wrote in /tmp of this machine"
-    return None if ran.out.strip().isdigit() and int(ran.out) <= _MIB else f"it holds more: {ran.said}"
+    return None if ran.out.strip().isdigit() and int(ran.out) <= _MIB else f"it holds more: {ran.summary}"
 
 
 @_check("limits", "output is kept up to a limit, and counted beyond it")
-async def _output(ground: Ground) -> str | None:
+async def _output(ground: CheckFixture) -> str | None:
     ran = await ground.bash("head -c 3M /dev/zero", max_bytes=1000)
     kept, whole = len(ran.out), len(ran.out) + ran.dropped
     return None if kept <= 1000 and whole == 3 * _MIB else f"{kept} bytes were kept and {whole} counted"
 
 
-CHECKS = tuple(_found)
+CHECKS = tuple(_REGISTERED)
 """All checks, in the order in which they run and are shown."""

@@ -21,24 +21,24 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Limits, Mechanism, Process, Profile, Program, Sandbox, Tier
-from handrail.contract.tool.requires import CapabilitySet, Layer
-from handrail.sandbox.bubblewrap import Bubblewrap
+from handrail.contract.sandbox import SandboxLimits, SandboxMechanism, Process, SandboxProfile, ProgramSpec, Sandbox, SandboxTier
+from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer
+from handrail.sandbox.bubblewrap import BubblewrapSandbox
 from handrail.sandbox.filters import landlock, seccomp
-from handrail.sandbox.filters.limits import groups_for, memory_of_all, memory_of_call, own_bound, rlimits, user_counts
-from handrail.sandbox.start.spawn import SYSTEM_BWRAP, binaries
-from handrail.sandbox.view import identity
+from handrail.sandbox.filters.limits import make_groups, compute_total_memory, compute_call_memory, read_own_memory_limit, build_rlimits, read_inotify_limits
+from handrail.sandbox.start.spawn import SYSTEM_BWRAP, find_binaries
+from handrail.sandbox.view import sandbox_user
 
-Optional = Literal["landlock", "seccomp"]
+OptionalLayer = Literal["landlock", "seccomp"]
 """The layers that an operator can disable by name. Nothing replaces the namespaces."""
-_WITHHOLDING = ("hosts", "processes", "memory", "watches")
+_OPTIONAL_MECHANISMS = ("hosts", "processes", "memory", "watches")
 """Mechanisms that confinement does not depend on. Without one, single tools are unavailable or the doctor reports it.
 """
-_TRY_S = 20
-_INSTALL = "install bubblewrap 0.8 or newer (apt install bubblewrap, dnf install bubblewrap, pacman -S bubblewrap)"
-_BOUNDED = "start Handrail in a control group with a bound, as systemd makes one: systemd-run --user --scope -p MemoryMax=75% …"
-_SPACES = {"user": "users", "mnt": "mounts", "pid": "processes", "ipc": "shared memory", "uts": "host name"}
-_SCRIPT = """
+_TRIAL_TIMEOUT_S = 20
+_INSTALL_REMEDY = "install bubblewrap 0.8 or newer (apt install bubblewrap, dnf install bubblewrap, pacman -S bubblewrap)"
+_BOUND_REMEDY = "start Handrail in a control group with a bound, as systemd makes one: systemd-run --user --scope -p MemoryMax=75% …"
+_NAMESPACE_NAMES = {"user": "users", "mnt": "mounts", "pid": "processes", "ipc": "shared memory", "uts": "host name"}
+_TRIAL_SCRIPT = """
 for kind in user mnt pid ipc uts net; do readlink /proc/self/ns/$kind; done
 while read -r name value; do
   case $name in Seccomp:|NoNewPrivs:|CapEff:|Uid:) echo "$name $value" ;; esac
@@ -52,17 +52,17 @@ for setting in /proc/sys/user/max_inotify_*; do echo "setting $setting $(cat $se
 it."""
 
 
-class Refusing:
+class RefusingSandbox:
     """A sandbox for a machine that can confine nothing: it starts no program."""
 
-    def __init__(self, tier: Tier) -> None:
+    def __init__(self, tier: SandboxTier) -> None:
         self._tier = tier
 
     @property
-    def tier(self) -> Tier:
+    def tier(self) -> SandboxTier:
         return self._tier
 
-    async def start(self, capabilities: CapabilitySet, profile: Profile, program: Program) -> Process:
+    async def start(self, capabilities: CapabilitySet, profile: SandboxProfile, program: ProgramSpec) -> Process:
         raise ToolError(
             f"Programs cannot be confined on this machine: {self._tier.detail.rstrip('. ')}. "
             f"{'Ask the user to fix this: ' if self._tier.remedy else ''}{self._tier.remedy}".rstrip(". ")
@@ -71,64 +71,64 @@ class Refusing:
         )
 
 
-def probe(without: frozenset[str] = frozenset()) -> Tier:
+def probe_tier(without: frozenset[str] = frozenset()) -> SandboxTier:
     """Return the tier of this machine, found by starting a program in a sandbox."""
-    return choose(without).tier
+    return choose_sandbox(without).tier
 
 
 @lru_cache(maxsize=4)
-def choose(without: frozenset[str] = frozenset()) -> Sandbox:
+def choose_sandbox(without: frozenset[str] = frozenset()) -> Sandbox:
     """Return the sandbox to use: the first bubblewrap that works, else one that refuses every start.
 
-    :param without: the layers of :data:`Optional` that the operator allows to be missing
+    :param without: the layers of :data:`OptionalLayer` that the operator allows to be missing
     """
     if not sys.platform.startswith("linux"):
-        return Refusing(Tier("none", f"Handrail has no sandbox for {sys.platform} in this version", "use Linux"))
+        return RefusingSandbox(SandboxTier("none", f"Handrail has no sandbox for {sys.platform} in this version", "use Linux"))
     tried: list[tuple[str, str]] = []
-    for binary in binaries():
-        seen = _looked_at(binary)
+    for binary in find_binaries():
+        seen = _observe(binary)
         if isinstance(seen, str):
             tried.append((binary, seen))
             continue
-        return _sandbox_of(binary, tuple(_mechanisms(seen)), without)
+        return _make_sandbox(binary, tuple(_find_mechanisms(seen)), without)
     if not tried:
-        missing_program = Mechanism("namespaces", False, "bubblewrap is not installed", _INSTALL)
-        return Refusing(Tier("none", "bubblewrap is not installed", _INSTALL, (missing_program, *_not_tried())))
+        missing_program = SandboxMechanism("namespaces", False, "bubblewrap is not installed", _INSTALL_REMEDY)
+        return RefusingSandbox(SandboxTier("none", "bubblewrap is not installed", _INSTALL_REMEDY, (missing_program, *_untried_mechanisms())))
     detail = "; ".join(f"{binary} failed: {failure}" for binary, failure in tried)
-    cure = remedy(detail, Path("/proc/sys"), Path(SYSTEM_BWRAP).exists())
-    return Refusing(Tier("none", detail, cure, (Mechanism("namespaces", False, detail, cure), *_not_tried())))
+    cure = find_remedy(detail, Path("/proc/sys"), Path(SYSTEM_BWRAP).exists())
+    return RefusingSandbox(SandboxTier("none", detail, cure, (SandboxMechanism("namespaces", False, detail, cure), *_untried_mechanisms())))
 
 
-def _sandbox_of(binary: str, mechanisms: tuple[Mechanism, ...], without: frozenset[str]) -> Sandbox:
+def _make_sandbox(binary: str, mechanisms: tuple[SandboxMechanism, ...], without: frozenset[str]) -> Sandbox:
     """Return the sandbox of a working bubblewrap; one that refuses if a required mechanism fails."""
-    failed = [one for one in mechanisms if one.held is False]
-    missing = [one for one in failed if one.name not in (*without, *_WITHHOLDING)]
+    failed = [one for one in mechanisms if one.is_enforced is False]
+    missing = [one for one in failed if one.name not in (*without, *_OPTIONAL_MECHANISMS)]
     if missing:
         detail = "; ".join(f"{one.name}: {one.detail}" for one in missing)
         remedies = "; ".join(one.remedy for one in missing if one.remedy)
-        return Refusing(Tier("none", detail, remedies, mechanisms))
-    lacking = [one.name for one in failed if one.name in get_args(Optional)]
+        return RefusingSandbox(SandboxTier("none", detail, remedies, mechanisms))
+    lacking = [one.name for one in failed if one.name in get_args(OptionalLayer)]
     name = f"bubblewrap without {' and '.join(lacking)}" if lacking else "bubblewrap"
-    about = f"{binary}: separate namespaces, no network" + _layers(lacking)
-    return Bubblewrap(binary, Tier(name, about, "", mechanisms), system_calls=b"" if "seccomp" in lacking else None)
+    about = f"{binary}: separate namespaces, no network" + _format_layers(lacking)
+    return BubblewrapSandbox(binary, SandboxTier(name, about, "", mechanisms), system_calls=b"" if "seccomp" in lacking else None)
 
 
-def _layers(lacking: Sequence[str]) -> str:
-    have = [name for name in get_args(Optional) if name not in lacking]
+def _format_layers(lacking: Sequence[str]) -> str:
+    have = [name for name in get_args(OptionalLayer) if name not in lacking]
     return f", {' and '.join(have)} within" if have else ""
 
 
-def remedy(failure: str, sysctls: Path, system_bwrap: bool) -> str:
+def find_remedy(failure: str, sysctls: Path, system_bwrap: bool) -> str:
     """Return what to change so that bubblewrap works, from its messages and the kernel's settings.
 
     :param sysctls: where the kernel's settings are read (``/proc/sys``)
     :param system_bwrap: whether the distribution's bubblewrap is installed
     """
-    if _setting(sysctls / "user/max_user_namespaces") == 0:
+    if _read_setting(sysctls / "user/max_user_namespaces") == 0:
         return "allow user namespaces: sysctl -w user.max_user_namespaces=15000"
-    if _setting(sysctls / "kernel/unprivileged_userns_clone") == 0:
+    if _read_setting(sysctls / "kernel/unprivileged_userns_clone") == 0:
         return "allow unprivileged user namespaces: sysctl -w kernel.unprivileged_userns_clone=1"
-    if _setting(sysctls / "kernel/apparmor_restrict_unprivileged_userns") == 1:
+    if _read_setting(sysctls / "kernel/apparmor_restrict_unprivileged_userns") == 1:
         install = "" if system_bwrap else "apt install bubblewrap, then "
         return (
             f"AppArmor restricts user namespaces: {install}allow {SYSTEM_BWRAP} in a profile "
@@ -136,7 +136,7 @@ def remedy(failure: str, sysctls: Path, system_bwrap: bool) -> str:
             "or sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
         )
     if "nknown option" in failure:
-        return _INSTALL
+        return _INSTALL_REMEDY
     if "install perl" in failure:
         return "apt install perl-base"
     if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
@@ -150,7 +150,7 @@ def remedy(failure: str, sysctls: Path, system_bwrap: bool) -> str:
     )
 
 
-def _setting(path: Path) -> int | None:
+def _read_setting(path: Path) -> int | None:
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -158,7 +158,7 @@ def _setting(path: Path) -> int | None:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _ObservedConfinement:
     """A program's view of its confinement: namespaces, and lines of /proc by their first word."""
 
     spaces: dict[str, str] = field(default_factory=dict[str, str])
@@ -184,46 +184,46 @@ class _Seen:
             self.status[word.rstrip(":")] = rest.strip()
 
 
-def _looked_at(binary: str) -> _Seen | str:
+def _observe(binary: str) -> _ObservedConfinement | str:
     """Return what a program sees in a sandbox of ``binary``, or why no sandbox could be made."""
     with tempfile.TemporaryDirectory(prefix="handrail-probe-") as folder:
         place = os.path.realpath(folder)
-        found: list[_Seen | str] = []
+        found: list[_ObservedConfinement | str] = []
         # A separate loop in a separate thread, since the caller may run in a loop.
-        thread = threading.Thread(target=lambda: found.append(asyncio.run(_tried(binary, place))))
+        thread = threading.Thread(target=lambda: found.append(asyncio.run(_run_trial(binary, place))))
         thread.start()
         thread.join()
         return found[0] if found else "the trial failed"
 
 
-async def _tried(binary: str, place: str) -> _Seen | str:
+async def _run_trial(binary: str, place: str) -> _ObservedConfinement | str:
     workspace, scratch = Path(place, "workspace"), Path(place, "scratch")
     workspace.mkdir()
     scratch.mkdir()
-    whole = Layer("probe", fs_read=(str(workspace),), fs_write=(str(workspace),), hosts=("probe.invalid",))
-    system_calls = None if seccomp.machine() else b""
-    sandbox = Bubblewrap(binary, Tier("probe", ""), system_calls=system_calls)
-    profile, argv = Profile(str(workspace), str(scratch)), ("/bin/sh", "-c", _SCRIPT)
+    whole = CapabilityLayer("probe", fs_read=(str(workspace),), fs_write=(str(workspace),), hosts=("probe.invalid",))
+    system_calls = None if seccomp.detect_machine() else b""
+    sandbox = BubblewrapSandbox(binary, SandboxTier("probe", ""), system_calls=system_calls)
+    profile, argv = SandboxProfile(str(workspace), str(scratch)), ("/bin/sh", "-c", _TRIAL_SCRIPT)
     no_hosts: str | None = None
     try:
         try:
-            process = await sandbox.start(CapabilitySet((whole,)), profile, Program(argv))
+            process = await sandbox.start(CapabilitySet((whole,)), profile, ProgramSpec(argv))
         except ToolError as error:
             no_hosts = error.text
-            process = await sandbox.start(CapabilitySet((whole,)).offline(), profile, Program(argv))
+            process = await sandbox.start(CapabilitySet((whole,)).without_hosts(), profile, ProgramSpec(argv))
         try:
-            async with asyncio.timeout(_TRY_S):
+            async with asyncio.timeout(_TRIAL_TIMEOUT_S):
                 out, errors, _ = await process.communicate(b"", 1 << 16)
                 code = await process.wait()
         finally:
             await process.kill()
     except TimeoutError:
-        return f"no answer within {_TRY_S} s"
+        return f"no answer within {_TRIAL_TIMEOUT_S} s"
     except (ToolError, OSError, ValueError) as error:
         return str(error)
     if code != 0:
         return errors.decode("utf-8", "replace").strip()[:500] or f"it ended with {code}"
-    seen = _Seen(no_hosts=no_hosts)
+    seen = _ObservedConfinement(no_hosts=no_hosts)
     for line in out.decode("utf-8", "replace").splitlines():
         seen.note(line)
     if not (workspace / "tried").exists() or "workspace" not in seen.written:
@@ -231,7 +231,7 @@ async def _tried(binary: str, place: str) -> _Seen | str:
     return seen
 
 
-def _mechanisms(seen: _Seen) -> list[Mechanism]:
+def _find_mechanisms(seen: _ObservedConfinement) -> list[SandboxMechanism]:
     return [
         _namespaces(seen),
         _network(seen),
@@ -243,78 +243,78 @@ def _mechanisms(seen: _Seen) -> list[Mechanism]:
     ]
 
 
-def _not_tried() -> tuple[Mechanism, ...]:
+def _untried_mechanisms() -> tuple[SandboxMechanism, ...]:
     """Return the mechanisms as untried because there are no namespaces; only Landlock can be asked for."""
     reason = "not tried without namespaces"
     version, why = _landlock_version()
     of_landlock = (
-        Mechanism("landlock", None, f"the kernel has version {version}; {reason}")
+        SandboxMechanism("landlock", None, f"the kernel has version {version}; {reason}")
         if version
-        else Mechanism("landlock", False, why, _LANDLOCK)
+        else SandboxMechanism("landlock", False, why, _LANDLOCK)
     )
     names = ("network", "hosts", "privileges", "seccomp")
-    return (*(Mechanism(name, None, reason) for name in names), of_landlock, Mechanism("limits", None, reason))
+    return (*(SandboxMechanism(name, None, reason) for name in names), of_landlock, SandboxMechanism("limits", None, reason))
 
 
-def _own(seen: _Seen, kind: str) -> bool:
+def _has_own_namespace(seen: _ObservedConfinement, kind: str) -> bool:
     inside = seen.spaces.get(kind)
     return inside is not None and inside != str(Path(f"/proc/self/ns/{kind}").readlink())
 
 
-def _namespaces(seen: _Seen) -> Mechanism:
-    shared = [about for kind, about in _SPACES.items() if not _own(seen, kind)]
+def _namespaces(seen: _ObservedConfinement) -> SandboxMechanism:
+    shared = [about for kind, about in _NAMESPACE_NAMES.items() if not _has_own_namespace(seen, kind)]
     if shared:
-        return Mechanism(
-            "namespaces", False, f"these namespaces are shared with the machine: {', '.join(shared)}", _INSTALL
+        return SandboxMechanism(
+            "namespaces", False, f"these namespaces are shared with the machine: {', '.join(shared)}", _INSTALL_REMEDY
         )
-    return Mechanism("namespaces", True, f"separate ones for {', '.join(_SPACES.values())}")
+    return SandboxMechanism("namespaces", True, f"separate ones for {', '.join(_NAMESPACE_NAMES.values())}")
 
 
-def _network(seen: _Seen) -> Mechanism:
-    if not _own(seen, "net"):
-        return Mechanism("network", False, "programs run in the network namespace of the machine", _INSTALL)
-    return Mechanism("network", True, "a separate namespace with only a loopback")
+def _network(seen: _ObservedConfinement) -> SandboxMechanism:
+    if not _has_own_namespace(seen, "net"):
+        return SandboxMechanism("network", False, "programs run in the network namespace of the machine", _INSTALL_REMEDY)
+    return SandboxMechanism("network", True, "a separate namespace with only a loopback")
 
 
-def _hosts(seen: _Seen) -> Mechanism:
+def _hosts(seen: _ObservedConfinement) -> SandboxMechanism:
     if seen.no_hosts is not None:
         cure = "install perl (apt install perl-base), and let this user enter the namespaces of its sandboxes"
-        return Mechanism("hosts", False, seen.no_hosts, cure)
-    return Mechanism("hosts", True, "programs reach the hosts of their call through a proxy that checks each request")
+        return SandboxMechanism("hosts", False, seen.no_hosts, cure)
+    return SandboxMechanism("hosts", True, "programs reach the hosts of their call through a proxy that checks each request")
 
 
-def _privileges(seen: _Seen) -> Mechanism:
+def _privileges(seen: _ObservedConfinement) -> SandboxMechanism:
     none = set(seen.status.get("CapEff", "?")) == {"0"}
     if none and seen.status.get("NoNewPrivs") == "1":
-        return Mechanism("privileges", True, "programs have no capabilities, and set-user-ID programs give them none")
-    return Mechanism("privileges", False, f"capabilities {seen.status.get('CapEff', 'unknown')}", _INSTALL)
+        return SandboxMechanism("privileges", True, "programs have no capabilities, and set-user-ID programs give them none")
+    return SandboxMechanism("privileges", False, f"capabilities {seen.status.get('CapEff', 'unknown')}", _INSTALL_REMEDY)
 
 
-def _seccomp(seen: _Seen) -> Mechanism:
-    machine = seccomp.machine()
+def _seccomp(seen: _ObservedConfinement) -> SandboxMechanism:
+    machine = seccomp.detect_machine()
     if machine is None:
         about = f"Handrail has no system call filter for {os.uname().machine}"
-        return Mechanism("seccomp", False, about, f"use x86_64 or aarch64; {_by_name('seccomp')}")
+        return SandboxMechanism("seccomp", False, about, f"use x86_64 or aarch64; {_disabled_detail('seccomp')}")
     if seen.status.get("Seccomp") != "2":
         about = "the system call filter is not in force"
-        return Mechanism("seccomp", False, about, f"use a kernel with CONFIG_SECCOMP_FILTER; {_by_name('seccomp')}")
+        return SandboxMechanism("seccomp", False, about, f"use a kernel with CONFIG_SECCOMP_FILTER; {_disabled_detail('seccomp')}")
     count = len(seccomp.NUMBERS[machine])
-    return Mechanism("seccomp", True, f"a filter for {machine} that denies or inspects {count} system calls")
+    return SandboxMechanism("seccomp", True, f"a filter for {machine} that denies or inspects {count} system calls")
 
 
-def _by_name(layer: str) -> str:
+def _disabled_detail(layer: str) -> str:
     return f'to run without it, name it in the configuration: [sandbox] without = ["{layer}"]'
 
 
 _LANDLOCK = (
     "use Linux 5.13 or newer with Landlock among its security modules: CONFIG_SECURITY_LANDLOCK=y, and landlock in lsm= "
-    f"on the kernel's command line; {_by_name('landlock')}"
+    f"on the kernel's command line; {_disabled_detail('landlock')}"
 )
 
 
 def _landlock_version() -> tuple[int, str]:
     """Return the version of Landlock, or 0 with the reason."""
-    if version := landlock.abi():
+    if version := landlock.probe_abi():
         return version, ""
     call = ctypes.CDLL(None, use_errno=True).syscall
     call(landlock.CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(1))
@@ -322,20 +322,20 @@ def _landlock_version() -> tuple[int, str]:
     return 0, "this kernel was started without Landlock" if disabled else "this kernel has no Landlock"
 
 
-def _landlock(seen: _Seen) -> Mechanism:
+def _landlock(seen: _ObservedConfinement) -> SandboxMechanism:
     version, why = _landlock_version()
     if not version:
-        return Mechanism("landlock", False, why, _LANDLOCK)
+        return SandboxMechanism("landlock", False, why, _LANDLOCK)
     if "proc" in seen.written:
-        return Mechanism("landlock", False, "not in force: a write that it forbids succeeded", _LANDLOCK)
-    return Mechanism("landlock", True, f"version {version}, in force on files{', TCP' if version >= 4 else ''}")
+        return SandboxMechanism("landlock", False, "not in force: a write that it forbids succeeded", _LANDLOCK)
+    return SandboxMechanism("landlock", True, f"version {version}, in force on files{', TCP' if version >= 4 else ''}")
 
 
-def _limits(seen: _Seen) -> list[Mechanism]:
-    limits = Limits()
+def _limits(seen: _ObservedConfinement) -> list[SandboxMechanism]:
+    limits = SandboxLimits()
     names = {"Max cpu time": 0, "Max file size": 1, "Max data size": 2, "Max processes": 6, "Max open files": 7}
     names |= {"Max pending signals": 11, "Max msgqueue size": 12, "Max locked memory": 8}
-    wanted = rlimits(limits)
+    wanted = build_rlimits(limits)
     wrong: list[str] = []
     for title, number in names.items():
         line = next((line for line in seen.limits if line.startswith(title)), "")
@@ -343,27 +343,27 @@ def _limits(seen: _Seen) -> list[Mechanism]:
         if not soft or soft[0] != str(wanted[number][0]):
             wrong.append(title.removeprefix("Max "))
     if wrong:
-        return [Mechanism("limits", False, f"not in force: {', '.join(wrong)}")]
-    held = Mechanism(
+        return [SandboxMechanism("limits", False, f"not in force: {', '.join(wrong)}")]
+    held = SandboxMechanism(
         "limits", True, "processor time, memory of each process, file size, open files, timers, /tmp, /dev/shm"
     )
     return [held, _processes(limits), _memory(limits), _watches(seen)]
 
 
-def _processes(limits: Limits) -> Mechanism:
+def _processes(limits: SandboxLimits) -> SandboxMechanism:
     if os.geteuid() != 0:
-        return Mechanism("processes", True, f"at most {limits.processes} in a sandbox")
-    if groups_for(limits.processes, None):
+        return SandboxMechanism("processes", True, f"at most {limits.processes} in a sandbox")
+    if make_groups(limits.processes, None):
         about = "in all sandboxes of one Handrail together if they run as root, else in each sandbox"
-        return Mechanism("processes", True, f"at most {limits.processes} {about}")
-    return Mechanism("processes", False, "the kernel does not count the processes of root", identity.AS_SOMEBODY)
+        return SandboxMechanism("processes", True, f"at most {limits.processes} {about}")
+    return SandboxMechanism("processes", False, "the kernel does not count the processes of root", sandbox_user.USER_REMEDY)
 
 
-def _watches(seen: _Seen) -> Mechanism:
-    wanted = user_counts()
+def _watches(seen: _ObservedConfinement) -> SandboxMechanism:
+    wanted = read_inotify_limits()
     if wanted and all(f"{setting} {number}" in seen.settings for setting, number in wanted):
-        return Mechanism("watches", True, "each sandbox gets a quarter of its user's inotify instances and watches")
-    return Mechanism(
+        return SandboxMechanism("watches", True, "each sandbox gets a quarter of its user's inotify instances and watches")
+    return SandboxMechanism(
         "watches",
         False,
         "a program can use up all inotify instances of its user, so the user's editors miss changes",
@@ -371,15 +371,15 @@ def _watches(seen: _Seen) -> Mechanism:
     )
 
 
-def _memory(limits: Limits) -> Mechanism:
-    looked = f"a call that uses more than {_gib(memory_of_call(limits) or 0)} is ended"
-    if groups_for(None, memory_of_all()):
-        about = f"{looked}; a control group limits all sandboxes of one Handrail to {_gib(memory_of_all())}"
-        return Mechanism("memory", True, about)
-    if (bound := own_bound()) is not None:
-        return Mechanism("memory", True, f"{looked}; a control group limits Handrail and its programs to {_gib(bound)}")
+def _memory(limits: SandboxLimits) -> SandboxMechanism:
+    looked = f"a call that uses more than {_gib(compute_call_memory(limits) or 0)} is ended"
+    if make_groups(None, compute_total_memory()):
+        about = f"{looked}; a control group limits all sandboxes of one Handrail to {_gib(compute_total_memory())}"
+        return SandboxMechanism("memory", True, about)
+    if (bound := read_own_memory_limit()) is not None:
+        return SandboxMechanism("memory", True, f"{looked}; a control group limits Handrail and its programs to {_gib(bound)}")
     about = f"{looked}, but no control group limits memory between two checks"
-    return Mechanism("memory", False, about, _BOUNDED)
+    return SandboxMechanism("memory", False, about, _BOUND_REMEDY)
 
 
 def _gib(size: int) -> str:

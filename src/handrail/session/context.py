@@ -11,49 +11,49 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
-from handrail.catalog.view import CatalogOptions, view_of
+from handrail.catalog.view import CatalogOptions, get_view
 from handrail.config.settings import CatalogSettings
 from handrail.contract.agent import AgentManifest
-from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest, Attendant
-from handrail.contract.doors.peer import Peer
-from handrail.contract.doors.runtime import ClientContext, Question
+from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest, ApprovalHandler
+from handrail.contract.services.client import ClientHandler
+from handrail.contract.services.runtime import UserContext, UserQuestion
 from handrail.contract.errors import ToolError, UsageError
-from handrail.contract.generation import Difference, Generation, Source
+from handrail.contract.generation import GenerationDiff, Generation, ToolSource
 from handrail.contract.modes import Mode
-from handrail.contract.rules import AnyRule, RuleEntry, rule_texts
-from handrail.contract.tool.offering import Offering
-from handrail.contract.tool.requires import Layer
+from handrail.contract.rules import RuleLike, RuleEntry, normalise_rules
+from handrail.contract.tool.resource_provider import ResourceProvider
+from handrail.contract.tool.requires import CapabilityLayer
 from handrail.contract.tool.settings import ToolConfig, ToolSettings
 from handrail.contract.tool.tool import Tool
-from handrail.policy.authority import Authority
-from handrail.policy.rules.rules import RuleBook
-from handrail.policy.watchdogs.watchdog import Watchdog
-from handrail.registry.generations import Chronicle, Succession
-from handrail.registry.sources.all import ToolSources
-from handrail.runtime.files.roots import NO_FURTHER, FurtherRoots
-from handrail.runtime.secrets import NO_SECRETS, SecretStore
-from handrail.session.session import Under
+from handrail.policy.authorizer import CallAuthorizer
+from handrail.policy.rules.definitions import RuleBook
+from handrail.policy.watchdogs.api import Watchdog
+from handrail.registry.generations import GenerationRecorder, GenerationLifecycle
+from handrail.registry.sources.tool_sources import ToolSources
+from handrail.runtime.files.roots import NO_FURTHER_ROOTS, FurtherRoots
+from handrail.runtime.secret_store import NO_SECRETS, SecretStore
+from handrail.session.local_session import ParentRef
 from handrail.store.tables.sessions import SessionRow
 
 if TYPE_CHECKING:
-    from handrail.session.session import HeldSession
+    from handrail.session.local_session import LocalSession
 
 
 @dataclass(frozen=True, slots=True)
-class Brought:
+class ClientRegistrations:
     """The settings, tools, rules and secrets that a process registers for the sessions that it opens.
 
     Sessions of other processes see none of them. The secrets are redacted everywhere.
     """
 
-    face: str = "library"
+    frontend: str = "library"
     agent: str | None = None
     """The agent's id; None for the configured one."""
     tools: tuple[Tool, ...] = ()
     rules: tuple[str | RuleEntry, ...] = ()
     secrets: Mapping[str, str] | None = field(default=None, repr=False)
     watchdogs: tuple[Watchdog, ...] = ()
-    offerings: tuple[Offering, ...] = ()
+    offerings: tuple[ResourceProvider, ...] = ()
     settings: tuple[str, ...] = ()
     mode: Mode | None = None
     """None for the mode of the agent or of the configuration."""
@@ -67,14 +67,14 @@ class Brought:
     """The mode in the process's configuration files; None for that of the process that holds the workspace."""
 
 
-class Shelf:
+class AgentGenerations:
     """The generations of tools of one agent, made from the same sources."""
 
     def __init__(
         self,
         sources: ToolSources,
-        succession: Succession,
-        layer: Callable[[Iterable[Generation]], Layer],
+        succession: GenerationLifecycle,
+        layer: Callable[[Iterable[Generation]], CapabilityLayer],
         numbers: Callable[[], int],
         publish: Callable[[Mapping[str, Any]], None],
     ) -> None:
@@ -90,27 +90,27 @@ class Shelf:
         self._layer = layer
         self._numbers = numbers
         self._publish = publish
-        self._chronicle = Chronicle()
+        self._chronicle = GenerationRecorder()
         self.is_on_record = False
         """Whether a session has used these generations, so that they are recorded."""
-        self.authorities: list[Authority] = []
+        self.authorities: list[CallAuthorizer] = []
         """The authorities that use the capabilities of the agent's tools."""
-        self._reloading = asyncio.Lock()
-        self._changed: list[Source] = []
-        self._next: asyncio.Task[Difference] | None = None
+        self._reload_lock = asyncio.Lock()
+        self._changed: list[ToolSource] = []
+        self._next: asyncio.Task[GenerationDiff] | None = None
         """The task that waits to look through the changed sources."""
-        self.options: set[CatalogOptions] = set()
+        self.catalog_options: set[CatalogOptions] = set()
         """The catalog options of the contexts that use these generations."""
         self.watchers: list[Callable[[Generation], None]] = []
         """Called with each new generation."""
 
-    def begin(self) -> None:
+    def start_recording(self) -> None:
         """Record the generations from now on, because a session uses them."""
         if not self.is_on_record:
             self.is_on_record = True
-            self._publish(self._chronicle.told(self.succession.current))
+            self._publish(self._chronicle.record_body(self.succession.current))
 
-    async def reload(self, given: Iterable[Tool] | None = None) -> Difference:
+    async def reload(self, given: Iterable[Tool] | None = None) -> GenerationDiff:
         """Load all sources again, in a thread, and publish the result as the next generation.
 
         Calls continue meanwhile.
@@ -120,11 +120,11 @@ class Shelf:
         :raises UsageError: if the kernel was closed meanwhile
         """
         tools = None if given is None else tuple(given)
-        async with self._reloading:  # one at a time, so that the numbers increase
+        async with self._reload_lock:  # one at a time, so that the numbers increase
             sources = self.sources if tools is None else replace(self.sources, given=tools)
             return await self._load(sources)
 
-    async def refresh(self, changed: Iterable[Source]) -> Difference:
+    async def refresh(self, changed: Iterable[ToolSource]) -> GenerationDiff:
         """Load single sources again, which are not the operator's own; all others keep their last result.
 
         Changes during a refresh are collected and loaded together afterwards.
@@ -136,41 +136,41 @@ class Shelf:
             self._next = asyncio.get_running_loop().create_task(self._refresh())
         return await asyncio.shield(self._next)
 
-    async def _refresh(self) -> Difference:
-        async with self._reloading:
+    async def _refresh(self) -> GenerationDiff:
+        async with self._reload_lock:
             self._next, changed, self._changed = None, self._changed, []
             return await self._load(self.sources, changed)
 
-    async def _load(self, sources: ToolSources, only: Collection[Source] | None = None) -> Difference:
-        number, living = self._numbers(), self.succession.living
-        generation, layer = await asyncio.to_thread(self._look, sources, only, number, living)
-        return self._follow(sources, generation, layer)
+    async def _load(self, sources: ToolSources, only: Collection[ToolSource] | None = None) -> GenerationDiff:
+        number, living = self._numbers(), self.succession.live_generations
+        generation, layer = await asyncio.to_thread(self._load_in_thread, sources, only, number, living)
+        return self._publish_generation(sources, generation, layer)
 
-    def _look(
-        self, sources: ToolSources, only: Collection[Source] | None, number: int, living: Iterable[Generation]
-    ) -> tuple[Generation, Layer]:
+    def _load_in_thread(
+        self, sources: ToolSources, only: Collection[ToolSource] | None, number: int, living: Iterable[Generation]
+    ) -> tuple[Generation, CapabilityLayer]:
         generation = sources.load(number, only)
-        for options in tuple(self.options):
-            view_of(
+        for options in tuple(self.catalog_options):
+            get_view(
                 generation, options
             )  # computed in this thread, so that the first turn does not block the event loop
         return generation, self._layer((generation, *living))
 
-    def _follow(self, sources: ToolSources, generation: Generation, layer: Layer) -> Difference:
+    def _publish_generation(self, sources: ToolSources, generation: Generation, layer: CapabilityLayer) -> GenerationDiff:
         if self.succession.closed:
             raise UsageError("The kernel was closed while its tools were loaded. Open a new kernel.")
         difference = self.succession.publish(generation)
         self.sources = sources
         for authority in self.authorities:
-            authority.renew(layer)
+            authority.replace_layer(layer)
         if self.is_on_record:
-            self._publish(self._chronicle.told(generation, difference))
+            self._publish(self._chronicle.record_body(generation, difference))
         for told in tuple(self.watchers):
             told(generation)
         return difference
 
 
-class Context:
+class AgentContext:
     """One agent in the sessions of one process.
 
     :ivar further: the agent's additional root folders
@@ -183,10 +183,10 @@ class Context:
     def __init__(
         self,
         manifest: AgentManifest,
-        shelf: Shelf,
-        authority: Authority,
+        generations: AgentGenerations,
+        authority: CallAuthorizer,
         rules: RuleBook,
-        further: FurtherRoots = NO_FURTHER,
+        further_roots: FurtherRoots = NO_FURTHER_ROOTS,
         *,
         shared: bool,
         secrets: SecretStore = NO_SECRETS,
@@ -194,17 +194,17 @@ class Context:
     ) -> None:
         self.manifest = manifest
         self.catalog = catalog or CatalogOptions(core=manifest.core)
-        self.further = further
-        self.shelf = shelf
+        self.further_roots = further_roots
+        self.generations = generations
         self.authority = authority
         self.rules = rules
         self.shared = shared
         self.secrets = secrets
-        shelf.authorities.append(authority)
-        shelf.options.add(self.catalog)
+        generations.authorities.append(authority)
+        generations.catalog_options.add(self.catalog)
         self.watchers: list[Callable[[Generation], None]] = []
         """Called with each new generation that its sessions use."""
-        shelf.watchers.append(self._published)
+        generations.watchers.append(self._notify_watchers)
 
     @property
     def agent(self) -> str:
@@ -214,72 +214,72 @@ class Context:
     @property
     def generation(self) -> Generation:
         """The current tools. A turn keeps the tools with which it started."""
-        return self.shelf.succession.current
+        return self.generations.succession.current
 
-    def part(self, own: Context) -> None:
+    def use_own_generations(self, own: AgentContext) -> None:
         """Replace the generations by those of ``own``, also in open sessions. No other context uses them."""
-        before = self.shelf
+        before = self.generations
         before.authorities.remove(self.authority)
-        before.watchers.remove(self._published)
-        own.shelf.authorities[:] = [self.authority]
-        own.shelf.options.add(self.catalog)
-        own.shelf.watchers[:] = [self._published]
-        self.authority.renew(own.authority.agent_layer)
-        self.shelf, self.shared = own.shelf, own.shared
+        before.watchers.remove(self._notify_watchers)
+        own.generations.authorities[:] = [self.authority]
+        own.generations.catalog_options.add(self.catalog)
+        own.generations.watchers[:] = [self._notify_watchers]
+        self.authority.replace_layer(own.authority.agent_layer)
+        self.generations, self.shared = own.generations, own.shared
         if before.is_on_record:
-            own.shelf.begin()
-        self._published(self.generation)
+            own.generations.start_recording()
+        self._notify_watchers(self.generation)
 
-    def _published(self, generation: Generation) -> None:
+    def _notify_watchers(self, generation: Generation) -> None:
         for told in tuple(self.watchers):
             told(generation)
 
     async def aclose(self) -> None:
         """Release the generations. No sessions may be opened with the context afterwards."""
-        self.shelf.authorities.remove(self.authority)
-        self.shelf.watchers.remove(self._published)
+        self.generations.authorities.remove(self.authority)
+        self.generations.watchers.remove(self._notify_watchers)
         if not self.shared:
-            await self.shelf.succession.aclose()
+            await self.generations.succession.aclose()
 
 
 # Parent and child sessions: the limits that a parent sets for its sub-agents, and the answers of the parent's user.
 
 T = TypeVar("T")
 
-NOT_NOW = "No user is available now, and a sub-agent's call cannot wait for one. Continue without it and say what you left out."
+USER_UNAVAILABLE = "No user is available now, and a sub-agent's call cannot wait for one. Continue without it and say what you left out."
 
 
-def secrets_for(child: SecretStore, under: Under) -> SecretStore:
+def child_secrets(child: SecretStore, parent_ref: ParentRef) -> SecretStore:
     """Return the secrets of a child session: those that its parent has and delegates."""
-    parent = under.parent
-    names = parent.lane.around.secrets.names & set(parent.family.manifest.delegable.secrets)
-    return child.only(names, f"the agent {parent.family.manifest.id} does not delegate it to its sub-agents")
+    parent = parent_ref.parent
+    names = parent.lane.environment.secrets.names & set(parent.tree_node.manifest.delegation.secrets)
+    return child.restrict_to(names, f"the agent {parent.tree_node.manifest.id} does not delegate it to its sub-agents")
 
 
-def attendant_for(under: Under) -> Attendant | None:
+def child_approval_handler(parent_ref: ParentRef) -> ApprovalHandler | None:
     """Return the approval handler of a child session, or None if its parent does not delegate it."""
-    if under.parent.lane.attendant is None or not under.parent.family.manifest.delegable.presence:
+    if parent_ref.parent.lane.approval_handler is None or not parent_ref.parent.tree_node.manifest.delegation.can_ask_user:
         return None
-    return _AskedFromBelow(under)
+    return _RootApprovalHandler(parent_ref)
 
 
-def named_hosts_of(under: Under) -> str | None:
+def host_limiting_agent(parent_ref: ParentRef) -> str | None:
     """Return the id of the nearest parent agent that delegates hosts by name only, or None."""
-    parent = under.parent.family.manifest
-    hosts = parent.delegable.net.hosts
-    return under.parent.lane.named_hosts_of if hosts is None or "*" in hosts else parent.id
+    parent = parent_ref.parent.tree_node.manifest
+    hosts = parent.delegation.net.hosts
+    return parent_ref.parent.lane.named_hosts_of if hosts is None or "*" in hosts else parent.id
 
 
-def origin_of(agent: str, under: Under) -> str:
+def describe_origin(agent: str, parent_ref: ParentRef) -> str:
     """Describe the sub-agent that asks, for the user of the session at the top."""
-    is_top = under.parent.family.under is None
-    of = f"session {under.parent.id}" if is_top else under.parent.lane.origin
-    about = f" ({' '.join(under.delegation.description.split())[:80]})" if under.delegation.description.strip() else ""
+    is_top = parent_ref.parent.tree_node.parent_ref is None
+    of = f"session {parent_ref.parent.id}" if is_top else parent_ref.parent.lane.origin
+    about = f" ({' '.join(parent_ref.delegation.description.split())[:80]})" if parent_ref.delegation.description.strip() else ""
     return f"sub-agent {agent}{about} of {of}"
 
 
 @dataclass(frozen=True, slots=True)
-class _AskedFromBelow:
+class _RootApprovalHandler:
     """An approval handler of a sub-agent that asks the user of the session at the top of the tree.
 
     The sub-agent's calls are not suspended, because they could not be resumed. A call in the background waits while the
@@ -287,40 +287,40 @@ class _AskedFromBelow:
     asked again when the top session is opened again.
     """
 
-    under: Under
+    parent_ref: ParentRef
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
-        async def asked(people: Attendant) -> ApprovalAnswer | None:
+        async def asked(people: ApprovalHandler) -> ApprovalAnswer | None:
             answer = await people.approve(request)
             return None if answer.choice == "later" else answer
 
-        return await self._answered(asked) or ApprovalAnswer("reject", NOT_NOW)
+        return await self._ask_root(asked) or ApprovalAnswer("reject", USER_UNAVAILABLE)
 
-    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]] | None:
-        answers = await self._answered(lambda people: people.answer(session_id, questions))
+    async def answer_questions(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]] | None:
+        answers = await self._ask_root(lambda people: people.answer_questions(session_id, questions))
         if answers is None:
-            raise ToolError(NOT_NOW, kind="unavailable")
+            raise ToolError(USER_UNAVAILABLE, kind="unavailable")
         return answers
 
-    async def _answered(self, ask: Callable[[Attendant], Awaitable[T | None]]) -> T | None:
+    async def _ask_root(self, ask: Callable[[ApprovalHandler], Awaitable[T | None]]) -> T | None:
         """Return the user's answer, or None if no user is available and the call does not wait."""
         waits = False
         while True:
-            top = self.under.top
-            people = None if top.closed else top.people
-            if people is not None and (answer := await _unless_left(ask(people), top)) is not None:
+            top = self.parent_ref.root_session
+            people = None if top.is_closed else top.approval_handler
+            if people is not None and (answer := await _answer_unless_ended(ask(people), top)) is not None:
                 return answer
-            alone = people is None and not top.closed and not waits  # the session was headless when the call asked
-            if alone or not self.under.in_background:
+            alone = people is None and not top.is_closed and not waits  # the session was headless when the call asked
+            if alone or not self.parent_ref.is_in_background:
                 return None
             waits = True
-            await top.family.taken_up.wait()
+            await top.tree_node.resumed.wait()
 
 
-async def _unless_left(asking: Awaitable[T | None], session: HeldSession) -> T | None:
+async def _answer_unless_ended(asking: Awaitable[T | None], session: LocalSession) -> T | None:
     """Return the answer, or None if the session whose user is asked ends first."""
     asked = asyncio.ensure_future(asking)
-    left = asyncio.ensure_future(session.family.left.wait())
+    left = asyncio.ensure_future(session.tree_node.ended.wait())
     try:
         await asyncio.wait((asked, left), return_when=asyncio.FIRST_COMPLETED)
         return asked.result() if not left.done() else None
@@ -338,15 +338,15 @@ class SessionOptions(TypedDict, total=False):
 
     agent: str | None
     headless: bool
-    attendant: Attendant | None
-    peer: Peer | None
-    rules: Iterable[AnyRule]
+    approval_handler: ApprovalHandler | None
+    client: ClientHandler | None
+    rules: Iterable[RuleLike]
     mode: str | None
     topic: str | None
-    client: ClientContext | None
+    user_context: UserContext | None
 
 
-def checked(options: SessionOptions) -> SessionOptions:
+def validate_options(options: SessionOptions) -> SessionOptions:
     """Return the options with their rules as texts.
 
     :raises TypeError: if an option does not exist
@@ -354,15 +354,15 @@ def checked(options: SessionOptions) -> SessionOptions:
     """
     if unknown := sorted(options.keys() - SessionOptions.__annotations__.keys()):
         raise TypeError(f"session() got an unexpected keyword argument {unknown[0]!r}")
-    if options.get("attendant") is None and not options.get("headless", True):
+    if options.get("approval_handler") is None and not options.get("headless", True):
         raise UsageError(
             "The session is not headless and has no approval handler. Pass `attendant` or `headless=True`."
         )
-    return {**options, "rules": rule_texts(options.get("rules", ()))}
+    return {**options, "rules": normalise_rules(options.get("rules", ()))}
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class SessionOpening:
     """The parameters of one session that is about to be opened.
 
     :param context_of: returns the context of another agent, with the registrations of the process that opens it
@@ -370,31 +370,31 @@ class Opening:
     :param under: the parent and its call, for a sub-agent's session
     """
 
-    context: Context
-    context_of: Callable[[str], Context]
-    face: str
+    context: AgentContext
+    context_of: Callable[[str], AgentContext]
+    frontend: str
     options: SessionOptions
-    under: Under | None = None
+    parent_ref: ParentRef | None = None
 
     @property
-    def people(self) -> Attendant | None:
+    def approval_handler(self) -> ApprovalHandler | None:
         """The approval handler of the session."""
-        return self.options.get("attendant") if self.under is None else attendant_for(self.under)
+        return self.options.get("approval_handler") if self.parent_ref is None else child_approval_handler(self.parent_ref)
 
-    def row(self, session_id: str, now_ns: int) -> SessionRow:
+    def to_row(self, session_id: str, now_ns: int) -> SessionRow:
         """Return the row by which the session is stored."""
         row = SessionRow(
             session_id,
             now_ns,
             agent=self.context.agent,
             topic=self.options.get("topic"),
-            face=self.face,
-            headless=self.people is None,
+            frontend=self.frontend,
+            headless=self.approval_handler is None,
         )
-        if self.under is None:
+        if self.parent_ref is None:
             return row
-        told = self.under.delegation
+        told = self.parent_ref.delegation
         details: dict[str, Any] = {"description": told.description} if told.description else {}
         if told.metadata is not None:
             details["metadata"] = dict(told.metadata)
-        return replace(row, details=details, under=self.under.parent.id, under_call=self.under.call.id)
+        return replace(row, details=details, under=self.parent_ref.parent.id, under_call=self.parent_ref.call.id)

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from handrail.arbiter.call import Lane
-from handrail.arbiter.offers import tell
+from handrail.arbiter.source_access import emit_session_event
 from handrail.contract.call import Event
 from handrail.contract.errors import UsageError
 from handrail.contract.generation import Generation
 from handrail.contract.session import Session
 
-PASSING = frozenset({"progress", "log"})
+DROPPABLE_KINDS = frozenset({"progress", "log"})
 """Event kinds that a program may send without limit, and that a reader can miss."""
 _MAX_PROGRESS_WAITING = 10_000
 _MAX_EVENTS_WAITING = 20_000
@@ -24,14 +24,14 @@ class EventQueue:
 
     def __init__(self) -> None:
         self._waiting: asyncio.Queue[Event | None] = asyncio.Queue()
-        self.overrun = False
+        self.is_overrun = False
 
     def put(self, event: Event) -> None:
         behind = self._waiting.qsize()
-        if self.overrun or (event.kind in PASSING and behind >= _MAX_PROGRESS_WAITING):
+        if self.is_overrun or (event.kind in DROPPABLE_KINDS and behind >= _MAX_PROGRESS_WAITING):
             return
         if behind >= _MAX_EVENTS_WAITING:
-            self.overrun = True
+            self.is_overrun = True
             self.end()
         else:
             self._waiting.put_nowait(event)
@@ -43,23 +43,23 @@ class EventQueue:
         return await self._waiting.get()
 
 
-async def events_of(session: Session, readers: list[EventQueue]) -> AsyncIterator[Event]:
+async def iterate_events(session: Session, readers: list[EventQueue]) -> AsyncIterator[Event]:
     """Iterate over the events of ``session``, through a queue with bounds.
 
     :param readers: the list in which the session finds the queues to end
     :raises UsageError: if the reader fell too far behind, after the events up to that point
     """
-    if session.closed:
+    if session.is_closed:
         return
     queue = EventQueue()
     stop = session.watch(queue.put)
     readers.append(queue)
     try:
         while (event := await queue.get()) is not None:
-            if queue.overrun:
+            if queue.is_overrun:
                 stop()
             yield event
-        if queue.overrun:
+        if queue.is_overrun:
             raise UsageError(
                 f"The reader of the events of session {session.id} fell {_MAX_EVENTS_WAITING:,} events behind. "
                 "Read faster, or use watch() and keep only what you need."
@@ -71,10 +71,10 @@ async def events_of(session: Session, readers: list[EventQueue]) -> AsyncIterato
 
 # Change events, in addition to those of calls: changes of the tools, resources and prompts that a session has or shows.
 
-Watchers = list[Callable[[Generation], None]]
+GenerationWatchers = list[Callable[[Generation], None]]
 
 
-class News:
+class ChangeNotifier:
     """A sender of the change events of one session.
 
     Changes in one step of the event loop give one event, sent after all other listeners have seen them.
@@ -82,51 +82,51 @@ class News:
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
-        self._told: dict[str, Any] | None = None
-        self._looking: set[asyncio.Task[None]] = set()
-        self._watchers: list[Watchers] = []
-        self.when_brought: Callable[[tuple[str, ...]], None] | None = None
+        self._pending: dict[str, Any] | None = None
+        self._refresh_tasks: set[asyncio.Task[None]] = set()
+        self._watchers: list[GenerationWatchers] = []
+        self.on_tools_loaded: Callable[[tuple[str, ...]], None] | None = None
         """Called at once with the steps by which the active set has changed."""
-        lane.catalog.changed = self._brought
+        lane.catalog.on_change = self._on_active_set_changed
 
-    def follow(self, watchers: Watchers) -> None:
+    def watch_generations(self, watchers: GenerationWatchers) -> None:
         """Watch the new generations of the session's tools."""
-        watchers.append(self._published)
+        watchers.append(self._on_generation)
         self._watchers.append(watchers)
 
-    def view_changed(self) -> None:
+    def note_interaction_started(self) -> None:
         """Send an event, because another interaction has started."""
-        self._soon({})
+        self._schedule({})
 
     def end(self) -> None:
         for watchers in self._watchers:
-            if self._published in watchers:
-                watchers.remove(self._published)
+            if self._on_generation in watchers:
+                watchers.remove(self._on_generation)
         self._watchers.clear()
-        self._told = None
-        for task in self._looking:
+        self._pending = None
+        for task in self._refresh_tasks:
             task.cancel()
 
-    def _published(self, generation: Generation) -> None:
-        self._soon({"generation": generation.number})
-        if (subscribed := self._lane.subscribed) is not None:
-            task = asyncio.get_running_loop().create_task(subscribed.look_again(generation.offerings))
-            self._looking.add(task)
-            task.add_done_callback(self._looking.discard)
+    def _on_generation(self, generation: Generation) -> None:
+        self._schedule({"generation": generation.number})
+        if (subscribed := self._lane.subscriptions) is not None:
+            task = asyncio.get_running_loop().create_task(subscribed.check_for_changes(generation.resource_providers))
+            self._refresh_tasks.add(task)
+            task.add_done_callback(self._refresh_tasks.discard)
 
-    def _brought(self, steps: tuple[str, ...], seen: bool) -> None:
-        if self.when_brought is not None:
-            self.when_brought(steps)
+    def _on_active_set_changed(self, steps: tuple[str, ...], seen: bool) -> None:
+        if self.on_tools_loaded is not None:
+            self.on_tools_loaded(steps)
         if seen:
-            self._soon({})
+            self._schedule({})
 
-    def _soon(self, what: dict[str, Any]) -> None:
-        if self._told is None:
-            asyncio.get_running_loop().call_soon(self._tell)
-            self._told = {}
-        self._told |= what
+    def _schedule(self, what: dict[str, Any]) -> None:
+        if self._pending is None:
+            asyncio.get_running_loop().call_soon(self._emit)
+            self._pending = {}
+        self._pending |= what
 
-    def _tell(self) -> None:
-        told, self._told = self._told, None
-        if told is not None and self._lane.closed is None:
-            tell(self._lane, "offers-changed", told)
+    def _emit(self) -> None:
+        told, self._pending = self._pending, None
+        if told is not None and self._lane.closed_reason is None:
+            emit_session_event(self._lane, "offers-changed", told)

@@ -12,13 +12,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import cast
 
-from handrail.contract.doors.memory import Skill, SkillLayer, SkillText
+from handrail.contract.services.memory import SkillInfo, SkillLayer, SkillText
 from handrail.contract.errors import ToolError
-from handrail.contract.session import Values
-from handrail.contract.text.neutral import neutralised
-from handrail.contract.tool.names import nearest
-from handrail.registry.sources.folders import loose
-from handrail.session.project_files import upwards
+from handrail.contract.session import SessionValueStore
+from handrail.contract.text.neutralisation import neutralise_text
+from handrail.contract.tool.names import nearest_names
+from handrail.registry.sources.folders import find_permission_problem
+from handrail.session.instruction_files import iterate_folders_up
 
 # ``SKILL.md`` files: the folders that are searched, and the content that is read.
 #
@@ -35,12 +35,12 @@ MAX_FILES = 50
 _IN_WORKSPACE = ((".agents", "skills"), (".claude", "skills"))
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}\Z")
 _KEY = re.compile(r"([A-Za-z][A-Za-z0-9_-]*):(?:[ \t]+(.*)|)\Z")
-_KNOWN = ("name", "description", "license", "version", "metadata", "compatibility", "author")
-_GRANTING = ("allowed-tools", "allowed_tools", "tools", "permissions", "hooks", "model")
+_KNOWN_FIELDS = ("name", "description", "license", "version", "metadata", "compatibility", "author")
+_GRANTING_FIELDS = ("allowed-tools", "allowed_tools", "tools", "permissions", "hooks", "model")
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class SkillFolder:
     """A folder of skills.
 
     :param base: canonical; the folders below it are opened one by one
@@ -48,41 +48,41 @@ class Layer:
 
     layer: SkillLayer
     base: Path
-    below: tuple[str, ...] = ()
+    subfolders: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
-        return self.base.joinpath(*self.below)
+        return self.base.joinpath(*self.subfolders)
 
 
 @dataclass(frozen=True, slots=True)
 class FoundSkill:
     """A skill with its folder and the hash of its file."""
 
-    skill: Skill
-    at: Layer
+    skill: SkillInfo
+    skill_folder: SkillFolder
     folder: str
     sha256: str = ""
 
 
-def layers(workspace: Path, config: Path) -> list[Layer]:
+def skill_folders(workspace: Path, config: Path) -> list[SkillFolder]:
     """Return the folders that are searched for skills, the nearest first.
 
     They are in the workspace, in the folders above it up to the top of its repository, in the operator's configuration and
     in the package.
     """
-    found = [Layer("workspace", folder, below) for folder in upwards(workspace) for below in _IN_WORKSPACE]
-    return [*found, Layer("user", config, ("skills",)), Layer("shipped", SHIPPED)]
+    found = [SkillFolder("workspace", folder, below) for folder in iterate_folders_up(workspace) for below in _IN_WORKSPACE]
+    return [*found, SkillFolder("user", config, ("skills",)), SkillFolder("shipped", SHIPPED)]
 
 
 def find_skills(workspace: Path, config: Path) -> list[FoundSkill]:
     """Return all skills, including those that are invalid or hidden by a nearer skill."""
     nearer: dict[str, str] = {}
     found: list[FoundSkill] = []
-    for layer in layers(workspace, config):
-        for one in _of_layer(layer):
+    for layer in skill_folders(workspace, config):
+        for one in _find_in_folder(layer):
             skill = one.skill
-            if not skill.problem and (other := nearer.setdefault(skill.name, skill.place)) != skill.place:
+            if not skill.problem and (other := nearer.setdefault(skill.name, skill.path)) != skill.path:
                 skill = replace(skill, hidden_by=other)
             found.append(replace(one, skill=skill))
     return found
@@ -93,14 +93,14 @@ def read_skill(found: FoundSkill) -> tuple[str, str, tuple[str, ...]]:
 
     :raises ValueError: if it cannot be read; the text says why
     """
-    content = _content(found.at, found.folder)
-    _, body, _ = _parsed(content)
-    return body, hashlib.sha256(content).hexdigest(), tuple(_beside(found.at, found.folder))
+    content = _read_skill_file(found.skill_folder, found.folder)
+    _, body, _ = _parse_skill(content)
+    return body, hashlib.sha256(content).hexdigest(), tuple(_list_files(found.skill_folder, found.folder))
 
 
-def _of_layer(layer: Layer) -> Iterator[FoundSkill]:
+def _find_in_folder(layer: SkillFolder) -> Iterator[FoundSkill]:
     try:
-        folder = _folder(layer)
+        folder = _open_folder(layer)
     except OSError:
         return
     try:
@@ -113,17 +113,17 @@ def _of_layer(layer: Layer) -> Iterator[FoundSkill]:
     for name in names:
         if name.startswith("."):
             continue
-        found = _looked_at(layer, name)
+        found = _inspect_skill(layer, name)
         if found is None:
             continue
         if (count := count + 1) > MAX_SKILLS:
             problem = f"{layer.folder} contains more than {MAX_SKILLS} skills. The further ones are ignored."
-            yield FoundSkill(_faulty(layer, name, problem), layer, name)
+            yield FoundSkill(_faulty_skill(layer, name, problem), layer, name)
             return
         yield found
 
 
-def _looked_at(layer: Layer, name: str) -> FoundSkill | None:
+def _inspect_skill(layer: SkillFolder, name: str) -> FoundSkill | None:
     """Return the skill in a folder, or None if the name is not a folder."""
     try:
         if not stat.S_ISDIR((layer.folder / name).lstat().st_mode) and not (layer.folder / name).is_symlink():
@@ -132,35 +132,35 @@ def _looked_at(layer: Layer, name: str) -> FoundSkill | None:
         return None
     if not _NAME.match(name):
         problem = f"The name is invalid: {name[:80]!r}. Use at most 64 lower-case letters, digits and '-'."
-        return FoundSkill(_faulty(layer, name, problem), layer, name)
+        return FoundSkill(_faulty_skill(layer, name, problem), layer, name)
     try:
-        content = _content(layer, name)
-        front, _, notes = _parsed(content)
+        content = _read_skill_file(layer, name)
+        front, _, notes = _parse_skill(content)
     except ValueError as error:
-        return FoundSkill(_faulty(layer, name, str(error)), layer, name)
+        return FoundSkill(_faulty_skill(layer, name, str(error)), layer, name)
     if (given := front.get("name", name)) != name:
         problem = (
             f"The front matter has the name {given[:80]!r}, but the folder is {name!r}. Use the same name for both."
         )
-        return FoundSkill(_faulty(layer, name, problem), layer, name)
+        return FoundSkill(_faulty_skill(layer, name, problem), layer, name)
     place = str(layer.folder / name / FILE)
-    skill = Skill(name, front["description"], layer.layer, place, notes)
+    skill = SkillInfo(name, front["description"], layer.layer, place, notes)
     return FoundSkill(skill, layer, name, hashlib.sha256(content).hexdigest())
 
 
-def _faulty(layer: Layer, name: str, problem: str) -> Skill:
+def _faulty_skill(layer: SkillFolder, name: str, problem: str) -> SkillInfo:
     shown = name.encode("utf-8", "backslashreplace").decode()[:80]
-    return Skill(shown, "", layer.layer, str(layer.folder / shown / FILE), problem=problem)
+    return SkillInfo(shown, "", layer.layer, str(layer.folder / shown / FILE), problem=problem)
 
 
-def _folder(layer: Layer, *below: str) -> int:
+def _open_folder(layer: SkillFolder, *below: str) -> int:
     """Open a folder below a skill folder and return its descriptor. No part below the base may be a link.
 
     :raises OSError: if it does not exist
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     folder = os.open(layer.base, flags)
-    for part in (*layer.below, *below):
+    for part in (*layer.subfolders, *below):
         try:
             inner = os.open(part, flags | os.O_NOFOLLOW, dir_fd=folder)
         finally:
@@ -169,15 +169,15 @@ def _folder(layer: Layer, *below: str) -> int:
     return folder
 
 
-def _content(layer: Layer, name: str) -> bytes:
+def _read_skill_file(layer: SkillFolder, name: str) -> bytes:
     """Read the SKILL.md file of a skill.
 
     :raises ValueError: if it is not a regular file, or is too large
     """
     try:
-        if layer.layer == "user" and (problem := loose(layer.folder) or loose(layer.folder / name)):
+        if layer.layer == "user" and (problem := find_permission_problem(layer.folder) or find_permission_problem(layer.folder / name)):
             raise ValueError(problem)
-        folder = _folder(layer, name)
+        folder = _open_folder(layer, name)
         try:
             file = os.open(FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         finally:
@@ -204,7 +204,7 @@ def _content(layer: Layer, name: str) -> bytes:
     return content
 
 
-def _parsed(content: bytes) -> tuple[dict[str, str], str, tuple[str, ...]]:
+def _parse_skill(content: bytes) -> tuple[dict[str, str], str, tuple[str, ...]]:
     """Return the front matter, the body, and notes on fields without effect.
 
     Only the part of YAML that skills use is read: texts, with or without quotes, on one line or as a block.
@@ -223,24 +223,24 @@ def _parsed(content: bytes) -> tuple[dict[str, str], str, tuple[str, ...]]:
     end = next((n for n, line in enumerate(lines[1:], 1) if line.rstrip() in ("---", "...")), None)
     if end is None:
         raise ValueError("The front matter has no end. Write a line --- after it.")
-    front = _front(lines[1:end])
+    front = _parse_front_matter(lines[1:end])
     description = " ".join(front.get("description", "").split())
     if not description:
         raise ValueError("The front matter has no `description`. Say in one or two sentences when to use the skill.")
     if len(description) > MAX_DESCRIPTION:
         raise ValueError(f"`description` has {len(description):,} characters. The maximum is {MAX_DESCRIPTION:,}.")
-    front["description"] = neutralised(description)
+    front["description"] = neutralise_text(description)
     notes = [
         f"{key} has no effect: a skill grants nothing"
-        if key.lower() in _GRANTING
-        else f"{key} has no effect" + (f"; did you mean {close[0]}?" if (close := nearest(key, _KNOWN, 1)) else "")
+        if key.lower() in _GRANTING_FIELDS
+        else f"{key} has no effect" + (f"; did you mean {close[0]}?" if (close := nearest_names(key, _KNOWN_FIELDS, 1)) else "")
         for key in front
-        if key not in _KNOWN
+        if key not in _KNOWN_FIELDS
     ]
     return front, "\n".join(lines[end + 1 :]).strip("\n"), tuple(notes)
 
 
-def _front(lines: list[str]) -> dict[str, str]:
+def _parse_front_matter(lines: list[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     at = 0
     while at < len(lines):
@@ -259,11 +259,11 @@ def _front(lines: list[str]) -> dict[str, str]:
             at += 1
         if value in ("|", ">", "|-", ">-", "|+", ">+", "") or (inner and key in ("name", "description")):
             value = " ".join([*([] if value[:1] in ("|", ">") else [value]), *inner])
-        found[key] = _unquoted(key, value.strip())
+        found[key] = _unquote(key, value.strip())
     return found
 
 
-def _unquoted(key: str, value: str) -> str:
+def _unquote(key: str, value: str) -> str:
     if len(value) > 1 and value[0] == value[-1] == "'":
         return value[1:-1].replace("''", "'")
     if len(value) > 1 and value[0] == value[-1] == '"':
@@ -273,12 +273,12 @@ def _unquoted(key: str, value: str) -> str:
     return value.split(" #")[0].rstrip()
 
 
-def _beside(layer: Layer, name: str) -> Iterator[str]:
+def _list_files(layer: SkillFolder, name: str) -> Iterator[str]:
     """Yield up to ``MAX_FILES`` files in a skill's folder and its subfolders, as relative paths."""
     top = layer.folder / name
     count = 0
-    for folder in (top, *sorted(f for f in _entries(top) if f.is_dir() and not f.is_symlink())):
-        for entry in sorted(_entries(folder)):
+    for folder in (top, *sorted(f for f in _list_entries(top) if f.is_dir() and not f.is_symlink())):
+        for entry in sorted(_list_entries(folder)):
             if entry == top / FILE or entry.is_symlink() or not entry.is_file():
                 continue
             if (count := count + 1) > MAX_FILES:
@@ -286,14 +286,14 @@ def _beside(layer: Layer, name: str) -> Iterator[str]:
             yield str(entry.relative_to(top))
 
 
-def _entries(folder: Path) -> list[Path]:
+def _list_entries(folder: Path) -> list[Path]:
     try:
         return list(folder.iterdir())
     except OSError:
         return []
 
 
-_KEPT = ("skill", "given")
+_GIVEN_VALUE = ("skill", "given")
 """The tool and the key under which a session stores the names of loaded skills."""
 _MOST_NAMED = 30
 
@@ -301,60 +301,60 @@ _MOST_NAMED = 30
 class SessionSkills:
     """The skills of one session.
 
-    Implements :class:`~handrail.contract.doors.memory.Skills`.
+    Implements :class:`~handrail.contract.services.memory.SkillService`.
 
     :param config: the operator's configuration folder
     :param values: stores the names of loaded skills
     """
 
-    def __init__(self, session_id: str, workspace: str, config: Path, values: Values) -> None:
+    def __init__(self, session_id: str, workspace: str, config: Path, values: SessionValueStore) -> None:
         self._session_id = session_id
         self._workspace = workspace
         self._config = config
         self._values = values
 
     @cached_property
-    def _usable(self) -> Mapping[str, FoundSkill]:
+    def _usable_skills(self) -> Mapping[str, FoundSkill]:
         found = find_skills(Path(self._workspace), self._config)
-        return {one.skill.name: one for one in found if one.skill.usable}
+        return {one.skill.name: one for one in found if one.skill.is_usable}
 
     @property
-    def index(self) -> Sequence[Skill]:
-        return tuple(one.skill for one in self._usable.values())
+    def index(self) -> Sequence[SkillInfo]:
+        return tuple(one.skill for one in self._usable_skills.values())
 
-    async def all(self) -> Sequence[Skill]:
+    async def list_skills(self) -> Sequence[SkillInfo]:
         return self.index
 
-    async def give(self, name: str) -> SkillText:
-        found = self._usable.get(name)
+    async def load_skill(self, name: str) -> SkillText:
+        found = self._usable_skills.get(name)
         if found is None:
-            raise ToolError(self._unknown(name), kind="invalid_input")
-        kept: object = await self._values.get(self._session_id, *_KEPT)
+            raise ToolError(self._unknown_skill_text(name), kind="invalid_input")
+        kept: object = await self._values.get(self._session_id, *_GIVEN_VALUE)
         given = cast("list[object]", kept) if isinstance(kept, list) else []
         if name in given:
-            return SkillText(found.skill, "", again=True)
+            return SkillText(found.skill, "", was_given=True)
         try:
             body, sha256, files = read_skill(found)
         except ValueError as error:
             text = f"Skill {name!r} can no longer be read: {error} Ask the user to repair it, or continue without it."
             raise ToolError(text, kind="unavailable") from None
-        await self._values.put(self._session_id, *_KEPT, [*given, name])
-        return SkillText(found.skill, body, self._readable(found, files), changed=sha256 != found.sha256)
+        await self._values.put(self._session_id, *_GIVEN_VALUE, [*given, name])
+        return SkillText(found.skill, body, self._readable_files(found, files), has_changed=sha256 != found.sha256)
 
-    async def forget_given(self) -> None:
+    async def reset_given(self) -> None:
         """Let each skill be loaded again, because the conversation no longer contains it."""
-        await self._values.put(self._session_id, *_KEPT, None)
+        await self._values.put(self._session_id, *_GIVEN_VALUE, None)
 
-    def _readable(self, found: FoundSkill, files: Sequence[str]) -> tuple[str, ...]:
+    def _readable_files(self, found: FoundSkill, files: Sequence[str]) -> tuple[str, ...]:
         """Return the skill's files that the session's tools can read, relative to the workspace."""
-        folder = found.at.folder / found.folder
+        folder = found.skill_folder.folder / found.folder
         if found.skill.layer != "workspace" or not folder.is_relative_to(self._workspace):
             return ()
         return tuple(str(folder.relative_to(self._workspace) / file) for file in files)
 
-    def _unknown(self, name: str) -> str:
-        names = list(self._usable)
-        close = nearest(name, names, 2)
+    def _unknown_skill_text(self, name: str) -> str:
+        names = list(self._usable_skills)
+        close = nearest_names(name, names, 2)
         hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         return f"Skill {name[:80]!r} does not exist.{hint} Skills: {', '.join(names[:_MOST_NAMED]) or 'none'}{more}."

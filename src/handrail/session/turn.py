@@ -5,99 +5,99 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from handrail.arbiter.arbiter import Arbiter, Reply
-from handrail.arbiter.call import Call, Lane, LookedAhead
-from handrail.catalog.interaction import Interaction
-from handrail.contract.call import Answer, ProposedCall, call_id
-from handrail.contract.doors.agents import usable
+from handrail.arbiter.arbiter import Arbiter, ReplyCalls
+from handrail.arbiter.call import Call, Lane, PrevalidatedCall
+from handrail.catalog.interaction import InteractionState
+from handrail.contract.call import CallAnswer, ProposedCall, make_call_id
+from handrail.contract.services.delegation import filter_usable
 from handrail.contract.errors import UsageError
 from handrail.contract.generation import Generation
-from handrail.contract.session import Proposal
-from handrail.contract.tool.native import NativeOffer
+from handrail.contract.session import CallProposal
+from handrail.contract.tool.provider_tools import ProviderToolOffer
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.authority import ruled
-from handrail.store.database.writer import Taken
+from handrail.policy.authorizer import offer_under_rules
+from handrail.store.database.writer import QueuedWrite
 
 
-class HeldTurn:
+class LocalTurn:
     """A model request with its calls, in the process that runs them. It pins one generation of tools."""
 
-    __slots__ = ("_ahead", "_arbiter", "_calls", "_catalog", "_in_view", "_lane", "_submitted", "generation", "number")
+    __slots__ = ("_prevalidated", "_arbiter", "_calls", "_catalog", "_active_tools", "_lane", "_reply", "generation", "number")
 
-    def __init__(self, arbiter: Arbiter, lane: Lane, generation: Generation, number: int, catalog: Interaction) -> None:
+    def __init__(self, arbiter: Arbiter, lane: Lane, generation: Generation, number: int, catalog: InteractionState) -> None:
         self._arbiter = arbiter
         self._catalog = catalog
-        self._in_view = catalog.turn(generation)
+        self._active_tools = catalog.start_turn(generation)
         self._lane = lane
         self.generation = generation
         self.number = number
         self._calls = 0
-        self._ahead: LookedAhead | None = None
+        self._prevalidated: PrevalidatedCall | None = None
         """The validation of the call that may become the next one."""
-        self._submitted: Reply | None = None
+        self._reply: ReplyCalls | None = None
 
     @property
-    def specs(self) -> list[ToolSpec]:
+    def tool_specs(self) -> list[ToolSpec]:
         """The tools that the model sees: those that were loaded when the turn started."""
-        return usable(self._catalog.specs(self.generation, self._in_view), self._lane.delegates)
+        return filter_usable(self._catalog.active_specs(self.generation, self._active_tools), self._lane.subagent_runner)
 
     @property
-    def index(self) -> str:
+    def tool_index(self) -> str:
         """The index of the tools that are not loaded, for the system text."""
-        return self._catalog.index(self.generation)
+        return self._catalog.format_index(self.generation)
 
     @property
-    def native(self) -> list[NativeOffer]:
+    def provider_tools(self) -> list[ProviderToolOffer]:
         """The tools that the model's provider may run itself. Denied tools come with the reason."""
         return [
-            ruled(spec, self._lane.rules, self._lane.named_hosts_of) for spec in self._catalog.native(self.generation)
+            offer_under_rules(spec, self._lane.rules, self._lane.named_hosts_of) for spec in self._catalog.provider_tools(self.generation)
         ]
 
     @property
-    def proposed(self) -> int:
+    def proposed_count(self) -> int:
         """The number of calls that the turn has made."""
         return self._calls
 
-    def look_ahead(self, call: Proposal) -> None:
+    def prevalidate(self, call: CallProposal) -> None:
         """Validate a call whose block is still open, so that it starts sooner when it is submitted.
 
         This has no effect and leaves no record. If another call is submitted next, the result is dropped.
         """
-        known_as = call_id(self._lane.session_id, self.number, self._calls)
-        self._ahead = self._arbiter.look_ahead(known_as, as_proposed(call), self._lane, self.generation)
+        known_as = make_call_id(self._lane.session_id, self.number, self._calls)
+        self._prevalidated = self._arbiter.prevalidate(known_as, to_proposed_call(call), self._lane, self.generation)
 
-    def submit(self, call: Proposal) -> asyncio.Task[Answer]:
+    def submit(self, call: CallProposal) -> asyncio.Task[CallAnswer]:
         """Start the next call of a reply that is still being streamed.
 
         It has no side effects before the conversation so far is durable, and none if the conversation cannot be stored.
         """
-        if self._submitted is None:
-            self._submitted = Reply(self._arbiter, self._make_behind)
-        return self._submitted.submit(as_proposed(call))
+        if self._reply is None:
+            self._reply = ReplyCalls(self._arbiter, self._make_after_messages)
+        return self._reply.submit(to_proposed_call(call))
 
-    async def call_all(self, calls: Iterable[Proposal]) -> Sequence[Answer]:
+    async def call_all(self, calls: Iterable[CallProposal]) -> Sequence[CallAnswer]:
         """Run the calls of a whole reply and return exactly one answer each, in order."""
-        proposals = [as_proposed(call) for call in calls]
+        proposals = [to_proposed_call(call) for call in calls]
         if len(proposals) == 1:  # the common case needs no separate task
             return [await self._arbiter.carry_out(self._make(proposals[0]))]
-        reply = Reply(self._arbiter, self._make)
+        reply = ReplyCalls(self._arbiter, self._make)
         for proposal in proposals:
             reply.submit(proposal)
-        return await reply.answers()
+        return await reply.gather_answers()
 
-    def _make_behind(self, proposed: ProposedCall) -> Call:
-        ahead, self._ahead = self._ahead, None
-        return self._make(proposed, self._lane.kept, ahead)
+    def _make_after_messages(self, proposed: ProposedCall) -> Call:
+        ahead, self._prevalidated = self._prevalidated, None
+        return self._make(proposed, self._lane.last_message_write, ahead)
 
-    def _make(self, proposed: ProposedCall, behind: Taken | None = None, looked: LookedAhead | None = None) -> Call:
-        if self._lane.closed is not None:
-            proposed = proposed._replace(fault=self._lane.closed, fault_kind="cancelled")
-        known_as = call_id(self._lane.session_id, self.number, self._calls)
+    def _make(self, proposed: ProposedCall, behind: QueuedWrite | None = None, looked: PrevalidatedCall | None = None) -> Call:
+        if self._lane.closed_reason is not None:
+            proposed = proposed._replace(fault=self._lane.closed_reason, fault_kind="cancelled")
+        known_as = make_call_id(self._lane.session_id, self.number, self._calls)
         self._calls += 1
-        return self._arbiter.call(known_as, proposed, self._lane, self.generation, behind=behind, looked=looked)
+        return self._arbiter.create_call(known_as, proposed, self._lane, self.generation, preceding_message=behind, prevalidated=looked)
 
 
-def as_proposed(call: Proposal) -> ProposedCall:
+def to_proposed_call(call: CallProposal) -> ProposedCall:
     """Return a proposal as a :class:`ProposedCall`.
 
     :raises UsageError: if it is not a call

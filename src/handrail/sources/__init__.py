@@ -9,25 +9,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from handrail.contract.generation import Found, Loaded, Rank, Source, Unheard
-    from handrail.contract.tool.offering import Offering
+    from handrail.contract.generation import DiscoveredTool, SourceContents, SourceRank, ToolSource, UnlistedSource
+    from handrail.contract.tool.resource_provider import ResourceProvider
 
 _HOME = {
-    "Found": "contract.generation",
-    "Loaded": "contract.generation",
-    "Offering": "contract.tool.offering",
-    "Rank": "contract.generation",
-    "Source": "contract.generation",
-    "Unheard": "contract.generation",
+    "DiscoveredTool": "contract.generation",
+    "SourceContents": "contract.generation",
+    "ResourceProvider": "contract.tool.resource_provider",
+    "SourceRank": "contract.generation",
+    "ToolSource": "contract.generation",
+    "UnlistedSource": "contract.generation",
 }
 
 __all__ = [
-    "Found",
-    "Loaded",
-    "Offering",
-    "Rank",
-    "Source",
-    "Unheard",
+    "DiscoveredTool",
+    "SourceContents",
+    "ResourceProvider",
+    "SourceRank",
+    "ToolSource",
+    "UnlistedSource",
 ]
 
 

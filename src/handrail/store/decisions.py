@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from handrail.contract.errors import StartError, UsageError
-from handrail.store.folders import Folders, unwritable
+from handrail.store.folders import StateFolders, unwritable_error
 
 
-def read_private(path: Path, max_bytes: int) -> bytes | None:
+def read_private_file(path: Path, max_bytes: int) -> bytes | None:
     """Return the content of a file that only its owner could have written; None otherwise, or if it is longer."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
@@ -41,7 +41,7 @@ def read_private(path: Path, max_bytes: int) -> bytes | None:
         os.close(descriptor)
 
 
-def write_private(path: Path, content: bytes) -> None:
+def write_private_file(path: Path, content: bytes) -> None:
     """Replace a file atomically and durably.
 
     :raises StartError: if its folder cannot be written
@@ -62,10 +62,10 @@ def write_private(path: Path, content: bytes) -> None:
                 temporary.unlink()
             raise
     except OSError as error:
-        raise unwritable(path.parent, error) from None
+        raise unwritable_error(path.parent, error) from None
 
 
-def once(path: Path, content: bytes) -> bytes | None:
+def create_private_file(path: Path, content: bytes) -> bytes | None:
     """Create a file unless it exists, and return its content; None if the content cannot be trusted.
 
     Concurrent callers all get the same content.
@@ -73,20 +73,20 @@ def once(path: Path, content: bytes) -> bytes | None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     if not path.exists():
         with suppress(StartError, OSError):
-            write_private(temporary, content)
+            write_private_file(temporary, content)
             try:
                 os.link(temporary, path)
             finally:
                 temporary.unlink()
-    return read_private(path, len(content))
+    return read_private_file(path, len(content))
 
 
 # Approved tool definitions of third-party sources: one file for each source, for all workspaces of this user.
 #
 # An unreadable record counts as absent: then nothing of the source is approved.
 
-VERSION = 1
-MAX_BYTES = 64 * 1024 * 1024
+PINS_VERSION = 1
+MAX_PINS_BYTES = 64 * 1024 * 1024
 
 
 def read_pins(state: Path, source: str) -> bytes | None:
@@ -94,14 +94,14 @@ def read_pins(state: Path, source: str) -> bytes | None:
 
     :param state: the root of all state
     """
-    return read_private(_path(state, source), MAX_BYTES)
+    return read_private_file(_pins_path(state, source), MAX_PINS_BYTES)
 
 
-def tools_in(content: bytes, source: str) -> dict[str, dict[str, Any]]:
+def parse_pins(content: bytes, source: str) -> dict[str, dict[str, Any]]:
     """Return the approved tools in a record by id; empty if it is not a record of ``source``."""
     try:
         data: Any = json.loads(content)
-        tools: Any = data["tools"] if data["version"] == VERSION and data["source"] == source else {}
+        tools: Any = data["tools"] if data["version"] == PINS_VERSION and data["source"] == source else {}
     except (ValueError, KeyError, TypeError, RecursionError):
         return {}
     if not isinstance(tools, dict):
@@ -115,16 +115,16 @@ def write_pins(state: Path, source: str, tools: Mapping[str, Mapping[str, Any]])
 
     :raises StartError: if the state folder cannot be written
     """
-    path = _path(state, source)
+    path = _pins_path(state, source)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise unwritable(path.parent, error) from None
-    whole = {"version": VERSION, "source": source, "tools": dict(tools)}
-    write_private(path, json.dumps(whole, ensure_ascii=True, sort_keys=True).encode())
+        raise unwritable_error(path.parent, error) from None
+    whole = {"version": PINS_VERSION, "source": source, "tools": dict(tools)}
+    write_private_file(path, json.dumps(whole, ensure_ascii=True, sort_keys=True).encode())
 
 
-def _path(state: Path, source: str) -> Path:
+def _pins_path(state: Path, source: str) -> Path:
     name = hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()[:24]
     return state / "sources" / f"{name}.json"
 
@@ -141,7 +141,7 @@ _MAX_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Trust:
+class TrustRecord:
     """A user's decision to trust a workspace's configuration.
 
     :param workspace: the real path of the workspace
@@ -154,13 +154,13 @@ class Trust:
     at_ns: int
 
 
-def of(folders: Folders) -> Trust | None:
+def read_trust(folders: StateFolders) -> TrustRecord | None:
     """Return what is trusted in this workspace; None if nothing is."""
-    record = _read(folders.own / FILE_NAME)
+    record = _read_record(folders.workspace_state / FILE_NAME)
     return record if record is not None and record.workspace == str(folders.workspace) else None
 
 
-def grant(folders: Folders, sha256: str, *, clock: Callable[[], int]) -> Trust:
+def grant_trust(folders: StateFolders, sha256: str, *, clock: Callable[[], int]) -> TrustRecord:
     """Trust this content from now on, instead of earlier content.
 
     :param folders: prepared folders
@@ -169,49 +169,49 @@ def grant(folders: Folders, sha256: str, *, clock: Callable[[], int]) -> Trust:
     """
     if not _SHA256.fullmatch(sha256):
         raise UsageError(f"Invalid SHA-256 hash: {sha256[:80]!r}. Expected 64 hexadecimal digits.")
-    trust = Trust(str(folders.workspace), sha256, clock())
+    trust = TrustRecord(str(folders.workspace), sha256, clock())
     text = json.dumps(
-        {"version": VERSION, "workspace": trust.workspace, "sha256": trust.sha256, "at_ns": trust.at_ns}
+        {"version": PINS_VERSION, "workspace": trust.workspace, "sha256": trust.sha256, "at_ns": trust.at_ns}
     ).encode("utf-8", "surrogateescape")
-    write_private(folders.own / FILE_NAME, text)
+    write_private_file(folders.workspace_state / FILE_NAME, text)
     return trust
 
 
-def revoke(folders: Folders) -> bool:
+def revoke_trust(folders: StateFolders) -> bool:
     """Revoke the trust in this workspace, and return whether there was any.
 
     :raises StartError: if the record cannot be removed
     """
     try:
-        (folders.own / FILE_NAME).unlink()
+        (folders.workspace_state / FILE_NAME).unlink()
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise unwritable(folders.own, error) from None
+        raise unwritable_error(folders.workspace_state, error) from None
     return True
 
 
-def everywhere(state: Path) -> list[Trust]:
+def list_trust(state: Path) -> list[TrustRecord]:
     """Return the records of all workspaces, sorted by path."""
     try:
         folders = [folder for folder in (state / "ws").iterdir() if _KEY.fullmatch(folder.name)]
     except OSError:
         return []
-    found = [_read(folder / FILE_NAME) for folder in folders]
+    found = [_read_record(folder / FILE_NAME) for folder in folders]
     return sorted((record for record in found if record is not None), key=lambda record: record.workspace)
 
 
-def _read(path: Path) -> Trust | None:
+def _read_record(path: Path) -> TrustRecord | None:
     """Return a record that only its owner could have written; None otherwise."""
-    content = read_private(path, _MAX_BYTES)
+    content = read_private_file(path, _MAX_BYTES)
     if content is None:
         return None
     try:
         data: Any = json.loads(content.decode("utf-8", "surrogateescape"))
         workspace, sha256, at_ns = data["workspace"], data["sha256"], data["at_ns"]
-        known = data["version"] == VERSION
+        known = data["version"] == PINS_VERSION
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     if not (known and isinstance(workspace, str) and isinstance(sha256, str) and isinstance(at_ns, int)):
         return None
-    return Trust(workspace, sha256, at_ns) if _SHA256.fullmatch(sha256) else None
+    return TrustRecord(workspace, sha256, at_ns) if _SHA256.fullmatch(sha256) else None

@@ -33,9 +33,9 @@ def encode(value: object, max_bytes: int = MAX_BYTES) -> bytes:
     :param max_bytes: a longer text is replaced with ``{"$oversized": <its length>, "head": "<its beginning>"}``
     """
     try:
-        encoded = orjson.dumps(value, default=_stand_in)
+        encoded = orjson.dumps(value, default=_substitute)
     except Exception:  # every value must be recorded
-        encoded = _slowly(value)
+        encoded = _encode_slowly(value)
     if len(encoded) > max_bytes:
         head = encoded[: max_bytes // 4].decode("utf-8", "replace")
         encoded = orjson.dumps({"$oversized": len(encoded), "head": head})
@@ -50,54 +50,54 @@ def decode(encoded: bytes) -> Any:
     return json.loads(encoded) if encoded[:1] == b" " else orjson.loads(encoded)
 
 
-def _slowly(value: object) -> bytes:
+def _encode_slowly(value: object) -> bytes:
     try:
-        return b" " + json.dumps(_plain(value, 0), separators=(",", ":")).encode("ascii")
+        return b" " + json.dumps(_to_plain(value, 0), separators=(",", ":")).encode("ascii")
     except Exception as error:
         note = {"$object": type(value).__name__, "text": f"not encodable: {type(error).__name__}"}
         return json.dumps(note).encode("ascii")
 
 
-def _plain(value: object, depth: int) -> object:
+def _to_plain(value: object, depth: int) -> object:
     """Return ``value`` in types that the standard library's encoder accepts."""
     if value is None or isinstance(value, (bool, str)):
-        return value if not isinstance(value, enum.Enum) else _plain(value.value, depth)
+        return value if not isinstance(value, enum.Enum) else _to_plain(value.value, depth)
     if isinstance(value, int):
         number = int(value)
         return number if number.bit_length() < 10_000 else {"$integer": hex(number)}
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    return {"$depth": MAX_DEPTH} if depth >= MAX_DEPTH else _plain_compound(value, depth)
+    return {"$depth": MAX_DEPTH} if depth >= MAX_DEPTH else _compound_to_plain(value, depth)
 
 
-def _plain_compound(value: object, depth: int) -> object:
+def _compound_to_plain(value: object, depth: int) -> object:
     if isinstance(value, Mapping):
         items = list(cast("Mapping[object, object]", value).items())
-        return {key if isinstance(key, str) else _shown(key): _plain(inner, depth + 1) for key, inner in items}
+        return {key if isinstance(key, str) else _show_value(key): _to_plain(inner, depth + 1) for key, inner in items}
     if isinstance(value, (list, tuple, Set)):
-        return [_plain(inner, depth + 1) for inner in list(cast("list[object]", value))]
+        return [_to_plain(inner, depth + 1) for inner in list(cast("list[object]", value))]
     if isinstance(value, orjson.Fragment):
-        return _plain(decode(orjson.dumps(value)), depth)
+        return _to_plain(decode(orjson.dumps(value)), depth)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name), depth + 1) for field in dataclasses.fields(value)}
-    return _stand_in(value)
+        return {field.name: _to_plain(getattr(value, field.name), depth + 1) for field in dataclasses.fields(value)}
+    return _substitute(value)
 
 
-def _stand_in(value: object) -> object:
+def _substitute(value: object) -> object:
     """Return the substitute for an object without a JSON form."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return {"$bytes": base64.b64encode(bytes(cast("bytes", value))).decode("ascii")}
     if isinstance(value, Mapping):
         return {
-            key if isinstance(key, str) else _shown(key): inner
+            key if isinstance(key, str) else _show_value(key): inner
             for key, inner in list(cast("Mapping[object, object]", value).items())
         }
     if isinstance(value, Set):
         return list(cast("Set[object]", value))
-    return {"$object": type(value).__name__, "text": _shown(value)}
+    return {"$object": type(value).__name__, "text": _show_value(value)}
 
 
-def _shown(value: object) -> str:
+def _show_value(value: object) -> str:
     try:
         return str(value)[:_MAX_TEXT]
     except Exception as error:

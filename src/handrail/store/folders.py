@@ -31,7 +31,7 @@ from handrail.contract.errors import StartError, UsageError
 from handrail.contract.tool.names import wire_name
 
 if TYPE_CHECKING:
-    from handrail.contract.tool.requires import Variables
+    from handrail.contract.tool.requires import PathVariables
 
 
 # Folders that are too broad for a workspace: homes, folders of keys and settings, and the system's own folders.
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # ruff: noqa: PTH116, PTH117, PTH120
 
 
-Identity = tuple[int, int]
+InodeIdentity = tuple[int, int]
 
 _BASES = ("/home", "/Users", "/export/home", "/var/home", "/usr/home")
 """Folders that contain home folders."""
@@ -138,31 +138,31 @@ _DEVICES = ("/mnt", "/media", "/Volumes", "/run/media")
 _MOST_PASSWD_BYTES = 1024 * 1024
 _OWN = "a folder for keys, settings or program files"
 
-Line = list[tuple[str, Identity | None]]
+AncestorLine = list[tuple[str, InodeIdentity | None]]
 """A folder and all its parents but the root, each with its identity in the file system."""
 
 
-def too_broad(folder: Path) -> str | None:
+def explain_too_broad(folder: Path) -> str | None:
     """Return why the canonical ``folder`` is broader than a project; None if it is not."""
     real = str(folder)
     if real == folder.anchor:
         return "the whole file system"
-    line = _line(real)
-    if (personal := _personal(real, line)) is not None:
+    line = _ancestors_of(real)
+    if (personal := _find_personal(real, line)) is not None:
         return personal
     if any(real == shared or _identity(shared) == line[0][1] is not None for shared in _SHARED):
         return "a folder that several users or programs share"
-    mounted = any(_beneath(real, base) for base in _DEVICES) and os.path.ismount(real)
-    return "a whole disk or a mount for a user" if mounted or _beneath(real, "/run/user") else None
+    mounted = any(_is_beneath(real, base) for base in _DEVICES) and os.path.ismount(real)
+    return "a whole disk or a mount for a user" if mounted or _is_beneath(real, "/run/user") else None
 
 
-def of_the_system(folder: Path) -> str | None:
+def find_system_folder(folder: Path) -> str | None:
     """Return which system folder the canonical ``folder`` is or lies in; None if neither."""
     real = str(folder)
-    if any(real != base and _beneath(real, base) for base in _PROJECTS_IN_IT):
+    if any(real != base and _is_beneath(real, base) for base in _PROJECTS_IN_IT):
         return None
-    line = _line(real)
-    return next((f"a system folder, {place}" for place in _OF_THE_SYSTEM if _within(line, place)), None)
+    line = _ancestors_of(real)
+    return next((f"a system folder, {place}" for place in _OF_THE_SYSTEM if _is_within(line, place)), None)
 
 
 def _is_in_documents(real: str, folder: str) -> bool:
@@ -171,24 +171,24 @@ def _is_in_documents(real: str, folder: str) -> bool:
     return folder.rpartition("/")[2].casefold() == "library" and len(within) > 1 and within[0] in _OF_DOCUMENTS
 
 
-def _personal(real: str, line: Line) -> str | None:
+def _find_personal(real: str, line: AncestorLine) -> str | None:
     """Return why a folder is or contains a user's private folder; None if it does not."""
-    for home in _homes():
-        if _beneath(home, real) or _identity(home) == line[0][1]:
+    for home in _find_homes():
+        if _is_beneath(home, real) or _identity(home) == line[0][1]:
             return "a home folder" if home == real else f"a folder that contains the home folder {home}"
-        if (private := _kept_apart(real, home, line)) is not None:
+        if (private := _find_private(real, home, line)) is not None:
             return private
     above = os.path.dirname(real)
-    if real == "/root" or any(_same(above, base) for base in _BASES):
+    if real == "/root" or any(_is_same(above, base) for base in _BASES):
         return "a home folder"
     for variable in _VARIABLES:
         place = os.environ.get(variable, "")
-        if os.path.isabs(place) and _within(line, os.path.realpath(place)):
+        if os.path.isabs(place) and _is_within(line, os.path.realpath(place)):
             return f"{_OWN}, {place} ({variable})"
     return None
 
 
-def _kept_apart(real: str, home: str, line: Line) -> str | None:
+def _find_private(real: str, home: str, line: AncestorLine) -> str | None:
     """Return which folder of ``home`` for keys, settings or program files a folder is, contains or lies in."""
     own = _identity(home)
     for folder, _ in line:
@@ -202,15 +202,15 @@ def _kept_apart(real: str, home: str, line: Line) -> str | None:
         if found is None:
             continue
         leads_to = os.path.realpath(place)
-        if any(identity == found for _, identity in line) or (leads_to != place and _beneath(leads_to, real)):
+        if any(identity == found for _, identity in line) or (leads_to != place and _is_beneath(leads_to, real)):
             return f"{_OWN}, {place}, or contains it"
     return None
 
 
-def _homes() -> list[str]:
+def _find_homes() -> list[str]:
     """Return the home folders of this user, by environment and system, and those of other users."""
     found: dict[str, None] = {}
-    for text in _home_texts():
+    for text in _read_homes():
         with contextlib.suppress(OSError, ValueError):
             home = os.path.realpath(text)
             if os.path.isabs(home) and home != Path(home).anchor:
@@ -218,7 +218,7 @@ def _homes() -> list[str]:
     return list(found)
 
 
-def _home_texts() -> Iterator[str]:
+def _read_homes() -> Iterator[str]:
     with contextlib.suppress(RuntimeError):
         yield str(Path.home())
     try:
@@ -239,29 +239,29 @@ def _home_texts() -> Iterator[str]:
             yield fields[5] if fields[5].startswith("/") else "/"
 
 
-def _line(real: str) -> Line:
-    found: Line = []
+def _ancestors_of(real: str) -> AncestorLine:
+    found: AncestorLine = []
     while (above := os.path.dirname(real)) != real:
         found.append((real, _identity(real)))
         real = above
     return found
 
 
-def _beneath(path: str, folder: str) -> bool:
+def _is_beneath(path: str, folder: str) -> bool:
     return path == folder or path.startswith(f"{folder.rstrip(os.sep)}{os.sep}")
 
 
-def _within(line: Line, place: str) -> bool:
+def _is_within(line: AncestorLine, place: str) -> bool:
     """Return whether a folder is ``place`` or lies in it, by the folder and its parents."""
     found = _identity(place)
     return any(folder == place or (found is not None and identity == found) for folder, identity in line)
 
 
-def _same(one: str, other: str) -> bool:
+def _is_same(one: str, other: str) -> bool:
     return one == other or ((found := _identity(one)) is not None and found == _identity(other))
 
 
-def _identity(path: str) -> Identity | None:
+def _identity(path: str) -> InodeIdentity | None:
     try:
         found = os.stat(path)
     except (OSError, ValueError):
@@ -277,7 +277,7 @@ _KEY_LENGTH = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Folders:
+class StateFolders:
     """The state folders of one workspace. All paths are absolute and canonical.
 
     :param workspace: the real path of the workspace
@@ -290,30 +290,30 @@ class Folders:
     key: str
 
     @property
-    def own(self) -> Path:
+    def workspace_state(self) -> Path:
         """The private folder of this workspace: database, journal, holder file, artifacts."""
         return self.state / "ws" / self.key
 
     @property
-    def database(self) -> Path:
-        return self.own / "handrail.db"
+    def database_file(self) -> Path:
+        return self.workspace_state / "handrail.db"
 
     @property
-    def head(self) -> Path:
+    def head_file(self) -> Path:
         """The file with the position of the log, outside the database."""
         return self.state / "heads" / self.key
 
     @property
-    def name(self) -> Path:
+    def name_file(self) -> Path:
         """The file with the path of the workspace, since the key is only a hash."""
-        return self.own / "workspace"
+        return self.workspace_state / "workspace"
 
     @property
-    def artifacts(self) -> Path:
-        return self.own / "artifacts"
+    def artifact_folder(self) -> Path:
+        return self.workspace_state / "artifacts"
 
     @property
-    def search(self) -> Path:
+    def search_cache(self) -> Path:
         """The cache of search indexes, shared by all workspaces."""
         return self.state / "search"
 
@@ -322,52 +322,52 @@ class Folders:
         """The folder behind ``{user-data}``, one for all workspaces of this user. It need not exist."""
         return self.state / "user-data"
 
-    def make_user_data(self) -> Path:
+    def prepare_user_data(self) -> Path:
         """Create :attr:`user_data` as a private folder.
 
         :raises StartError: if it cannot be created or is not private
         """
-        _private(self.user_data)
+        _prepare_private(self.user_data)
         return self.user_data
 
     @property
-    def variables(self) -> Variables:
+    def variables(self) -> PathVariables:
         """The values of the variables in ``requires``. Rules and roots decide which outputs a session can reach."""
         from handrail.contract.tool.requires import (
-            Variables,  # imports pydantic, which command completion does not need
+            PathVariables,  # imports pydantic, which command completion does not need
         )
 
-        return Variables((str(self.workspace),), user_data=(str(self.user_data),), output=(str(self.outputs),))
+        return PathVariables((str(self.workspace),), user_data=(str(self.user_data),), output=(str(self.output_base),))
 
     @property
-    def outputs(self) -> Path:
+    def output_base(self) -> Path:
         """The folder with the output folders of this workspace's sessions."""
         return self.state / "output" / self.key
 
-    def output(self, session_id: str) -> Path:
+    def prepare_output(self, session_id: str) -> Path:
         """Return the session's output folder, created as private on first use.
 
         :raises UsageError: for an id that cannot name a folder
         :raises StartError: if the folder cannot be created or is not private
         """
-        return self._of_session("output", session_id)
+        return self._prepare_session_folder("output", session_id)
 
-    def scratch(self, session_id: str) -> Path:
+    def prepare_scratch(self, session_id: str) -> Path:
         """Return the session's scratch folder, which is HOME in its sandbox; see :meth:`output`."""
-        return self._of_session("scratch", session_id)
+        return self._prepare_session_folder("scratch", session_id)
 
-    def home_of(self, tool_id: str) -> str:
+    def prepare_tool_home(self, tool_id: str) -> str:
         """Return the separate HOME of a tool's programs, which all sessions share; see :meth:`output`."""
-        return str(self.scratch(f"tool-{wire_name(tool_id)[-59:]}"))
+        return str(self.prepare_scratch(f"tool-{wire_name(tool_id)[-59:]}"))
 
-    def clear_sockets(self, name: str) -> None:
+    def remove_old_sockets(self, name: str) -> None:
         """Remove the sockets of former holders, all but ``name``."""
-        for path in self.own.glob("kernel-*.sock"):
+        for path in self.workspace_state.glob("kernel-*.sock"):
             if path.name != name:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
-    def in_output(self, session_id: str) -> str:
+    def output_path_part(self, session_id: str) -> str:
         """Return the part of a path that identifies files in the session's output folder. JSON does not escape it."""
         return f"/output/{self.key}/{session_id}/"
 
@@ -376,32 +376,32 @@ class Folders:
 
         :raises StartError: if they cannot be linked
         """
-        source, target = self.output(session_id), self.output(forked_id)
+        source, target = self.prepare_output(session_id), self.prepare_output(forked_id)
         try:
             for entry in os.scandir(source):
                 if entry.is_file(follow_symlinks=False):
                     with contextlib.suppress(FileExistsError):
                         os.link(entry.path, target / entry.name, follow_symlinks=False)
         except OSError as error:
-            raise unwritable(target, error) from None
+            raise unwritable_error(target, error) from None
 
-    def discard(self, session_id: str) -> None:
+    def remove_session_files(self, session_id: str) -> None:
         """Remove the files of a session that is closed for good. Follows no links; missing files are ignored."""
         check_session_id(session_id)
         for part in ("output", "scratch"):
             remove_tree(self.state / part / self.key / session_id)
 
-    def _of_session(self, part: str, session_id: str) -> Path:
+    def _prepare_session_folder(self, part: str, session_id: str) -> Path:
         check_session_id(session_id)
         folder = self.state / part / self.key / session_id
-        _private(self.state / part)
-        _private(folder.parent)
+        _prepare_private(self.state / part)
+        _prepare_private(folder.parent)
         # Root gives a scratch folder to the user that programs run as; only root can reach it through its parents.
-        _private(folder, given_away=part == "scratch" and os.name != "nt" and os.geteuid() == 0)
+        _prepare_private(folder, given_away=part == "scratch" and os.name != "nt" and os.geteuid() == 0)
         return folder
 
 
-def locate(workspace: str | Path, state: str | Path | None = None, *, allow_home: bool = False) -> Folders:
+def locate_folders(workspace: str | Path, state: str | Path | None = None, *, allow_home: bool = False) -> StateFolders:
     """Return the state folders of a workspace without creating any, which is enough to read a log.
 
     :param workspace: an existing folder
@@ -410,31 +410,31 @@ def locate(workspace: str | Path, state: str | Path | None = None, *, allow_home
         whole file system
     :raises StartError: if the workspace or the state folder is unsuitable, with the next step
     """
-    real = workspace_folder(Path(workspace), allow_home=allow_home)
-    root = state_root(state)
+    real = resolve_workspace(Path(workspace), allow_home=allow_home)
+    root = find_state_root(state)
     _check_apart(real, root)
-    return Folders(real, root, key_of(real))
+    return StateFolders(real, root, workspace_key(real))
 
 
-def state_root(state: str | Path | None = None) -> Path:
+def find_state_root(state: str | Path | None = None) -> Path:
     """Return the canonical root of all state. It need not exist."""
     return Path(os.path.realpath(_state_root(state)))
 
 
-def key_of(workspace: Path) -> str:
+def workspace_key(workspace: Path) -> str:
     """Return the name of a workspace below the state folder, from its real path."""
     return hashlib.sha256(os.fsencode(workspace)).hexdigest()[:_KEY_LENGTH]
 
 
-def prepare(workspace: str | Path, state: str | Path | None = None, *, allow_home: bool = False) -> Folders:
+def prepare_folders(workspace: str | Path, state: str | Path | None = None, *, allow_home: bool = False) -> StateFolders:
     """Return :func:`locate`, create the private folders, and check that only this user can access them."""
-    folders = locate(workspace, state, allow_home=allow_home)
-    _root(folders.state)
-    _private(folders.state / "ws")
-    _private(folders.own)
-    _private(folders.artifacts)
-    _private(folders.state / "heads")
-    _name(folders)
+    folders = locate_folders(workspace, state, allow_home=allow_home)
+    _prepare_root(folders.state)
+    _prepare_private(folders.state / "ws")
+    _prepare_private(folders.workspace_state)
+    _prepare_private(folders.artifact_folder)
+    _prepare_private(folders.state / "heads")
+    _write_name(folders)
     return folders
 
 
@@ -451,7 +451,7 @@ def check_session_id(session_id: str) -> str:
     return session_id
 
 
-def unwritable(path: Path, error: OSError) -> StartError:
+def unwritable_error(path: Path, error: OSError) -> StartError:
     """Return an error that says why the state folder cannot be used, with the next step."""
     reason = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -475,7 +475,7 @@ def _state_root(state: str | Path | None) -> Path:
     return Path(chosen).expanduser()
 
 
-def workspace_folder(path: Path, *, allow_home: bool) -> Path:
+def resolve_workspace(path: Path, *, allow_home: bool) -> Path:
     """Return the real path of a workspace.
 
     :raises StartError: if it is not an existing folder or, without ``allow_home``, not a project
@@ -490,7 +490,7 @@ def workspace_folder(path: Path, *, allow_home: bool) -> Path:
         ) from None
     if not is_folder:
         raise StartError(f"The workspace {real} is not a folder. Pass an existing folder with --workspace DIR.")
-    if not allow_home and (what := too_broad(real) or of_the_system(real)):
+    if not allow_home and (what := explain_too_broad(real) or find_system_folder(real)):
         raise StartError(
             f"The workspace {real} is {what}, so tools could reach everything in it. Choose a project folder with "
             "--workspace DIR, or pass --allow-home if you want that."
@@ -530,14 +530,14 @@ def _is_inside(path: Path, folder: Path) -> bool:
     return False
 
 
-def _root(path: Path) -> None:
+def _prepare_root(path: Path) -> None:
     """Create the state folder as private, or check that it belongs to this user and others cannot write in it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700, exist_ok=True)
-        found = _status(path)
+        found = _check_private(path)
     except OSError as error:
-        raise unwritable(path, error) from None
+        raise unwritable_error(path, error) from None
     if os.name != "nt" and found.st_mode & 0o022:
         raise StartError(
             f"Other users can write in the state folder {path} (mode {stat.S_IMODE(found.st_mode):04o}). "
@@ -545,12 +545,12 @@ def _root(path: Path) -> None:
         )
 
 
-def _private(path: Path, *, given_away: bool = False) -> None:
+def _prepare_private(path: Path, *, given_away: bool = False) -> None:
     try:
         path.mkdir(mode=0o700, exist_ok=True)
-        found = _status(path, given_away=given_away)
+        found = _check_private(path, given_away=given_away)
     except OSError as error:
-        raise unwritable(path, error) from None
+        raise unwritable_error(path, error) from None
     if os.name != "nt" and found.st_mode & 0o077:
         raise StartError(
             f"Other users can access the state folder {path} (mode {stat.S_IMODE(found.st_mode):04o}). "
@@ -558,11 +558,11 @@ def _private(path: Path, *, given_away: bool = False) -> None:
         )
 
 
-def _name(folders: Folders) -> None:
+def _write_name(folders: StateFolders) -> None:
     name = os.fsencode(folders.workspace)
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
-        descriptor = os.open(folders.name, flags, 0o600)
+        descriptor = os.open(folders.name_file, flags, 0o600)
         try:
             if os.read(descriptor, len(name) + 1) != name:
                 os.ftruncate(descriptor, 0)
@@ -574,7 +574,7 @@ def _name(folders: Folders) -> None:
         pass
 
 
-def _status(path: Path, *, given_away: bool = False) -> os.stat_result:
+def _check_private(path: Path, *, given_away: bool = False) -> os.stat_result:
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise StartError(
@@ -603,7 +603,7 @@ def remove_tree(folder: Path) -> None:
         here = os.open(folder, flags)
         while True:
             os.fchmod(here, 0o700)
-            if (below := _empty_until_a_folder(here)) is not None:
+            if (below := _unlink_files(here)) is not None:
                 os.chmod(below, 0o700, dir_fd=here)
                 way.append(below)
                 there = os.open(below, flags, dir_fd=here)
@@ -622,7 +622,7 @@ def remove_tree(folder: Path) -> None:
             os.close(here)
 
 
-def _empty_until_a_folder(descriptor: int) -> str | None:
+def _unlink_files(descriptor: int) -> str | None:
     """Unlink files up to the first folder, and return its name; None if there is no folder."""
     with os.scandir(descriptor) as entries:
         for entry in entries:

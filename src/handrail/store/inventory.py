@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from handrail.contract.errors import StartError
-from handrail.store.folders import Folders, key_of, remove_tree
-from handrail.store.lease import holder_of
+from handrail.store.folders import StateFolders, workspace_key, remove_tree
+from handrail.store.lease import find_lease_holder
 
 _KEY = re.compile(r"[0-9a-f]{24}")
 _REMOVED = ".removed-"
@@ -28,7 +28,7 @@ _MAX_NAME = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredState:
     """The stored state of one workspace, or the data that tools keep for the user.
 
     :param key: the key of the workspace, or ``USER_DATA``
@@ -41,33 +41,33 @@ class Kept:
 
     key: str
     workspace: Path | None
-    gone: bool
-    bytes: int
+    workspace_missing: bool
+    size_bytes: int
     used_ns: int | None
     holder: str | None
 
 
-def inventory(state: Path) -> list[Kept]:
+def list_stored_state(state: Path) -> list[StoredState]:
     """Return the stored state below a state folder, the most recently used first.
 
-    :param state: the result of :func:`~handrail.store.folders.state_root`
+    :param state: the result of :func:`~handrail.store.folders.find_state_root`
     :raises StartError: if it is not a folder of this user
     """
-    _check(state)
-    keys = sorted({name for part in _PARTS for name in _names(state / part) if _KEY.fullmatch(name)})
-    found = sorted((_kept(state, key) for key in keys), key=lambda kept: kept.used_ns or 0, reverse=True)
+    _check_state_folder(state)
+    keys = sorted({name for part in _PARTS for name in _list_names(state / part) if _KEY.fullmatch(name)})
+    found = sorted((_read_stored_state(state, key) for key in keys), key=lambda kept: kept.used_ns or 0, reverse=True)
     data = state / USER_DATA
     if data.is_dir():
-        found.append(Kept(USER_DATA, None, False, tree_bytes(data), data.lstat().st_mtime_ns, None))
+        found.append(StoredState(USER_DATA, None, False, measure_tree(data), data.lstat().st_mtime_ns, None))
     return found
 
 
-def remove(state: Path, key: str) -> list[str]:
+def remove_stored_state(state: Path, key: str) -> list[str]:
     """Remove the stored state of one workspace, and return what could not be removed.
 
     :raises StartError: if a process holds it, or the state folder is not a folder of this user
     """
-    _check(state)
+    _check_state_folder(state)
     if key == USER_DATA:
         remove_tree(state / key)
         return [f"{state / key}: cannot be removed"] if os.path.lexists(state / key) else []
@@ -75,7 +75,7 @@ def remove(state: Path, key: str) -> list[str]:
     _refuse_if_held(folders)
     # Renamed first, so that a process that starts now finds no state instead of a part of it.
     aside = f"{_REMOVED}{key}-{secrets.token_hex(4)}"
-    own, put_aside = folders.own, state / "ws" / aside
+    own, put_aside = folders.workspace_state, state / "ws" / aside
     try:
         own.rename(put_aside)
     except FileNotFoundError:
@@ -89,7 +89,7 @@ def remove(state: Path, key: str) -> list[str]:
             put_aside.rename(own)
             raise
     with contextlib.suppress(OSError):
-        folders.head.unlink()
+        folders.head_file.unlink()
     problems: list[str] = []
     for part in ("output", "scratch"):
         try:
@@ -98,14 +98,14 @@ def remove(state: Path, key: str) -> list[str]:
             pass
         except OSError as error:
             problems.append(f"{state / part / key}: {error.strerror or error}")
-    return problems + sweep(state)
+    return problems + finish_removals(state)
 
 
-def sweep(state: Path) -> list[str]:
+def finish_removals(state: Path) -> list[str]:
     """Finish interrupted removals, and return what could not be removed."""
     problems: list[str] = []
     for part in _PARTS:
-        for name in _names(state / part):
+        for name in _list_names(state / part):
             if name.startswith(_REMOVED):
                 folder = state / part / name
                 remove_tree(folder)
@@ -114,7 +114,7 @@ def sweep(state: Path) -> list[str]:
     return problems
 
 
-def tree_bytes(folder: Path) -> int:
+def measure_tree(folder: Path) -> int:
     """Return the size of all files below a folder. It follows no links and ignores files that vanish meanwhile."""
     total = 0
     todo = [str(folder)]
@@ -131,43 +131,43 @@ def tree_bytes(folder: Path) -> int:
     return total
 
 
-def _folders(state: Path, key: str) -> Folders:
+def _folders(state: Path, key: str) -> StateFolders:
     """Return the folders of a workspace. If its path is unknown, messages name its state folder instead."""
     own = state / "ws" / key
-    return Folders(_workspace(own / "workspace", key) or own, state, key)
+    return StateFolders(_read_workspace(own / "workspace", key) or own, state, key)
 
 
-def _kept(state: Path, key: str) -> Kept:
+def _read_stored_state(state: Path, key: str) -> StoredState:
     folders = _folders(state, key)
-    workspace = folders.workspace if folders.workspace != folders.own else None
+    workspace = folders.workspace if folders.workspace != folders.workspace_state else None
     try:
-        held = holder_of(folders)
+        held = find_lease_holder(folders)
         holder = None if held is None else f"{held}, {held.state}"
     except StartError as error:
         holder = f"unknown: {error}"
-    return Kept(
+    return StoredState(
         key,
         workspace,
-        workspace is not None and _is_gone(workspace),
-        sum(tree_bytes(state / part / key) for part in _PARTS),
-        _last_used(folders.database),
+        workspace is not None and _is_missing(workspace),
+        sum(measure_tree(state / part / key) for part in _PARTS),
+        _last_used(folders.database_file),
         holder,
     )
 
 
-def _workspace(file: Path, key: str) -> Path | None:
+def _read_workspace(file: Path, key: str) -> Path | None:
     try:
         descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
         try:
             path = Path(os.fsdecode(os.read(descriptor, _MAX_NAME)))
         finally:
             os.close(descriptor)
-        return path if key_of(path) == key else None
+        return path if workspace_key(path) == key else None
     except (OSError, ValueError):
         return None
 
 
-def _is_gone(workspace: Path) -> bool:
+def _is_missing(workspace: Path) -> bool:
     """Return whether a folder certainly no longer exists."""
     try:
         return not stat.S_ISDIR(workspace.lstat().st_mode)
@@ -187,14 +187,14 @@ def _last_used(database: Path) -> int | None:
     return max(times, default=None)
 
 
-def _refuse_if_held(folders: Folders) -> None:
-    if (holder := holder_of(folders)) is not None:
+def _refuse_if_held(folders: StateFolders) -> None:
+    if (holder := find_lease_holder(folders)) is not None:
         raise StartError(
             f"The state of {folders.workspace} is in use by {holder}, {holder.state}. Stop that process first."
         )
 
 
-def _check(state: Path) -> None:
+def _check_state_folder(state: Path) -> None:
     for folder in (state, *(state / part for part in (*_PARTS, USER_DATA))):
         try:
             found = folder.lstat()
@@ -213,7 +213,7 @@ def _check(state: Path) -> None:
             )
 
 
-def _names(folder: Path) -> Iterator[str]:
+def _list_names(folder: Path) -> Iterator[str]:
     try:
         with os.scandir(folder) as entries:
             yield from [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]

@@ -2,8 +2,8 @@
 
 A process acquires the lease by incrementing the database's token, in one transaction with the check that no other process
 validly holds it. A dead holder is replaced at once, a paused or hanging one after two seconds. It can do no harm afterwards:
-every transaction of its writer checks the token (see :class:`~handrail.store.database.database.Database`), and
-:attr:`Lease.valid` is false before another process may take over, since both sides count from the same beat:
+every transaction of its writer checks the token (see :class:`~handrail.store.database.workspace_database.WorkspaceDatabase`), and
+:attr:`WorkspaceLease.is_valid` is false before another process may take over, since both sides count from the same beat:
 
 - a renewal counts only if it was written while the one before was still fresh, checked *after* writing. So a process that
   finds the old beat stale has read it before, and a later reader finds the new one;
@@ -33,9 +33,9 @@ from types import TracebackType
 from typing import Any, Literal, cast
 
 from handrail.contract.errors import StartError
-from handrail.store.database.connection import abandon, connect, is_busy, migrate, start_error, token_of
-from handrail.store.database.journal import set_aside
-from handrail.store.folders import Folders, unwritable
+from handrail.store.database.connection import roll_back, open_writer, is_busy, migrate, to_start_error, read_token
+from handrail.store.database.journal import orphan_journals
+from handrail.store.folders import StateFolders, unwritable_error
 
 # Holder files: one locked file for each acquisition, with a beat that distinguishes a live holder from a paused one.
 #
@@ -54,11 +54,11 @@ _NOTE_AT = 64
 _MAX_BYTES = 4096
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK if sys.platform != "win32" else 0
 
-State = Literal["alive", "paused", "hung"]
+HolderState = Literal["alive", "paused", "hung"]
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class LeaseHolder:
     """The holder of a workspace's lease, as its file describes it. A field is None if the file does not say.
 
     :param since_ns: wall-clock time of the acquisition
@@ -69,12 +69,12 @@ class Holder:
     """
 
     pid: int | None = None
-    face: str | None = None
+    frontend: str | None = None
     since_ns: int | None = None
     token: int | None = None
     protocol: int = 0
     socket: str = ""
-    state: State = "alive"
+    state: HolderState = "alive"
 
     @property
     def is_brief(self) -> bool:
@@ -82,7 +82,7 @@ class Holder:
         return self.protocol > 0 and not self.socket
 
     def __str__(self) -> str:
-        who = f"handrail {self.face}" if self.face else "another handrail process"
+        who = f"handrail {self.frontend}" if self.frontend else "another handrail process"
         if self.pid is not None:
             who += f", pid {self.pid}" + (" (this process)" if self.pid == os.getpid() else "")
         if self.since_ns is not None:
@@ -91,54 +91,54 @@ class Holder:
         return who
 
 
-def holder_of(folders: Folders, clock: Callable[[], int] = monotonic_ns) -> Holder | None:
+def find_lease_holder(folders: StateFolders, clock: Callable[[], int] = monotonic_ns) -> LeaseHolder | None:
     """Return the present holder of the workspace; None if there is none. Reads small files only, without a wait.
 
     :param clock: the machine's monotonic time in nanoseconds
     :raises StartError: if a holder file is not a plain file of this user
     """
-    found = (look(folders, token, clock) for token in sorted(_tokens(folders), reverse=True))
+    found = (find_holder_by_token(folders, token, clock) for token in sorted(_list_tokens(folders), reverse=True))
     return next((holder for holder in found if holder is not None), None)
 
 
-def look(folders: Folders, token: int, clock: Callable[[], int] = monotonic_ns) -> Holder | None:
+def find_holder_by_token(folders: StateFolders, token: int, clock: Callable[[], int] = monotonic_ns) -> LeaseHolder | None:
     """Return the living process that acquired ``token``; None if there is none. See :func:`holder_of`."""
-    path = _path(folders, token)
+    path = _holder_path(folders, token)
     try:
         descriptor = os.open(path, os.O_RDONLY | _FLAGS)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise _unfit(path, _reason(error)) from None
+        raise _unfit_error(path, _error_reason(error)) from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise _unfit(path, "it is not a plain file")
+            raise _unfit_error(path, "it is not a plain file")
         if sys.platform != "win32" and status.st_uid != os.geteuid():
-            raise _unfit(path, f"it belongs to user {status.st_uid}, not to you (user {os.geteuid()})")
+            raise _unfit_error(path, f"it belongs to user {status.st_uid}, not to you (user {os.geteuid()})")
         # The clock first: a beat that is written meanwhile can only make the holder look more recent.
         now = clock()
         if not _is_locked(descriptor):
             return None
         content = os.read(descriptor, _MAX_BYTES)
     except OSError as error:
-        raise _unfit(path, _reason(error)) from None
+        raise _unfit_error(path, _error_reason(error)) from None
     finally:
         os.close(descriptor)
-    holder = replace(_noted(content[_NOTE_AT:]), token=token)
-    beat = _beat(content, token)
+    holder = replace(_parse_note(content[_NOTE_AT:]), token=token)
+    beat = _read_heartbeat(content, token)
     # An unreadable beat is not a reason to replace a living process.
     if beat is None or now - beat < STALE_NS:
         return holder
     return replace(holder, state="paused" if _is_stopped(holder.pid) else "hung")
 
 
-def clear_former(folders: Folders, token: int) -> None:
+def remove_former_files(folders: StateFolders, token: int) -> None:
     """Remove the files of earlier acquisitions. A replaced process notices that its file is missing."""
-    for former in _tokens(folders):
+    for former in _list_tokens(folders):
         if former != token:
             try:
-                _path(folders, former).unlink()
+                _holder_path(folders, former).unlink()
             except OSError:  # only the token in the database counts
                 pass
 
@@ -152,7 +152,7 @@ class HolderFile:
         self._token = token
 
     @staticmethod
-    def create(folders: Folders, holder: Holder, now_ns: int) -> HolderFile:
+    def create(folders: StateFolders, holder: LeaseHolder, now_ns: int) -> HolderFile:
         """Create and lock the file of ``holder.token``, with its first beat.
 
         The caller has locked the database, and the token is not counted yet. So a file of that name was left by a failed attempt.
@@ -160,7 +160,7 @@ class HolderFile:
         :raises StartError: if it cannot be created
         """
         token = holder.token or 0
-        path = _path(folders, token)
+        path = _holder_path(folders, token)
         # Complete and locked before it gets its name, so that every reader finds the socket in it.
         made = path if sys.platform == "win32" else path.with_name(f"new-{path.name}")
         try:
@@ -170,13 +170,13 @@ class HolderFile:
         except OSError as error:
             unfit = made if made.is_dir() else path
             if error.errno in (errno.EISDIR, errno.EEXIST) or unfit.is_dir():
-                raise _unfit(unfit, _reason(error)) from None
-            raise unwritable(folders.own, error) from None
+                raise _unfit_error(unfit, _error_reason(error)) from None
+            raise unwritable_error(folders.workspace_state, error) from None
         file = HolderFile(made, descriptor, token)
         try:
             if not _try_lock(descriptor):
-                raise _unfit(made, "another process has locked it")
-            file.beat(now_ns)
+                raise _unfit_error(made, "another process has locked it")
+            file.write_heartbeat(now_ns)
             fields = {name: value for name, value in asdict(holder).items() if name != "state"}
             _write_at(descriptor, json.dumps(fields).encode() + b"\n", _NOTE_AT)
             if made != path:
@@ -184,7 +184,7 @@ class HolderFile:
                 file._path = path
         except OSError as error:
             file.remove()
-            raise unwritable(folders.own, error) from None
+            raise unwritable_error(folders.workspace_state, error) from None
         except StartError:
             file.remove()
             raise
@@ -198,7 +198,7 @@ class HolderFile:
         except FileNotFoundError:
             return False
 
-    def beat(self, now_ns: int) -> None:
+    def write_heartbeat(self, now_ns: int) -> None:
         """Write the time of a renewal. It is not synced, since it means nothing after a restart of the machine.
 
         :raises OSError: if it cannot be written
@@ -222,44 +222,44 @@ class HolderFile:
             if descriptor >= 0:
                 os.close(descriptor)
 
-    def let_go(self) -> None:
+    def close_descriptor(self) -> None:
         """Close the file and leave it in place, in a fork of the process that holds it."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
 
-def _path(folders: Folders, token: int) -> Path:
-    return folders.own / f"holder-{token}"
+def _holder_path(folders: StateFolders, token: int) -> Path:
+    return folders.workspace_state / f"holder-{token}"
 
 
-def _tokens(folders: Folders) -> Iterator[int]:
+def _list_tokens(folders: StateFolders) -> Iterator[int]:
     try:
-        names = [path.name for path in folders.own.iterdir()]
+        names = [path.name for path in folders.workspace_state.iterdir()]
     except FileNotFoundError:
         return
     except OSError as error:
-        raise unwritable(folders.own, error) from None
+        raise unwritable_error(folders.workspace_state, error) from None
     for name in names:
         if found := _NAME.fullmatch(name):
             yield int(found[1])
 
 
-def _beat(content: bytes, token: int) -> int | None:
+def _read_heartbeat(content: bytes, token: int) -> int | None:
     if len(content) < _BEAT.size:
         return None
     noted, now_ns, check = _BEAT.unpack_from(content)
     return now_ns if noted == token and check == noted ^ now_ns else None
 
 
-def _noted(content: bytes) -> Holder:
+def _parse_note(content: bytes) -> LeaseHolder:
     """Parse the note. The holder may be about to write it, so missing fields are unknown."""
     try:
         note: Any = json.loads(content)
     except ValueError:
-        return Holder()
+        return LeaseHolder()
     if not isinstance(note, dict):
-        return Holder()
+        return LeaseHolder()
     fields = cast("dict[str, Any]", note)
 
     def number(key: str) -> int | None:
@@ -270,9 +270,9 @@ def _noted(content: bytes) -> Holder:
         value = fields.get(key)
         return value[:40] if isinstance(value, str) and value.isprintable() else None
 
-    return Holder(
+    return LeaseHolder(
         pid=number("pid"),
-        face=text("face"),
+        frontend=text("face"),
         since_ns=number("since_ns"),
         protocol=number("protocol") or 0,
         socket=text("socket") or "",
@@ -299,11 +299,11 @@ def _write_at(descriptor: int, content: bytes, offset: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _reason(error: OSError) -> str:
+def _error_reason(error: OSError) -> str:
     return "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror or str(error)
 
 
-def _unfit(path: Path, reason: str) -> StartError:
+def _unfit_error(path: Path, reason: str) -> StartError:
     return StartError(
         f"{path} should be the holder file of this workspace, but cannot be used: {reason}. "
         "Check who put it there, remove it, and start again."
@@ -347,7 +347,7 @@ else:
         return False
 
 
-RENEW_S = 0.5
+RENEW_INTERVAL_S = 0.5
 VALID_NS = STALE_NS * 3 // 4
 """How long a renewal lasts. It is shorter than the wait of other processes, so work that starts in time has started."""
 
@@ -362,7 +362,7 @@ class WorkspaceHeld(StartError):
     :attr:`is_writing` says that it was paused or hangs during a write, so that no other process can write meanwhile.
     """
 
-    def __init__(self, folders: Folders, holder: Holder, *, is_writing: bool = False) -> None:
+    def __init__(self, folders: StateFolders, holder: LeaseHolder, *, is_writing: bool = False) -> None:
         self.folders = folders
         self.holder = holder
         self.is_writing = is_writing and holder.state != "alive"
@@ -373,7 +373,7 @@ class WorkspaceHeld(StartError):
         super().__init__(f"The workspace {folders.workspace} is in use by {holder}. {step}")
 
 
-class Lease:
+class WorkspaceLease:
     """The right to be the only arbiter of a workspace, until :meth:`release`, a pause, or the end of the process.
 
     A thread renews it every half second. :attr:`token` is the fencing token, which grows with every acquisition.
@@ -381,10 +381,10 @@ class Lease:
 
     def __init__(
         self,
-        folders: Folders,
+        folders: StateFolders,
         connection: sqlite3.Connection,
         file: HolderFile,
-        holder: Holder,
+        holder: LeaseHolder,
         clock: Callable[[], int],
         renewed_ns: int,
     ) -> None:
@@ -405,15 +405,15 @@ class Lease:
 
     @staticmethod
     def acquire(
-        folders: Folders,
+        folders: StateFolders,
         *,
-        face: str,
+        frontend: str,
         clock: Callable[[], int],
         monotonic: Callable[[], int] = monotonic_ns,
         protocol: int = 0,
         socket: str = "",
         renewing: bool = True,
-    ) -> Lease:
+    ) -> WorkspaceLease:
         """Acquire the lease of a prepared workspace. Does not wait for a holder.
 
         Creates the database if there is none, and migrates its schema.
@@ -427,35 +427,35 @@ class Lease:
         :raises WorkspaceHeld: if another process holds it
         :raises StartError: if the state cannot be used
         """
-        holder = holder_of(folders, monotonic)
+        holder = find_lease_holder(folders, monotonic)
         if holder is not None and holder.state == "alive":
             raise WorkspaceHeld(folders, holder)
-        wanted = Holder(os.getpid(), face, clock(), None, protocol, socket)
-        lease = _acquired(folders, wanted, monotonic)
+        wanted = LeaseHolder(os.getpid(), frontend, clock(), None, protocol, socket)
+        lease = _try_acquire(folders, wanted, monotonic)
         if renewing:
             lease._thread = threading.Thread(target=lease._keep_renewing, name="handrail-lease", daemon=True)
             lease._thread.start()
         return lease
 
     @staticmethod
-    def holder_of(folders: Folders) -> Holder | None:
-        """Return the present holder of the workspace; see :func:`handrail.store.lease.holder_of`."""
-        return holder_of(folders)
+    def find_holder(folders: StateFolders) -> LeaseHolder | None:
+        """Return the present holder of the workspace; see :func:`handrail.store.lease.find_lease_holder`."""
+        return find_lease_holder(folders)
 
     @staticmethod
-    async def until_free(folders: Folders, *, interval_s: float = 0.1) -> None:
+    async def wait_until_free(folders: StateFolders, *, interval_s: float = 0.1) -> None:
         """Return when no process validly holds the workspace. The first :meth:`acquire` then gets it.
 
         That is at once if the holder is dead, and two seconds after the last renewal if it is paused.
 
         :param interval_s: how often to check
-        :raises StartError: see :func:`handrail.store.lease.holder_of`
+        :raises StartError: see :func:`handrail.store.lease.find_lease_holder`
         """
-        while (holder := holder_of(folders)) is not None and holder.state == "alive":  # noqa: ASYNC110 - no event tells of a pause
+        while (holder := find_lease_holder(folders)) is not None and holder.state == "alive":  # noqa: ASYNC110 - no event tells of a pause
             await asyncio.sleep(interval_s)
 
     @property
-    def holder(self) -> Holder:
+    def holder(self) -> LeaseHolder:
         return self._holder
 
     @property
@@ -463,12 +463,12 @@ class Lease:
         return self._holder.token or 0
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """Whether it is neither released nor lost. A process that was paused may not know yet; see :attr:`valid`."""
         return not self._released and self._lost is None
 
     @property
-    def valid(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether no other process can have taken over. Check it just before a side effect; it only reads the clock.
 
         After a pause it is False until the database confirms the lease. Once another process has taken over, it stays False.
@@ -476,11 +476,11 @@ class Lease:
         return self._lost is None and not self._released and self._clock() - self._renewed_ns < VALID_NS
 
     @property
-    def lost(self) -> str | None:
+    def lost_reason(self) -> str | None:
         """Which process has taken over and what to do; None if none has."""
         return self._lost
 
-    def when_lost(self, callback: Callable[[], None]) -> None:
+    def on_lost(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once when another process has taken over, on the thread that notices it, or at once."""
         with self._losing:
             if self._lost is None:
@@ -488,10 +488,10 @@ class Lease:
                 return
         callback()
 
-    def superseded(self) -> str:
+    def mark_superseded(self) -> str:
         """Mark the lease as lost, since another process has the token or replaced the holder file, and return why."""
         try:
-            successor = holder_of(self._folders, self._clock)
+            successor = find_lease_holder(self._folders, self._clock)
         except StartError:
             successor = None
         who = f"Another process ({successor})" if successor is not None and successor.token != self.token else None
@@ -512,19 +512,19 @@ class Lease:
 
     def renew(self) -> None:
         """Renew the lease, or notice that it is lost. A lost lease stays lost."""
-        if not self.held:
+        if not self.is_held:
             return
         now = self._clock()
         if now - self._renewed_ns < VALID_NS:
             try:
-                self._file.beat(now)
+                self._file.write_heartbeat(now)
                 in_place = self._file.is_in_place
             except OSError:  # the lease expires unless the next beat can be written
                 return
             if in_place and self._clock() - self._renewed_ns < VALID_NS:
                 self._renewed_ns = now
                 return
-        self._confirm()
+        self._confirm_held()
 
     def release(self) -> None:
         """Release the lease. Repeated calls have no further effect."""
@@ -532,7 +532,7 @@ class Lease:
             return
         self._released = True
         if os.getpid() != self._holder.pid:  # a copy of the process: the lease is the original's
-            self._file.let_go()
+            self._file.close_descriptor()
             return
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -543,7 +543,7 @@ class Lease:
             pass
         self._file.remove()
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> WorkspaceLease:
         return self
 
     def __exit__(
@@ -552,85 +552,85 @@ class Lease:
         self.release()
 
     def _keep_renewing(self) -> None:
-        while not self._stop.wait(RENEW_S):
+        while not self._stop.wait(RENEW_INTERVAL_S):
             self.renew()
 
-    def _confirm(self) -> None:
+    def _confirm_held(self) -> None:
         connection = self._connection
         try:
             connection.execute("BEGIN IMMEDIATE")
             try:
-                ours = token_of(connection) == self.token and self._file.is_in_place
+                ours = read_token(connection) == self.token and self._file.is_in_place
                 if ours:
                     now = self._clock()
-                    self._file.beat(now)
+                    self._file.write_heartbeat(now)
                     self._renewed_ns = now
             finally:
-                abandon(connection)
+                roll_back(connection)
         except (sqlite3.Error, OSError):  # not valid meanwhile; the next renewal tries again
             return
         if not ours:
-            self.superseded()
+            self.mark_superseded()
 
 
-def _acquired(folders: Folders, wanted: Holder, monotonic: Callable[[], int]) -> Lease:
-    path = folders.database
+def _try_acquire(folders: StateFolders, wanted: LeaseHolder, monotonic: Callable[[], int]) -> WorkspaceLease:
+    path = folders.database_file
     try:
-        connection = connect(path)
+        connection = open_writer(path)
     except (sqlite3.Error, OSError, TypeError) as error:
-        raise start_error(path, error) from None
+        raise to_start_error(path, error) from None
     try:
         connection.execute(f"PRAGMA busy_timeout = {_PATIENCE_MS}")
-        lease = _counted_when_unlocked(folders, connection, wanted, monotonic)
-        clear_former(folders, lease.token)
+        lease = _retry_acquire(folders, connection, wanted, monotonic)
+        remove_former_files(folders, lease.token)
         lease.renew()  # the commit may have taken long
-        if not lease.held:
+        if not lease.is_held:
             lease.release()
-            raise WorkspaceHeld(folders, holder_of(folders, monotonic) or Holder())
+            raise WorkspaceHeld(folders, find_lease_holder(folders, monotonic) or LeaseHolder())
     except (sqlite3.Error, OSError, TypeError) as error:
         connection.close()
-        raise start_error(path, error) from None
+        raise to_start_error(path, error) from None
     except BaseException:
         connection.close()
         raise
     return lease
 
 
-def _counted_when_unlocked(
-    folders: Folders, connection: sqlite3.Connection, wanted: Holder, monotonic: Callable[[], int]
-) -> Lease:
+def _retry_acquire(
+    folders: StateFolders, connection: sqlite3.Connection, wanted: LeaseHolder, monotonic: Callable[[], int]
+) -> WorkspaceLease:
     for _ in range(_ATTEMPTS - 1):
         try:
-            return _counted(folders, connection, wanted, monotonic)
+            return _count_token(folders, connection, wanted, monotonic)
         except sqlite3.Error as error:
             if not is_busy(error):
                 raise
-            if (holder := holder_of(folders, monotonic)) is not None:
+            if (holder := find_lease_holder(folders, monotonic)) is not None:
                 raise WorkspaceHeld(folders, holder, is_writing=True) from None
             # The process that had it locked has ended meanwhile.
-    return _counted(folders, connection, wanted, monotonic)
+    return _count_token(folders, connection, wanted, monotonic)
 
 
-def _counted(folders: Folders, connection: sqlite3.Connection, wanted: Holder, monotonic: Callable[[], int]) -> Lease:
+def _count_token(folders: StateFolders, connection: sqlite3.Connection, wanted: LeaseHolder, monotonic: Callable[[], int]) -> WorkspaceLease:
     """Count the token and create the holder file in one transaction, so that only one of several processes succeeds."""
     connection.execute("BEGIN IMMEDIATE")
     file: HolderFile | None = None
     try:
-        migrate(folders.database, connection)
-        token = token_of(connection)
-        present = look(folders, token, monotonic)
+        migrate(folders.database_file, connection)
+        token = read_token(connection)
+        present = find_holder_by_token(folders, token, monotonic)
         if present is not None and present.state == "alive":
             raise WorkspaceHeld(folders, present)
         ours = replace(wanted, token=token + 1)
         now = monotonic()
         # Locked before other processes can see the token, so that they never find a token without its holder.
         file = HolderFile.create(folders, ours, now)
-        set_aside(folders.own)
+        orphan_journals(folders.workspace_state)
         connection.execute("UPDATE meta SET value = ? WHERE key = 'token'", (token + 1,))
         connection.execute("COMMIT")
     except BaseException:
-        abandon(connection)
+        roll_back(connection)
         if file is not None:
             file.remove()
         raise
-    return Lease(folders, connection, file, ours, monotonic, now)
+    return WorkspaceLease(folders, connection, file, ours, monotonic, now)

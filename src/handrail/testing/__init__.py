@@ -4,10 +4,10 @@ The library itself uses nothing of this package. Names are loaded on first use. 
 are private by convention.
 
 - a complete kernel in a folder: :func:`temporary_kernel`, with a scripted user and a scripted client
-- models in process, without a server: :class:`PlayedModel`, :class:`ScriptModel`
+- models in process, without a server: :class:`PlaybackModel`, :class:`ScriptedModel`
 - loopback servers with the providers' protocols, which check each request: :class:`OpenAIServer` and others
-- third-party tools: :class:`ForeignSource`
-- a scripted name resolver, whose answers can change: :class:`Names`
+- third-party tools: :class:`ThirdPartySource`
+- a scripted name resolver, whose answers can change: :class:`ScriptedResolver`
 """
 
 from __future__ import annotations
@@ -17,86 +17,86 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from handrail.agent.providers.script import (
-        Expectation,
+        RequestExpectation,
         ResultExpectation,
-        Script,
+        ModelScript,
         ScriptedCall,
         ScriptedTurn,
         ScriptedUsage,
-        ScriptModel,
+        ScriptedModel,
     )
-    from handrail.testing.histories import Pause, PlayedModel, call_reply, text_reply
-    from handrail.testing.kernels import Names, ScriptedPeer, ScriptedPerson, temporary_kernel
-    from handrail.testing.servers import (
+    from handrail.testing.request_checks import ReplyPause, PlaybackModel, call_reply, text_reply
+    from handrail.testing.kernels import ScriptedResolver, ScriptedClient, ScriptedApprovalHandler, temporary_kernel
+    from handrail.testing.model_servers import (
         AnthropicServer,
-        Call,
-        Cut,
+        ReplyCall,
+        ConnectionCut,
         GeminiServer,
         OpenAIServer,
         ProviderServer,
-        Refusal,
-        Reply,
+        ErrorReply,
+        ScriptedReply,
         ResponsesServer,
         StreamError,
-        Thinking,
+        ThinkingBlock,
     )
-    from handrail.testing.upstreams import ForeignSource
+    from handrail.testing.upstream_servers import ThirdPartySource
 
 _HOME = {
-    "AnthropicServer": "testing.servers",
-    "Call": "testing.servers",
-    "Cut": "testing.servers",
-    "Expectation": "agent.providers.script",
-    "ForeignSource": "testing.upstreams",
-    "GeminiServer": "testing.servers",
-    "Names": "testing.kernels",
-    "OpenAIServer": "testing.servers",
-    "Pause": "testing.histories",
-    "PlayedModel": "testing.histories",
-    "ProviderServer": "testing.servers",
-    "Refusal": "testing.servers",
-    "Reply": "testing.servers",
-    "ResponsesServer": "testing.servers",
+    "AnthropicServer": "testing.model_servers",
+    "ReplyCall": "testing.model_servers",
+    "ConnectionCut": "testing.model_servers",
+    "RequestExpectation": "agent.providers.script",
+    "ThirdPartySource": "testing.upstream_servers",
+    "GeminiServer": "testing.model_servers",
+    "ScriptedResolver": "testing.kernels",
+    "OpenAIServer": "testing.model_servers",
+    "ReplyPause": "testing.request_checks",
+    "PlaybackModel": "testing.request_checks",
+    "ProviderServer": "testing.model_servers",
+    "HttpRefusal": "testing.model_servers",
+    "ScriptedReply": "testing.model_servers",
+    "ResponsesServer": "testing.model_servers",
     "ResultExpectation": "agent.providers.script",
-    "Script": "agent.providers.script",
-    "ScriptModel": "agent.providers.script",
+    "ModelScript": "agent.providers.script",
+    "ScriptedModel": "agent.providers.script",
     "ScriptedCall": "agent.providers.script",
-    "ScriptedPeer": "testing.kernels",
-    "ScriptedPerson": "testing.kernels",
+    "ScriptedClient": "testing.kernels",
+    "ScriptedApprovalHandler": "testing.kernels",
     "ScriptedTurn": "agent.providers.script",
     "ScriptedUsage": "agent.providers.script",
-    "StreamError": "testing.servers",
-    "Thinking": "testing.servers",
-    "call_reply": "testing.histories",
+    "StreamError": "testing.model_servers",
+    "ThinkingBlock": "testing.model_servers",
+    "call_reply": "testing.request_checks",
     "temporary_kernel": "testing.kernels",
-    "text_reply": "testing.histories",
+    "text_reply": "testing.request_checks",
 }
 
 __all__ = [
     "AnthropicServer",
-    "Call",
-    "Cut",
-    "Expectation",
-    "ForeignSource",
+    "ReplyCall",
+    "ConnectionCut",
+    "RequestExpectation",
+    "ThirdPartySource",
     "GeminiServer",
-    "Names",
+    "ScriptedResolver",
     "OpenAIServer",
-    "Pause",
-    "PlayedModel",
+    "ReplyPause",
+    "PlaybackModel",
     "ProviderServer",
-    "Refusal",
-    "Reply",
+    "ErrorReply",
+    "ScriptedReply",
     "ResponsesServer",
     "ResultExpectation",
-    "Script",
-    "ScriptModel",
+    "ModelScript",
+    "ScriptedModel",
     "ScriptedCall",
-    "ScriptedPeer",
-    "ScriptedPerson",
+    "ScriptedClient",
+    "ScriptedApprovalHandler",
     "ScriptedTurn",
     "ScriptedUsage",
     "StreamError",
-    "Thinking",
+    "ThinkingBlock",
     "call_reply",
     "temporary_kernel",
     "text_reply",

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest
-from handrail.contract.doors.peer import Ask, AskMethod, kind_of
-from handrail.contract.doors.runtime import Question
+from handrail.contract.services.client import ClientRequest, ClientMethod, client_request_kind
+from handrail.contract.services.runtime import UserQuestion
 from handrail.contract.tool.tool import Tool
-from handrail.kernel.held import HeldKernel
-from handrail.kernel.opening import open_kernel
-from handrail.policy.watchdogs.watchdog import Watchdog
+from handrail.kernel.local import LocalKernel
+from handrail.kernel.startup import open_kernel
+from handrail.policy.watchdogs.api import Watchdog
 
-WORDS_ONLY = '[search]\nembedder = "none"\n'
+KEYWORD_SEARCH = '[search]\nembedder = "none"\n'
 
 
 @asynccontextmanager
@@ -30,7 +30,7 @@ async def temporary_kernel(
     secrets: Mapping[str, str] | None = None,
     watchdogs: Iterable[Watchdog] = (),
     settings: str = "",
-) -> AsyncGenerator[HeldKernel]:
+) -> AsyncGenerator[LocalKernel]:
     """Open a kernel whose workspace, state and configuration are all in ``folder``.
 
     The workspace is ``folder/ws``. It and ``folder/state`` may exist, so that a test can open them again.
@@ -49,7 +49,7 @@ async def temporary_kernel(
     workspace, config = folder / "ws", folder / "config" / "handrail.toml"
     workspace.mkdir(parents=True, exist_ok=True)
     config.parent.mkdir(exist_ok=True)
-    config.write_text(settings if "[search]" in settings else f"{settings}\n{WORDS_ONLY}", encoding="utf-8")
+    config.write_text(settings if "[search]" in settings else f"{settings}\n{KEYWORD_SEARCH}", encoding="utf-8")
     async with open_kernel(
         workspace,
         tools=tools,
@@ -59,12 +59,12 @@ async def temporary_kernel(
         state=folder / "state",
         config=config,
     ) as kernel:
-        assert isinstance(kernel, HeldKernel), "another process holds this workspace"
+        assert isinstance(kernel, LocalKernel), "another process holds this workspace"
         yield kernel
 
 
-class ScriptedPerson:
-    """An :class:`~handrail.contract.approvals.Attendant` with prepared answers, which records its requests.
+class ScriptedApprovalHandler:
+    """An :class:`~handrail.contract.approvals.ApprovalHandler` with prepared answers, which records its requests.
 
     :param approvals: one answer for each approval request, in order; further requests are rejected
     :param answers: for each ``question`` call in order, one list of answers per question
@@ -78,8 +78,8 @@ class ScriptedPerson:
         self._approvals = deque(approvals)
         self._answers = deque(answers)
         self.requests: list[ApprovalRequest] = []
-        self.questions: list[Question] = []
-        self.asked = asyncio.Event()
+        self.questions: list[UserQuestion] = []
+        self.request_received = asyncio.Event()
         """Set when a request has arrived."""
         self.may_answer = asyncio.Event()
         """Clear it to delay the answers."""
@@ -87,22 +87,22 @@ class ScriptedPerson:
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
         self.requests.append(request)
-        self.asked.set()
+        self.request_received.set()
         await self.may_answer.wait()
         return (
             self._approvals.popleft() if self._approvals else ApprovalAnswer("reject", "The test prepared no answer.")
         )
 
-    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]]:
+    async def answer_questions(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]]:
         self.questions.extend(questions)
-        self.asked.set()
+        self.request_received.set()
         await self.may_answer.wait()
         prepared = self._answers.popleft() if self._answers else [[""] for _ in questions]
         return [list(one) for one in prepared]
 
 
-class ScriptedPeer:
-    """A :class:`~handrail.contract.doors.peer.Peer` with prepared answers, which records its requests.
+class ScriptedClient:
+    """A :class:`~handrail.contract.services.client.ClientHandler` with prepared answers, which records its requests.
 
     :param answers: for each ask in order, a mapping of key to answer, or an exception to raise
     :param kinds: the kinds of requests that its client declared
@@ -117,29 +117,29 @@ class ScriptedPeer:
         self.kinds: frozenset[str] = frozenset(kinds)
         self.calls: list[str] = []
         """The ID of the call of each ask, in order."""
-        self.asks: list[Mapping[str, Ask]] = []
-        self.let_gone: list[str] = []
-        self.asked = asyncio.Event()
+        self.asks: list[Mapping[str, ClientRequest]] = []
+        self.detached: list[str] = []
+        self.request_received = asyncio.Event()
         """Set when a request has arrived."""
         self.may_answer = asyncio.Event()
         """Clear it to delay the answers."""
         self.may_answer.set()
 
-    def offers(self, call_id: str, method: AskMethod, params: Mapping[str, Any]) -> bool:
-        return kind_of(method, params) in self.kinds
+    def supports(self, call_id: str, method: ClientMethod, params: Mapping[str, Any]) -> bool:
+        return client_request_kind(method, params) in self.kinds
 
-    async def ask(self, call_id: str, asks: Mapping[str, Ask]) -> Mapping[str, Mapping[str, Any]]:
+    async def send_requests(self, call_id: str, requests: Mapping[str, ClientRequest]) -> Mapping[str, Mapping[str, Any]]:
         self.calls.append(call_id)
-        self.asks.append(asks)
-        self.asked.set()
+        self.asks.append(requests)
+        self.request_received.set()
         await self.may_answer.wait()
-        prepared = self._answers.popleft() if self._answers else {key: {"action": "decline"} for key in asks}
+        prepared = self._answers.popleft() if self._answers else {key: {"action": "decline"} for key in requests}
         if isinstance(prepared, Exception):
             raise prepared
         return prepared
 
-    def let_go(self, call_id: str) -> None:
-        self.let_gone.append(call_id)
+    def detach(self, call_id: str) -> None:
+        self.detached.append(call_id)
 
 
 # A scripted name resolver, whose second answer for a name may differ from the first.
@@ -149,27 +149,27 @@ class ScriptedPeer:
 #     names = Names({"api.example.org": ["127.0.0.1"], "rebinds.example": [["198.51.100.7"], ["127.0.0.1"]]})
 
 
-class Names:
-    """A :class:`handrail.sandbox.network.egress.Resolver` with a table.
+class ScriptedResolver:
+    """A :class:`handrail.sandbox.network.egress.HostResolver` with a table.
 
     :param table: host name to its addresses, or to a list of such answers: one for each query, the last for all further
     """
 
     def __init__(self, table: Mapping[str, Sequence[str] | Sequence[Sequence[str]]]) -> None:
         self._answers = {
-            name: [list(answer) for answer in answers] if not _is_one(answers) else [[str(a) for a in answers]]
+            name: [list(answer) for answer in answers] if not _is_single_answer(answers) else [[str(a) for a in answers]]
             for name, answers in table.items()
         }
-        self.asked: list[str] = []
+        self.queries: list[str] = []
         """All queries, in order."""
 
     async def resolve(self, name: str) -> Sequence[str]:
-        self.asked.append(name)
+        self.queries.append(name)
         answers = self._answers.get(name)
         if answers is None:
             raise OSError(f"The name {name!r} is not in the table of this resolver.")
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
 
-def _is_one(answers: Sequence[str] | Sequence[Sequence[str]]) -> bool:
+def _is_single_answer(answers: Sequence[str] | Sequence[Sequence[str]]) -> bool:
     return all(isinstance(answer, str) for answer in answers)

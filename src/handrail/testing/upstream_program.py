@@ -1,7 +1,7 @@
 """An MCP server over stdin and stdout with scripted misbehaviour: ``python upstream_program.py PLAN.json``.
 
 It is a separate program and needs only Python. The plan lists its tools and its misbehaviour; see
-:class:`handrail.testing.upstreams.Program`. A plan that changes on disk applies from the next message on.
+:class:`handrail.testing.upstream_servers.StdioServerProgram`. A plan that changes on disk applies from the next message on.
 """
 
 # pyright: basic

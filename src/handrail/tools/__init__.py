@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from handrail.contract.tool.tool import Tool
-from handrail.tools.agents import Compact, Task
-from handrail.tools.discovery import BrowseTools, FindTools, Info, LoadTools, ToolSearch
-from handrail.tools.files.files import Edit, FilePatch, MultiEdit, Read, Write
-from handrail.tools.files.reading import Glob, Grep, Tree
-from handrail.tools.files.structured import JsonRead, JsonWrite
+from handrail.tools.agents import MemoryCompactTool, TaskTool
+from handrail.tools.discovery import BrowseToolsTool, FindToolsTool, InfoTool, LoadToolsTool, ToolSearchTool
+from handrail.tools.files.editing_tools import EditTool, FilePatchTool, MultiEditTool, ReadTool, WriteTool
+from handrail.tools.files.file_queries import GlobTool, GrepTool, TreeTool
+from handrail.tools.files.json_files import JsonReadTool, JsonWriteTool
 from handrail.tools.git import GIT_TOOLS
 from handrail.tools.jobs import JOB_TOOLS
-from handrail.tools.offers import OFFER_TOOLS
-from handrail.tools.session import STATE_TOOLS, Ask, ReadArtifact, Scratchpad, SearchMemory, SkillTool, Todo
-from handrail.tools.shell import TERMINAL_TOOLS, Bash, Python
+from handrail.tools.resources import RESOURCE_TOOLS
+from handrail.tools.session import STATE_TOOLS, QuestionTool, ArtifactReadTool, ScratchpadTool, SearchMemoryTool, SkillTool, TodoTool
+from handrail.tools.shell import TERMINAL_TOOLS, BashTool, PythonTool
 from handrail.tools.triggers import CHANNEL_TOOLS, TRIGGER_TOOLS
 
 BUILTINS: tuple[Tool, ...] = (
-    *(Read(), Write(), Edit(), FilePatch(), Glob(), Grep(), Bash(), Todo(), Ask(), Task(), SkillTool()),
-    *(BrowseTools(), LoadTools(), FindTools(), ToolSearch(), Info()),
-    *(MultiEdit(), Tree(), JsonRead(), JsonWrite(), Python(), Scratchpad(), SearchMemory(), ReadArtifact(), Compact()),
+    *(ReadTool(), WriteTool(), EditTool(), FilePatchTool(), GlobTool(), GrepTool(), BashTool(), TodoTool(), QuestionTool(), TaskTool(), SkillTool()),
+    *(BrowseToolsTool(), LoadToolsTool(), FindToolsTool(), ToolSearchTool(), InfoTool()),
+    *(MultiEditTool(), TreeTool(), JsonReadTool(), JsonWriteTool(), PythonTool(), ScratchpadTool(), SearchMemoryTool(), ArtifactReadTool(), MemoryCompactTool()),
     *CHANNEL_TOOLS,
     *TRIGGER_TOOLS,
     *JOB_TOOLS,
     *TERMINAL_TOOLS,
     *STATE_TOOLS,
     *GIT_TOOLS,
-    *OFFER_TOOLS,
+    *RESOURCE_TOOLS,
 )
 """In the order in which a catalog shows them."""
 

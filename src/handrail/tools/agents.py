@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from handrail.contract.agent import AGENT_TOOL
-from handrail.contract.doors.agents import Delegation
-from handrail.contract.doors.runtime import Runtime
+from handrail.contract.agent import AGENT_TOOL_PREFIX
+from handrail.contract.services.delegation import SubagentTask
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
-from handrail.tools.declaring import object_schema
+from handrail.tools.declarations import object_schema
 
 _DAY_MS = 24 * 60 * 60 * 1000
 _PROMPT = {
@@ -23,7 +23,7 @@ _PROMPT = {
 _ABOUT = {"type": "string", "maxLength": 200, "description": "Title in a few words. Default: none"}
 _BACKGROUND = {"type": "boolean", "description": "Do not wait: you are notified when it ends. Default: false"}
 _METADATA = {"type": "object", "maxProperties": 100, "description": "Data to store with its session. Default: none"}
-_delegating = partial(
+_delegation_spec = partial(
     ToolSpec,
     requires=Requires(capabilities=("agents",)),
     side_effect="external",
@@ -35,10 +35,10 @@ _delegating = partial(
 )
 
 
-class Task(Tool):
+class TaskTool(Tool):
     # A sub-agent's calls are evaluated and recorded as calls too. It may do no more than its parent, so delegation counts as
     # reading and needs no further permission.
-    spec = _delegating(
+    spec = _delegation_spec(
         id="task",
         description=(
             "Delegate a self-contained task to a sub-agent and return its final message. It has its own "
@@ -63,16 +63,16 @@ class Task(Tool):
         tier="core",
     )
 
-    def hands_to(self, args: dict[str, Any]) -> str | None:
+    def delegation_target(self, args: dict[str, Any]) -> str | None:
         return args["subagent_type"]
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        return await runtime.agents.run(
-            Delegation(args["subagent_type"], args["prompt"], args.get("description", ""), args.get("metadata"))
+        return await runtime.subagents.run(
+            SubagentTask(args["subagent_type"], args["prompt"], args.get("description", ""), args.get("metadata"))
         )
 
 
-class Compact(Tool):
+class MemoryCompactTool(Tool):
     spec = ToolSpec(
         id="memory.compact",
         description=(
@@ -88,7 +88,7 @@ class Compact(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        return await runtime.agents.compact()
+        return await runtime.subagents.compact()
 
 
 class AgentTool(Tool):
@@ -101,14 +101,14 @@ class AgentTool(Tool):
     def __init__(self, agent: str, about: str) -> None:
         self._agent = agent
         does = " ".join(about.split())
-        self.spec = _delegating(
-            id=f"{AGENT_TOOL}{agent}",
+        self.spec = _delegation_spec(
+            id=f"{AGENT_TOOL_PREFIX}{agent}",
             description=f"Delegate a task to the agent {agent} and return its final message.{f' {does}' if does else ''}",
             parameters=object_schema({"prompt": _PROMPT, "description": _ABOUT, "background": _BACKGROUND}, ["prompt"]),
         )
 
-    def hands_to(self, args: dict[str, Any]) -> str | None:
+    def delegation_target(self, args: dict[str, Any]) -> str | None:
         return self._agent
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        return await runtime.agents.run(Delegation(self._agent, args["prompt"], args.get("description", "")))
+        return await runtime.subagents.run(SubagentTask(self._agent, args["prompt"], args.get("description", "")))

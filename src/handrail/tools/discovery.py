@@ -10,13 +10,13 @@ from functools import partial
 from typing import Any
 
 from handrail.contract.call import Result
-from handrail.contract.doors.jobs import NOT_HEARD, BroughtIn, Findings, Hit, Manual
-from handrail.contract.doors.runtime import Runtime
+from handrail.contract.services.jobs import UNLISTED_PREFIX, LoadedTools, ToolSearchResult, ToolMatch, ToolDocumentation
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
-from handrail.tools.declaring import object_schema
+from handrail.tools.declarations import object_schema
 
 MAX_DESCRIPTION = 200
 """The most characters of a tool's description in a list of hits."""
@@ -25,11 +25,11 @@ _NEAREST = 3
 """The most tools that are named if no tool matches."""
 _THROUGH_ALL = "find_tools searches all tools, including those of Handrail"
 _NOT_FROM_OUTSIDE = f"No match{{by}}: no tool from an MCP server or extension does this. {_THROUGH_ALL}."
-_IN_THE_END = "rephrase the query once, use browse_tools, or tell the user that there is no such tool"
-_STRANGE = "No match{by}: {why}. If that finds nothing either, {then}."
+_LAST_RESORT = "rephrase the query once, use browse_tools, or tell the user that there is no such tool"
+_OUT_OF_DOMAIN = "No match{by}: {why}. If that finds nothing either, {then}."
 """The message for a query that may not have been understood."""
 _QUERY = {"type": "string", "minLength": 1, "maxLength": 4_000}
-_finder = partial(
+_discovery_spec = partial(
     ToolSpec,
     requires=Requires(capabilities=("catalog",)),
     side_effect="read",
@@ -40,8 +40,8 @@ _finder = partial(
 )
 
 
-class BrowseTools(Tool):
-    spec = _finder(
+class BrowseToolsTool(Tool):
+    spec = _discovery_spec(
         id="browse_tools",
         description="List the categories of tools that are not loaded, with the number of tools in each.",
         parameters=object_schema({}),
@@ -51,13 +51,13 @@ class BrowseTools(Tool):
         return {
             "categories": [
                 {"name": one.name, "description": one.description, "tool_count": one.tool_count}
-                for one in await runtime.catalog.categories()
+                for one in await runtime.catalog.list_categories()
             ]
         }
 
 
-class LoadTools(Tool):
-    spec = _finder(
+class LoadToolsTool(Tool):
+    spec = _discovery_spec(
         id="load_tools",
         description=("Load all tools of a category, or one tool by its ID. You can call them from your next reply."),
         parameters=object_schema(
@@ -89,16 +89,16 @@ class LoadTools(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         kind = "category" if "category" in args else "tool"
         brought = await runtime.catalog.load(args[kind], kind=kind)
-        message = _message(brought)
+        message = _load_message(brought)
         if not brought.tools:
-            about = (one.description for one in await runtime.catalog.categories() if one.name == brought.name)
+            about = (one.description for one in await runtime.catalog.list_categories() if one.name == brought.name)
             message = " ".join([message, *about])
         told = {"loaded": brought.name, "tools_added": list(brought.added), "message": message}
-        return told | _room_made(brought.left)
+        return told | _unloaded_data(brought.unloaded)
 
 
-class FindTools(Tool):
-    spec = _finder(
+class FindToolsTool(Tool):
+    spec = _discovery_spec(
         id="find_tools",
         description=(
             "Search for tools that are not loaded, by what they do, and load the best matches. You can call "
@@ -129,33 +129,33 @@ class FindTools(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        queries = _queries(args)
+        queries = _parse_queries(args)
         limit = int(args.get("limit", 5))
-        found = await _found_for(queries, limit, runtime)
-        best: dict[str, Hit] = {}
+        found = await _find_and_load(queries, limit, runtime)
+        best: dict[str, ToolMatch] = {}
         for findings in found:
-            for hit in () if findings.nothing_fits else findings.hits:
+            for hit in () if findings.no_match else findings.matches:
                 if hit.tool_id not in best or hit.confidence > best[hit.tool_id].confidence:
                     best[hit.tool_id] = hit
-        told: dict[str, Any] = {"tools": [_hit(hit) for hit in best.values()]}
-        missed = [query for query, findings in zip(queries, found, strict=False) if findings.nothing_fits]
+        told: dict[str, Any] = {"tools": [_hit_data(hit) for hit in best.values()]}
+        missed = [query for query, findings in zip(queries, found, strict=False) if findings.no_match]
         if len(found) < len(queries):
             told["no_room_for"] = queries[len(found) :]
         if missed:
             told["nothing_fits"] = missed if len(queries) > 1 else True
-        near = [hit for one in found if one.nothing_fits for hit in one.hits[:_NEAREST]]
-        named = dict.fromkeys(hit.tool_id for hit in near if not hit.tail and hit.tool_id not in best)
+        near = [hit for one in found if one.no_match for hit in one.matches[:_NEAREST]]
+        named = dict.fromkeys(hit.tool_id for hit in near if not hit.is_below_threshold and hit.tool_id not in best)
         if named:
             told["nearest_not_in_view"] = list(named)
-        told["message"] = _advice(found, len(best), len(missed))
-        told |= _room_made(dict.fromkeys(tool_id for findings in found for tool_id in findings.left))
+        told["message"] = _next_step_text(found, len(best), len(missed))
+        told |= _unloaded_data(dict.fromkeys(tool_id for findings in found for tool_id in findings.unloaded))
         if missed:
-            told |= await _unheard(runtime)
-        return _with_sources(told, best.values())
+            told |= await _unlisted_sources_data(runtime)
+        return _label_untrusted(told, best.values())
 
 
-class ToolSearch(Tool):
-    spec = _finder(
+class ToolSearchTool(Tool):
+    spec = _discovery_spec(
         id="tool_search",
         description=(
             "Search the tools of MCP servers and extensions, and load the matches. You can call them from "
@@ -166,21 +166,21 @@ class ToolSearch(Tool):
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         findings = await runtime.catalog.search(args["query"], limit=MAX_HITS, extensions_only=True)
-        hits = () if findings.nothing_fits else findings.hits[:MAX_HITS]
+        hits = () if findings.no_match else findings.matches[:MAX_HITS]
         told: dict[str, Any] = {"tools": [{"id": hit.tool_id, "description": _short(hit.description)} for hit in hits]}
-        told |= _room_made(findings.left)
-        if hits and (went := _compared([findings])):
+        told |= _unloaded_data(findings.unloaded)
+        if hits and (went := _uncompared_text([findings])):
             told["message"] = went
         if not hits:
-            message = _STRANGE if findings.unread else _NOT_FROM_OUTSIDE
-            message = message.format(by=f" (compared by {findings.means})", why=findings.unread, then=_THROUGH_ALL)
+            message = _OUT_OF_DOMAIN if findings.query_problem else _NOT_FROM_OUTSIDE
+            message = message.format(by=f" (compared by {findings.search_method})", why=findings.query_problem, then=_THROUGH_ALL)
             told |= {"nothing_fits": True, "message": message}
-            told |= await _unheard(runtime)
-        return _with_sources(told, hits)
+            told |= await _unlisted_sources_data(runtime)
+        return _label_untrusted(told, hits)
 
 
-class Info(Tool):
-    spec = _finder(
+class InfoTool(Tool):
+    spec = _discovery_spec(
         id="info",
         description="Show the full documentation of one tool: description, parameters and an example call.",
         parameters=object_schema(
@@ -190,12 +190,12 @@ class Info(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        manual = await runtime.catalog.manual(args["tool"])
-        told = manual_data(manual)
-        return Result.output(told, untrusted=untrusted([manual.source])) if manual.source else told
+        manual = await runtime.catalog.read_documentation(args["tool"])
+        told = documentation_data(manual)
+        return Result.output(told, untrusted=untrusted_note([manual.source])) if manual.source else told
 
 
-def manual_data(manual: Manual) -> dict[str, Any]:
+def documentation_data(manual: ToolDocumentation) -> dict[str, Any]:
     """Return a tool's documentation for the model, without empty members."""
     told: dict[str, Any] = {
         "id": manual.id,
@@ -212,20 +212,20 @@ def manual_data(manual: Manual) -> dict[str, Any]:
     return told
 
 
-def untrusted(sources: Iterable[str]) -> str:
+def untrusted_note(sources: Iterable[str]) -> str:
     """Return the ``untrusted`` metadata for texts of third-party sources."""
     return f"the texts of tools from {', '.join(sorted(set(sources)))} come from their authors, not from the operator"
 
 
-def _queries(args: dict[str, Any]) -> list[str]:
+def _parse_queries(args: dict[str, Any]) -> list[str]:
     if ("query" in args) == ("queries" in args):
         raise ToolError("Pass exactly one of `query`, for one need, and `queries`, for several.", kind="invalid_input")
     return args.get("queries") or [args["query"]]
 
 
-def _message(brought: BroughtIn) -> str:
+def _load_message(brought: LoadedTools) -> str:
     name, count = brought.name, len(brought.tools)
-    if brought.core:
+    if brought.is_core:
         return (
             "Core tools are always loaded." if brought.kind == "category" else f"{name} is a core tool: always loaded."
         )
@@ -238,13 +238,13 @@ def _message(brought: BroughtIn) -> str:
     return f"{count} {name} tools are now available." if count > 1 else f"1 {name} tool is now available."
 
 
-async def _found_for(queries: Sequence[str], limit: int, runtime: Runtime) -> list[Findings]:
+async def _find_and_load(queries: Sequence[str], limit: int, runtime: Runtime) -> list[ToolSearchResult]:
     """Search and load tools for each query, as long as there is room.
 
     :raises ToolError: if the search for the first query fails
     """
     catalog = runtime.catalog  # one catalog for all, so that a query does not unload the matches of another
-    found: list[Findings] = []
+    found: list[ToolSearchResult] = []
     for query in queries:
         try:
             found.append(await catalog.search(query, limit=limit))
@@ -255,7 +255,7 @@ async def _found_for(queries: Sequence[str], limit: int, runtime: Runtime) -> li
     return found
 
 
-def _room_made(left: Iterable[str]) -> dict[str, Any]:
+def _unloaded_data(left: Iterable[str]) -> dict[str, Any]:
     """Return the tools that were unloaded to make room, if any."""
     names = list(left)
     if not names:
@@ -264,13 +264,13 @@ def _room_made(left: Iterable[str]) -> dict[str, Any]:
     return {"no_longer_in_view": {"tools": names, "why": why}}
 
 
-def _hit(hit: Hit) -> dict[str, Any]:
+def _hit_data(hit: ToolMatch) -> dict[str, Any]:
     told: dict[str, Any] = {
         "id": hit.tool_id,
         "description": _short(hit.description),
         "confidence": round(hit.confidence, 2),
     }
-    if hit.weak:
+    if hit.is_weak:
         told["weak"] = True
     return told
 
@@ -280,23 +280,23 @@ def _short(text: str) -> str:
     return line if len(line) <= MAX_DESCRIPTION else f"{line[: MAX_DESCRIPTION - 1]}…"
 
 
-def _advice(found: Sequence[Findings], hits: int, missed: int) -> str:
+def _next_step_text(found: Sequence[ToolSearchResult], hits: int, missed: int) -> str:
     """Return the message about the result and the next step."""
-    by = next((f" (compared by {one.means})" for one in found if one.means), "")
-    strange = next((one.unread for one in found if one.unread), "")
+    by = next((f" (compared by {one.search_method})" for one in found if one.search_method), "")
+    strange = next((one.query_problem for one in found if one.query_problem), "")
     if not hits and strange:
-        return _STRANGE.format(by=by, why=strange, then=_IN_THE_END)
+        return _OUT_OF_DOMAIN.format(by=by, why=strange, then=_LAST_RESORT)
     if not hits:
-        return f"No match{by}: no available tool does this; {_IN_THE_END}."
+        return f"No match{by}: no available tool does this; {_LAST_RESORT}."
     loaded = "1 tool is loaded; you can call it" if hits == 1 else f"{hits} tools are loaded; you can call them"
     rest = f" {missed} of the queries had no match{by}: {strange or 'no available tool does this'}." if missed else ""
-    went = _compared([one for one in found if not one.nothing_fits])
+    went = _uncompared_text([one for one in found if not one.no_match])
     return f"{loaded} from your next reply.{rest}{went and ' '}{went}"
 
 
-def _compared(found: Iterable[Findings]) -> str:
+def _uncompared_text(found: Iterable[ToolSearchResult]) -> str:
     """Return what a search did not compare and why; empty if it compared all by words and meaning."""
-    for means, colon, why in (one.means.partition(": ") for one in found):
+    for means, colon, why in (one.search_method.partition(": ") for one in found):
         if means == "words only":
             reason = f" ({why})" if why else ""
             return f"Compared by words only, not by meaning{reason}: tools described in other words were not found."
@@ -305,12 +305,12 @@ def _compared(found: Iterable[Findings]) -> str:
     return ""
 
 
-async def _unheard(runtime: Runtime) -> dict[str, Any]:
+async def _unlisted_sources_data(runtime: Runtime) -> dict[str, Any]:
     """Return the sources that have not listed their tools yet, and so may have a match."""
-    names = {one.name: one.description for one in await runtime.catalog.categories() if one.name.startswith(NOT_HEARD)}
+    names = {one.name: one.description for one in await runtime.catalog.list_categories() if one.name.startswith(UNLISTED_PREFIX)}
     return {"not_looked_through": names} if names else {}
 
 
-def _with_sources(told: dict[str, Any], hits: Iterable[Hit]) -> object:
+def _label_untrusted(told: dict[str, Any], hits: Iterable[ToolMatch]) -> object:
     sources = [hit.source for hit in hits if hit.source]
-    return Result.output(told, untrusted=untrusted(sources)) if sources else told
+    return Result.output(told, untrusted=untrusted_note(sources)) if sources else told

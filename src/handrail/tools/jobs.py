@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from handrail.contract.doors.jobs import Job
-from handrail.contract.doors.runtime import Runtime
+from handrail.contract.services.jobs import Job
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.tool.requires import Requires
-from handrail.contract.tool.spec import OfJob, ToolSpec
+from handrail.contract.tool.spec import JobArgument, ToolSpec
 from handrail.contract.tool.tool import Tool
-from handrail.tools.declaring import object_schema
+from handrail.tools.declarations import object_schema
 
-LONGEST_WAIT_MS = 600_000
-USUAL_WAIT_MS = 60_000
+MAX_WAIT_MS = 600_000
+DEFAULT_WAIT_MS = 60_000
 MOST_SHOWN = 200
 MOST_LINES = 2_000
 MOST_BYTES = 100_000
@@ -33,7 +33,7 @@ _JOB_ID = {
 }
 
 
-class ListJobs(Tool):
+class JobsTool(Tool):
     spec = _spec(
         id="jobs",
         description=(
@@ -48,15 +48,15 @@ class ListJobs(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        found = [job for job in await runtime.jobs.list() if not (args.get("running_only") and job.ended)]
-        answer: dict[str, object] = {"jobs": [_shown(job) for job in found[-MOST_SHOWN:]]}
+        found = [job for job in await runtime.jobs.list() if not (args.get("running_only") and job.has_ended)]
+        answer: dict[str, object] = {"jobs": [_job_data(job) for job in found[-MOST_SHOWN:]]}
         if len(found) > MOST_SHOWN:
             answer["older_ones_left_out"] = len(found) - MOST_SHOWN
         return answer
 
 
-class ReadJob(Tool):
-    of_job = OfJob("job_id")
+class ReadJobTool(Tool):
+    job_argument = JobArgument("job_id")
     spec = _spec(
         id="read_job",
         description=(
@@ -100,16 +100,16 @@ class ReadJob(Tool):
             found = await jobs.lines(job_id, offset=args.get("offset", 0), count=args.get("lines", 200))
         job = await jobs.get(job_id)
         answer: dict[str, object] = {"job_id": job.id, "state": job.state, "text": found.text, "cursor": found.cursor}
-        if found.skipped:
-            answer["dropped_bytes"] = found.skipped
-        if found.first is not None:
-            answer["first_line"] = found.first
-        answer["more"] = found.cursor < job.output_bytes or not job.ended
+        if found.skipped_bytes:
+            answer["dropped_bytes"] = found.skipped_bytes
+        if found.first_line is not None:
+            answer["first_line"] = found.first_line
+        answer["more"] = found.cursor < job.output_bytes or not job.has_ended
         return answer
 
 
-class Wait(Tool):
-    of_job = OfJob("job_id")
+class WaitTool(Tool):
+    job_argument = JobArgument("job_id")
     spec = _spec(
         id="wait",
         description=(
@@ -122,30 +122,30 @@ class Wait(Tool):
                 "timeout_ms": {
                     "type": "integer",
                     "minimum": 0,
-                    "description": f"Maximum wait in milliseconds, at most {LONGEST_WAIT_MS}. Default: {USUAL_WAIT_MS}",
+                    "description": f"Maximum wait in milliseconds, at most {MAX_WAIT_MS}. Default: {DEFAULT_WAIT_MS}",
                 },
             },
             ["job_id"],
         ),
-        timeout_ms=LONGEST_WAIT_MS + 30_000,
+        timeout_ms=MAX_WAIT_MS + 30_000,
         max_output=256 * 1024,
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        job_id, asked = args["job_id"], args.get("timeout_ms", USUAL_WAIT_MS)
-        result = await runtime.jobs.wait(job_id, timeout_ms=min(asked, LONGEST_WAIT_MS))
+        job_id, asked = args["job_id"], args.get("timeout_ms", DEFAULT_WAIT_MS)
+        result = await runtime.jobs.wait(job_id, timeout_ms=min(asked, MAX_WAIT_MS))
         job = await runtime.jobs.get(job_id)
         answer: dict[str, Any] = {"job_id": job.id, "state": job.state}
         if result is not None:
             return {**answer, "result": result.to_dict()}
-        answer["note"] = f"The job has not ended after {min(asked, LONGEST_WAIT_MS)} ms and keeps running."
-        if asked > LONGEST_WAIT_MS:
-            answer["note"] += f" The longest wait is {LONGEST_WAIT_MS} ms. Call wait again to wait longer."
+        answer["note"] = f"The job has not ended after {min(asked, MAX_WAIT_MS)} ms and keeps running."
+        if asked > MAX_WAIT_MS:
+            answer["note"] += f" The longest wait is {MAX_WAIT_MS} ms. Call wait again to wait longer."
         return answer
 
 
-class StopTask(Tool):
-    of_job = OfJob("job_id")
+class StopTaskTool(Tool):
+    job_argument = JobArgument("job_id")
     spec = _spec(
         id="stop_task",
         description=(
@@ -159,29 +159,29 @@ class StopTask(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         before = await runtime.jobs.get(args["job_id"])
         job = await runtime.jobs.stop(args["job_id"])
-        return {"job_id": job.id, **state_after_stopping(before, job)}
+        return {"job_id": job.id, **stop_state_data(before, job)}
 
 
-def state_after_stopping(before: Job, job: Job) -> dict[str, object]:
+def stop_state_data(before: Job, job: Job) -> dict[str, object]:
     """Return the state of a job after a stop, with a note if the stop did not end it.
 
     :param before: the job before the stop
     :param job: the job after the stop
     """
     answer: dict[str, object] = {"state": job.state}
-    if before.ended:
+    if before.has_ended:
         answer["note"] = f"The job had ended before: {before.state}."
-    elif not job.ended:
+    elif not job.has_ended:
         answer["note"] = "The job was asked to stop and is still running. Check it again with read_job or wait."
     return answer
 
 
-def _shown(job: Job) -> dict[str, object]:
-    shown: dict[str, object] = {"job_id": job.id, "tool": job.tool_id, "state": job.state, "about": job.about}
+def _job_data(job: Job) -> dict[str, object]:
+    shown: dict[str, object] = {"job_id": job.id, "tool": job.tool_id, "state": job.state, "about": job.summary}
     shown["output_bytes"] = job.output_bytes
     if job.attempt > 1:
         shown["attempt"] = job.attempt
     return shown
 
 
-JOB_TOOLS: tuple[Tool, ...] = (ListJobs(), ReadJob(), Wait(), StopTask())
+JOB_TOOLS: tuple[Tool, ...] = (JobsTool(), ReadJobTool(), WaitTool(), StopTaskTool())

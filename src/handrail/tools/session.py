@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from handrail.contract.approvals import question_of
+from handrail.contract.approvals import read_question
 from handrail.contract.call import Blob, Result
-from handrail.contract.doors.memory import Passage, SkillText
-from handrail.contract.doors.runtime import Question, Runtime
+from handrail.contract.services.memory import TranscriptPassage, SkillText
+from handrail.contract.services.runtime import UserQuestion, Runtime
 from handrail.contract.errors import ToolError
-from handrail.contract.tool.names import nearest
+from handrail.contract.tool.names import nearest_names
 from handrail.contract.tool.requires import Requires
-from handrail.contract.tool.spec import GoesOn, ToolSpec
+from handrail.contract.tool.spec import StateArguments, ToolSpec
 from handrail.contract.tool.tool import Tool
-from handrail.tools.declaring import MAX_OUTPUT, object_schema
-from handrail.tools.files.reading import MAX_IMAGE, bytes_shown, image_type, most_bytes
+from handrail.tools.declarations import MAX_OUTPUT, object_schema
+from handrail.tools.files.file_queries import MAX_IMAGE, bytes_data, detect_image_type, max_answer_bytes
 
 _TODOS = "todos"
 
 
-class Todo(Tool):
+class TodoTool(Tool):
     spec = ToolSpec(
         id="todo",
         description=(
@@ -99,7 +99,7 @@ def _with_ids(todos: list[dict[str, Any]]) -> list[dict[str, Any]]:
 _DAY_MS = 24 * 60 * 60 * 1000
 
 
-class Ask(Tool):
+class QuestionTool(Tool):
     spec = ToolSpec(
         id="question",
         description=(
@@ -165,12 +165,12 @@ class Ask(Tool):
         kind="other",
     )
 
-    def questions(self, args: dict[str, Any]) -> Sequence[Question]:
-        return tuple(question_of(asked) for asked in args["questions"])
+    def questions(self, args: dict[str, Any]) -> Sequence[UserQuestion]:
+        return tuple(read_question(asked) for asked in args["questions"])
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         questions = self.questions(args)
-        answers = await runtime.people.answer(questions)
+        answers = await runtime.user.ask(questions)
         if len(answers) != len(questions):
             raise ToolError(
                 f"The client returned {len(answers)} answers to {len(questions)} questions, so they cannot be matched. "
@@ -188,7 +188,7 @@ MAX_VALUE = 64 * 1024
 MAX_ALL = 1024 * 1024
 
 
-class Scratchpad(Tool):
+class ScratchpadTool(Tool):
     spec = ToolSpec(
         id="scratchpad",
         description=(
@@ -253,7 +253,7 @@ class Scratchpad(Tool):
             await runtime.state.put(_NOTES, new)
             return {"key": key, "replaced": key in notes}
         if key not in notes:
-            alike = ", ".join(nearest(key, list(notes))) or "none"
+            alike = ", ".join(nearest_names(key, list(notes))) or "none"
             raise ToolError(f"Note {key!r} does not exist. Similar keys: {alike}.", kind="invalid_input")
         if action == "get":
             return {"key": key, "value": notes[key]}
@@ -299,20 +299,20 @@ class SkillTool(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        return _skill_shown(await runtime.skills.give(args["name"]))
+        return _skill_data(await runtime.skills.load_skill(args["name"]))
 
 
-def _skill_shown(text: SkillText) -> dict[str, Any]:
+def _skill_data(text: SkillText) -> dict[str, Any]:
     skill = text.skill
     told: dict[str, Any] = {"name": skill.name, "from": _FROM[skill.layer]}
-    if text.again:
+    if text.was_given:
         return told | {
             "content": "",
             "note": "The skill is already loaded in this session. See its instructions above.",
         }
     body = _OUR_TAG.sub("⟦<⟧", text.body)
     told["content"] = f'<skill_content name="{skill.name}">\n{body}\n</skill_content>'
-    notes = [*skill.notes, *(["the skill has changed since this session started"] if text.changed else [])]
+    notes = [*skill.notes, *(["the skill has changed since this session started"] if text.has_changed else [])]
     if notes:
         told["note"] = "; ".join(notes)
     if text.files:
@@ -332,8 +332,8 @@ _STATE_ID = {
 }
 
 
-class Step(Tool):
-    goes_on = GoesOn("id", "input")
+class ToolStepTool(Tool):
+    state_arguments = StateArguments("id", "input")
     spec = ToolSpec(
         id="tool.step",
         description=(
@@ -360,11 +360,11 @@ class Step(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        return await runtime.opened.step()
+        return await runtime.tool_session.step()
 
 
-class Close(Tool):
-    goes_on = GoesOn("id")
+class ToolCloseTool(Tool):
+    state_arguments = StateArguments("id")
     spec = ToolSpec(
         id="tool.close",
         description=(
@@ -381,10 +381,10 @@ class Close(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        return await runtime.opened.close()
+        return await runtime.tool_session.close()
 
 
-STATE_TOOLS: tuple[Tool, ...] = (Step(), Close())
+STATE_TOOLS: tuple[Tool, ...] = (ToolStepTool(), ToolCloseTool())
 
 
 # search_memory and artifact.read: a search in the session's past, and the stored outputs of its calls.
@@ -393,7 +393,7 @@ MOST_HITS = 50
 MOST_CHARACTERS = 16_000
 
 
-class SearchMemory(Tool):
+class SearchMemoryTool(Tool):
     spec = ToolSpec(
         id="search_memory",
         description=(
@@ -447,21 +447,21 @@ class SearchMemory(Tool):
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         if "id" in args:
-            found = await runtime.transcript.passage(args["id"], start=args.get("offset", 0), most=MOST_CHARACTERS)
-            return {**_passage_shown(found), "next": found.next}
+            found = await runtime.transcript.read_passage(args["id"], start=args.get("offset", 0), most=MOST_CHARACTERS)
+            return {**_passage_data(found), "next": found.next}
         kinds = (args["kind"],) if "kind" in args else ()
         recalled = await runtime.transcript.search(args["query"], limit=args.get("limit", 10), kinds=kinds)
         answer: dict[str, object] = {
-            "hits": [_passage_shown(one) for one in recalled.passages],
-            "found": recalled.found,
+            "hits": [_passage_data(one) for one in recalled.passages],
+            "found": recalled.total,
             "searched": recalled.searched,
         }
-        if recalled.older_left_out:
+        if recalled.is_partial:
             answer["older_left_out"] = True
         return answer
 
 
-class ReadArtifact(Tool):
+class ArtifactReadTool(Tool):
     spec = ToolSpec(
         id="artifact.read",
         description=(
@@ -498,18 +498,18 @@ class ReadArtifact(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        found = await runtime.transcript.artifact(args["ref"])
+        found = await runtime.transcript.read_artifact(args["ref"])
         data, size = found.data, len(found.data)
         told: dict[str, object] = {"ref": found.ref, "media_type": found.media_type}
-        image = image_type(data) if size <= MAX_IMAGE and not args.keys() & {"offset", "limit"} else None
+        image = detect_image_type(data) if size <= MAX_IMAGE and not args.keys() & {"offset", "limit"} else None
         if image is not None:
             told |= {"image": Blob(data, image), "size": size}
         else:
             offset: int = args.get("offset", 0)
             begin = min(offset, size) if offset >= 0 else max(size + offset, 0)
-            most = most_bytes(runtime)
+            most = max_answer_bytes(runtime)
             part = data[begin : begin + min(args.get("limit", most), most)]
-            told |= bytes_shown(part, begin, size, most)
+            told |= bytes_data(part, begin, size, most)
             if "base64" in told and not args.keys() & {"offset", "limit"}:
                 raise ToolError(
                     f"Artifact {found.ref} is binary ({found.media_type}, {size:,} bytes). Pass `offset` and `limit` to read "
@@ -519,7 +519,7 @@ class ReadArtifact(Tool):
         return Result.output(told) if found.untrusted is None else Result.output(told, untrusted=found.untrusted)
 
 
-def _passage_shown(one: Passage) -> dict[str, object]:
+def _passage_data(one: TranscriptPassage) -> dict[str, object]:
     at = datetime.fromtimestamp(one.at_ns / 1e9, UTC).isoformat(timespec="seconds")
     shown: dict[str, object] = {"id": one.id, "kind": one.kind, "at": at, "text": one.text}
     if one.tool is not None:

@@ -8,26 +8,26 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
-from handrail.contract.doors.jobs import DEFAULT_COMMAND, KEYS, MOST_KEYS, START, Job
-from handrail.contract.doors.runtime import Runtime
-from handrail.contract.errors import ToolError, decoded
+from handrail.contract.services.jobs import DEFAULT_COMMAND, KEYS, MAX_KEYS, TERMINAL_START_ID, Job
+from handrail.contract.services.runtime import Runtime
+from handrail.contract.errors import ToolError, decode_text
 from handrail.contract.tool.requires import Requires, ShellRequires
-from handrail.contract.tool.spec import LockSpec, OfJob, ToolSpec
+from handrail.contract.tool.spec import LockSpec, JobArgument, ToolSpec
 from handrail.contract.tool.tool import Tool
-from handrail.tools.declaring import MAX_OUTPUT, WORKSPACE, object_schema
-from handrail.tools.jobs import state_after_stopping
+from handrail.tools.declarations import MAX_OUTPUT, WORKSPACE, object_schema
+from handrail.tools.jobs import stop_state_data
 
-LONGEST_MS = 600_000
+MAX_TIMEOUT_MS = 600_000
 _SHORT_OUTPUT = 64 * 1024
 _TIMEOUT = {
     "type": "integer",
     "minimum": 1,
-    "maximum": LONGEST_MS,
-    "description": f"Timeout in milliseconds. Default: {LONGEST_MS}, unless the operator set another",
+    "maximum": MAX_TIMEOUT_MS,
+    "description": f"Timeout in milliseconds. Default: {MAX_TIMEOUT_MS}, unless the operator set another",
 }
 
 
-class Python(Tool):
+class PythonTool(Tool):
     spec = ToolSpec(
         id="python",
         description=(
@@ -45,7 +45,7 @@ class Python(Tool):
         requires=Requires(fs=WORKSPACE, shell=(ShellRequires(cmd="python3", args=("-",)),)),  # noqa: S604 - a declaration, nothing is run
         side_effect="external",
         locks=(LockSpec("workspace", "X"),),
-        timeout_ms=LONGEST_MS,
+        timeout_ms=MAX_TIMEOUT_MS,
         timeout_argument="timeout_ms",
         max_output=MAX_OUTPUT,
         category="system",
@@ -53,10 +53,10 @@ class Python(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        return await ran(runtime, ("python3", "-"), stdin=args["code"].encode())
+        return await run_program(runtime, ("python3", "-"), stdin=args["code"].encode())
 
 
-class Bash(Tool):
+class BashTool(Tool):
     spec = ToolSpec(
         id="bash",
         description=(
@@ -88,8 +88,8 @@ class Bash(Tool):
         side_effect="external",
         locks=(LockSpec("workspace", "X"),),
         targets={"shell.run": "{command}"},
-        only_its_command=True,
-        timeout_ms=LONGEST_MS,
+        single_command=True,
+        timeout_ms=MAX_TIMEOUT_MS,
         timeout_argument="timeout_ms",
         background_argument="background",
         promotable=True,
@@ -105,50 +105,50 @@ class Bash(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        return await ran(runtime, args["command"])
+        return await run_program(runtime, args["command"])
 
 
-async def ran(runtime: Runtime, command: str | Sequence[str], stdin: bytes = b"") -> dict[str, object]:
+async def run_program(runtime: Runtime, command: str | Sequence[str], stdin: bytes = b"") -> dict[str, object]:
     """Run a program and return its exit code and output.
 
     If the call is stopped, the output so far becomes its partial result.
     """
-    heard = _Heard(runtime)
+    heard = _OutputHead(runtime)
     try:
-        done = await runtime.shell.run(command, stdin=stdin, on_output=heard.more)
+        done = await runtime.shell.run(command, stdin=stdin, on_output=heard.add)
     except asyncio.CancelledError:
-        runtime.partial({"output": heard.text})
+        runtime.set_partial_result({"output": heard.text})
         raise
     answer: dict[str, object] = {
         "exit_code": done.exit_code,
-        "output": await _text(done.output),
+        "output": await _output_text(done.output),
     }
     if done.signal is not None:
         answer["signal"] = done.signal
-    if done.limit is not None:
-        answer["limit"] = done.limit
-    if done.dropped:
-        answer["dropped_bytes"] = done.dropped
+    if done.exceeded_limit is not None:
+        answer["limit"] = done.exceeded_limit
+    if done.dropped_bytes:
+        answer["dropped_bytes"] = done.dropped_bytes
     if done.notes:
         answer["notes"] = list(done.notes)
     return answer
 
 
-async def _text(output: bytes) -> str:
+async def _output_text(output: bytes) -> str:
     if len(output) <= _SHORT_OUTPUT:
         return output.decode("utf-8", "replace")
-    return await asyncio.to_thread(decoded, output, "replace")
+    return await asyncio.to_thread(decode_text, output, "replace")
 
 
-class _Heard:
+class _OutputHead:
     """The beginning of a command's output, for a call that is stopped."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._kept = bytearray()
-        self._show = runtime.output
+        self._show = runtime.write_output
         self._most = runtime.max_output
 
-    def more(self, piece: bytes) -> None:
+    def add(self, piece: bytes) -> None:
         self._show(piece)
         room = self._most - len(self._kept)
         if room > 0:
@@ -161,9 +161,9 @@ class _Heard:
 
 # terminal.start, send, read, resize and stop: programs with typed input, each a job of its session.
 
-LONGEST_TERMINAL_MS = 24 * 3_600_000
-LONGEST_WAIT_MS = 60_000
-USUAL_WAIT_MS = 2_000
+MAX_TERMINAL_MS = 24 * 3_600_000
+MAX_WAIT_MS = 60_000
+DEFAULT_WAIT_MS = 2_000
 MOST_TEXT = 16 * 1024
 MOST_BYTES = 100_000
 MOST_LINES = 1_000
@@ -184,9 +184,9 @@ _spec = partial(ToolSpec, requires=Requires(capabilities=("jobs", "terminals")),
 """Declares a tool for a terminal that exists already."""
 
 
-class TerminalStart(Tool):
+class TerminalStartTool(Tool):
     spec = ToolSpec(
-        id=START,
+        id=TERMINAL_START_ID,
         description=(
             "Start an interactive program, such as a shell, a debugger or a REPL, in a new terminal session, "
             "in a sandbox without network access. Returns its job_id at once, which is the ID of the "
@@ -223,12 +223,12 @@ class TerminalStart(Tool):
         locks=(LockSpec("workspace", "X"),),
         targets={"shell.run": "{command}"},
         mode="background",
-        open_ended=True,
-        timeout_ms=LONGEST_TERMINAL_MS,
+        long_running=True,
+        timeout_ms=MAX_TERMINAL_MS,
         category="system",
         kind="execute",
     )
-    types = True
+    types_input = True
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         command = args.get("command", DEFAULT_COMMAND)
@@ -240,8 +240,8 @@ class TerminalStart(Tool):
         return answer
 
 
-class TerminalSend(Tool):
-    of_job = OfJob("id", START, running=True)
+class TerminalSendTool(Tool):
+    job_argument = JobArgument("id", TERMINAL_START_ID, running=True)
     spec = _spec(
         id="terminal.send",
         description=(
@@ -257,11 +257,11 @@ class TerminalSend(Tool):
                         "minLength": 1,
                         "maxLength": MOST_TEXT,
                         "pattern": "^[^\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f]*$",
-                        "description": "Text to type, without control characters. Required unless `keys` is given",
+                        "description": "Text to type, without control characters. Required unless `list_keys` is given",
                     },
                     "keys": {
                         "type": "string",
-                        "pattern": f"^{_ONE_KEY}(?: {_ONE_KEY}){{0,{MOST_KEYS - 1}}}$",
+                        "pattern": f"^{_ONE_KEY}(?: {_ONE_KEY}){{0,{MAX_KEYS - 1}}}$",
                         "description": (
                             "Key names, separated by spaces, e.g. 'up enter': enter, tab, space, escape, backspace, delete, "
                             "insert, up, down, left, right, home, end, page-up, page-down, ctrl-a to ctrl-z, ctrl-backslash. "
@@ -277,24 +277,24 @@ class TerminalSend(Tool):
         side_effect="external",
         kind="execute",
     )
-    types = True
+    types_input = True
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         job = await runtime.jobs.get(args["id"])
-        if not await _is_up(runtime, job):
-            raise await _over(runtime, job)
+        if not await _wait_until_open(runtime, job):
+            raise await _ended_error(runtime, job)
         typed = await runtime.terminals.type(job.id, args.get("text", ""), tuple(args.get("keys", "").split()))
-        answer: dict[str, object] = {"id": job.id, "sent_bytes": typed.sent}
-        if typed.left:
+        answer: dict[str, object] = {"id": job.id, "sent_bytes": typed.sent_bytes}
+        if typed.unsent_bytes:
             answer["note"] = (
-                f"The program is not reading input, so the last {typed.left} bytes were not typed. "
+                f"The program is not reading input, so the last {typed.unsent_bytes} bytes were not typed. "
                 "Check its output with terminal.read."
             )
         return answer
 
 
-class TerminalRead(Tool):
-    of_job = OfJob("id", START)
+class TerminalReadTool(Tool):
+    job_argument = JobArgument("id", TERMINAL_START_ID)
     spec = _spec(
         id="terminal.read",
         description=(
@@ -314,7 +314,7 @@ class TerminalRead(Tool):
                     "wait_ms": {
                         "type": "integer",
                         "minimum": 0,
-                        "description": f"Maximum wait in milliseconds, at most {LONGEST_WAIT_MS}. Default: {USUAL_WAIT_MS}",
+                        "description": f"Maximum wait in milliseconds, at most {MAX_WAIT_MS}. Default: {DEFAULT_WAIT_MS}",
                     },
                     "lines": {
                         "type": "integer",
@@ -328,33 +328,33 @@ class TerminalRead(Tool):
             "not": {"required": ["cursor", "lines"]},
         },
         side_effect="read",
-        timeout_ms=LONGEST_WAIT_MS + 30_000,
+        timeout_ms=MAX_WAIT_MS + 30_000,
         max_output=2 * MOST_BYTES,
         kind="read",
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         job = await runtime.jobs.get(args["id"])
-        start = args["cursor"] if "cursor" in args else await runtime.terminals.read_up_to(job.id)
-        await _until_quiet(runtime, job, start, min(args.get("wait_ms", USUAL_WAIT_MS), LONGEST_WAIT_MS) / 1000)
+        start = args["cursor"] if "cursor" in args else await runtime.terminals.track_read_position(job.id)
+        await _wait_until_quiet(runtime, job, start, min(args.get("wait_ms", DEFAULT_WAIT_MS), MAX_WAIT_MS) / 1000)
         if (lines := args.get("lines")) is not None:
             found = await runtime.jobs.lines(job.id, offset=-lines, count=lines)
         else:
             found = await runtime.jobs.read(job.id, cursor=start, max_bytes=MOST_BYTES)
-        await runtime.terminals.read_up_to(job.id, found.cursor)
+        await runtime.terminals.track_read_position(job.id, found.cursor)
         answer: dict[str, object] = {"id": job.id, "text": found.text, "cursor": found.cursor}
-        if found.skipped:
-            answer["dropped_bytes"] = found.skipped
+        if found.skipped_bytes:
+            answer["dropped_bytes"] = found.skipped_bytes
         job = await runtime.jobs.get(job.id)
         answer["state"] = job.state
         answer["more"] = found.cursor < job.output_bytes
-        if job.ended:
-            answer |= await _end(runtime, job)
+        if job.has_ended:
+            answer |= await _end_data(runtime, job)
         return answer
 
 
-class TerminalResize(Tool):
-    of_job = OfJob("id", START, running=True)
+class TerminalResizeTool(Tool):
+    job_argument = JobArgument("id", TERMINAL_START_ID, running=True)
     spec = _spec(
         id="terminal.resize",
         description="Change the width and height of a terminal session. The program in it is notified.",
@@ -365,14 +365,14 @@ class TerminalResize(Tool):
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         job = await runtime.jobs.get(args["id"])
-        if not await _is_up(runtime, job):
-            raise await _over(runtime, job)
+        if not await _wait_until_open(runtime, job):
+            raise await _ended_error(runtime, job)
         await runtime.terminals.resize(job.id, args["columns"], args["rows"])
         return {"id": job.id, "columns": args["columns"], "rows": args["rows"]}
 
 
-class TerminalStop(Tool):
-    of_job = OfJob("id", START)
+class TerminalStopTool(Tool):
+    job_argument = JobArgument("id", TERMINAL_START_ID)
     spec = _spec(
         id="terminal.stop",
         description=(
@@ -387,54 +387,54 @@ class TerminalStop(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         before = await runtime.jobs.get(args["id"])
         job = await runtime.jobs.stop(before.id)
-        answer = {"id": job.id, **state_after_stopping(before, job)}
-        return answer | await _end(runtime, job) if before.ended else answer
+        answer = {"id": job.id, **stop_state_data(before, job)}
+        return answer | await _end_data(runtime, job) if before.has_ended else answer
 
 
-async def _is_up(runtime: Runtime, job: Job) -> bool:
+async def _wait_until_open(runtime: Runtime, job: Job) -> bool:
     """Return whether a terminal is open. Waits for one that is about to open."""
     terminals = runtime.terminals
     while not await terminals.is_open(job.id):
-        changes = await terminals.changes()
+        changes = await terminals.change_count()
         job = await runtime.jobs.get(job.id)
-        if job.ended or job.rests or await terminals.was_open(job.id):
+        if job.has_ended or job.is_suspended or await terminals.has_existed(job.id):
             return False
-        await terminals.changed(changes, 0.05)  # the job may also end before a terminal opens
+        await terminals.wait_for_change(changes, 0.05)  # the job may also end before a terminal opens
     return True
 
 
-async def _until_quiet(runtime: Runtime, job: Job, start: int, seconds: float) -> None:
+async def _wait_until_quiet(runtime: Runtime, job: Job, start: int, seconds: float) -> None:
     """Wait until a terminal has new output beyond ``start`` and pauses, or has ended.
 
     :param seconds: the longest wait
     """
     until, terminals = time.monotonic() + seconds, runtime.terminals
     while True:
-        changes = await terminals.changes()
+        changes = await terminals.change_count()
         job = await runtime.jobs.get(job.id)
-        if job.ended:
+        if job.has_ended:
             return
-        if await terminals.was_open(job.id) and not await terminals.is_open(job.id):
+        if await terminals.has_existed(job.id) and not await terminals.is_open(job.id):
             await runtime.jobs.wait(job.id, timeout_ms=_ENDING_MS)  # its result is being recorded
             return
         left = until - time.monotonic()
         if left <= 0:
             return
         if job.output_bytes <= start:
-            await terminals.changed(changes, left if await terminals.is_open(job.id) else min(left, 0.05))
-        elif not await terminals.changed(changes, min(left, _QUIET_S)):
+            await terminals.wait_for_change(changes, left if await terminals.is_open(job.id) else min(left, 0.05))
+        elif not await terminals.wait_for_change(changes, min(left, _QUIET_S)):
             return
 
 
-async def _over(runtime: Runtime, job: Job) -> ToolError:
+async def _ended_error(runtime: Runtime, job: Job) -> ToolError:
     job = await runtime.jobs.get(job.id)
-    end = await _end(runtime, job)
+    end = await _end_data(runtime, job)
     how = end.get("error") or f"exit code {end.get('exit_code')}"
-    text = f"Terminal {job.id} has ended ({job.state}: {how}). Start another with {START}."
+    text = f"Terminal {job.id} has ended ({job.state}: {how}). Start another with {TERMINAL_START_ID}."
     return ToolError(text, kind="conflict")
 
 
-async def _end(runtime: Runtime, job: Job) -> dict[str, object]:
+async def _end_data(runtime: Runtime, job: Job) -> dict[str, object]:
     """Return how a terminal has ended."""
     result = await runtime.jobs.wait(job.id, timeout_ms=_ENDING_MS)
     if result is None:
@@ -445,4 +445,4 @@ async def _end(runtime: Runtime, job: Job) -> dict[str, object]:
     return cast("dict[str, object]", given) if isinstance(given, dict) else {}
 
 
-TERMINAL_TOOLS: tuple[Tool, ...] = (TerminalStart(), TerminalSend(), TerminalRead(), TerminalResize(), TerminalStop())
+TERMINAL_TOOLS: tuple[Tool, ...] = (TerminalStartTool(), TerminalSendTool(), TerminalReadTool(), TerminalResizeTool(), TerminalStopTool())

@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from handrail.contract.doors.channels import HISTORY, check_channel
-from handrail.contract.doors.runtime import Runtime
+from handrail.contract.services.channels import CHANNEL_CAPACITY, check_channel_name
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
-from handrail.contract.tool.triggers import TRIGGER_NAME, TRIGGER_PROMPT, described, plain_cron
-from handrail.tools.declaring import object_schema
+from handrail.contract.tool.triggers import TRIGGER_NAME, TRIGGER_PROMPT, describe_trigger, normalise_cron
+from handrail.tools.declarations import object_schema
 
 # send_message and wait_channel: messages between agents.
 
-LONGEST_WAIT_MS = 600_000
-USUAL_WAIT_MS = 60_000
+MAX_WAIT_MS = 600_000
+DEFAULT_WAIT_MS = 60_000
 _CHANNELS = Requires(capabilities=("channels",))
 CHANNEL = {
     "type": "string",
@@ -28,7 +28,7 @@ CHANNEL = {
 }
 
 
-class SendMessage(Tool):
+class SendMessageTool(Tool):
     spec = ToolSpec(
         id="send_message",
         description=(
@@ -56,14 +56,14 @@ class SendMessage(Tool):
     )
 
     def check(self, args: dict[str, Any]) -> None:
-        check_channel(args["channel"])
+        check_channel_name(args["channel"])
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         waiting = await runtime.channels.send(args["channel"], args["message"], kind=args.get("kind"))
-        return {"channel": args["channel"], "sent": True, "unread": min(waiting, HISTORY)}
+        return {"channel": args["channel"], "sent": True, "unread": min(waiting, CHANNEL_CAPACITY)}
 
 
-class WaitChannel(Tool):
+class WaitChannelTool(Tool):
     spec = ToolSpec(
         id="wait_channel",
         description=(
@@ -76,8 +76,8 @@ class WaitChannel(Tool):
                 "timeout_ms": {
                     "type": "integer",
                     "minimum": 0,
-                    "maximum": LONGEST_WAIT_MS,
-                    "default": USUAL_WAIT_MS,
+                    "maximum": MAX_WAIT_MS,
+                    "default": DEFAULT_WAIT_MS,
                     "description": "Maximum wait in milliseconds. 0 checks once",
                 },
                 "sender": {
@@ -92,17 +92,17 @@ class WaitChannel(Tool):
         requires=_CHANNELS,
         side_effect="write",
         locks=(),
-        timeout_ms=LONGEST_WAIT_MS + 60_000,
+        timeout_ms=MAX_WAIT_MS + 60_000,
         category="agent",
         kind="other",
     )
 
     def check(self, args: dict[str, Any]) -> None:
-        check_channel(args["channel"])
+        check_channel_name(args["channel"])
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         received = await runtime.channels.receive(
-            args["channel"], timeout_ms=args.get("timeout_ms", USUAL_WAIT_MS), sender=args.get("sender")
+            args["channel"], timeout_ms=args.get("timeout_ms", DEFAULT_WAIT_MS), sender=args.get("sender")
         )
         if (message := received.message) is None:
             return {"channel": args["channel"], "message": None}
@@ -114,11 +114,11 @@ class WaitChannel(Tool):
         return answer
 
 
-CHANNEL_TOOLS = (SendMessage(), WaitChannel())
+CHANNEL_TOOLS = (SendMessageTool(), WaitChannelTool())
 
 
-_NEEDS = Requires(capabilities=("triggers",))
-_WAYS = ("every_minutes", "hourly_at", "daily_at", "cron")
+_TRIGGERS = Requires(capabilities=("triggers",))
+_SCHEDULE_FORMS = ("every_minutes", "hourly_at", "daily_at", "cron")
 _TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)\Z")
 
 
@@ -127,7 +127,7 @@ def _spec(id: str, description: str, properties: dict[str, Any], *required: str,
         id=id,
         description=description,
         parameters=object_schema(properties, required),
-        requires=_NEEDS,
+        requires=_TRIGGERS,
         side_effect="read" if reads else "write",
         locks=(),
         idempotent=reads,
@@ -136,7 +136,7 @@ def _spec(id: str, description: str, properties: dict[str, Any], *required: str,
     )
 
 
-class AddTimer(Tool):
+class AddTimerTool(Tool):
     spec = _spec(
         "add_timer",
         "Set a timer or reminder (trigger): get notified after an interval, repeatedly or once, e.g. to poll something. "
@@ -153,8 +153,8 @@ class AddTimer(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        return described(
-            await runtime.triggers.timer(
+        return describe_trigger(
+            await runtime.triggers.add_timer(
                 round(args["interval"] * 1000),
                 args["prompt"],
                 name=args.get("name"),
@@ -164,7 +164,7 @@ class AddTimer(Tool):
         )
 
 
-class AddSchedule(Tool):
+class AddScheduleTool(Tool):
     spec = _spec(
         "add_schedule",
         "Add a schedule (trigger, cron job): get notified at fixed local times, e.g. every weekday at 9:00. Give exactly one of "
@@ -202,21 +202,21 @@ class AddSchedule(Tool):
     )
 
     def check(self, args: dict[str, Any]) -> None:
-        ways = [way for way in _WAYS if way in args]
+        ways = [way for way in _SCHEDULE_FORMS if way in args]
         if len(ways) != 1:
             given = ", ".join(ways) or "none"
             text = f"Pass exactly one of `every_minutes`, `hourly_at`, `daily_at` and `cron`. Given: {given}."
             raise ToolError(text, kind="invalid_input")
-        plain_cron(_as_cron(ways[0], args[ways[0]]))
+        normalise_cron(_to_cron(ways[0], args[ways[0]]))
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        way, name = next(way for way in _WAYS if way in args), args.get("name")
+        way, name = next(way for way in _SCHEDULE_FORMS if way in args), args.get("name")
         if way == "every_minutes" and 60 % args[way]:  # as a cron schedule it would restart every hour
-            return described(await runtime.triggers.timer(args[way] * 60_000, args["prompt"], name=name))
-        return described(await runtime.triggers.schedule(_as_cron(way, args[way]), args["prompt"], name=name))
+            return describe_trigger(await runtime.triggers.add_timer(args[way] * 60_000, args["prompt"], name=name))
+        return describe_trigger(await runtime.triggers.add_schedule(_to_cron(way, args[way]), args["prompt"], name=name))
 
 
-class WatchChannel(Tool):
+class WatchChannelTool(Tool):
     spec = _spec(
         "watch_channel",
         "Watch a channel (trigger): get notified of each message that arrives. The messages are then read by this trigger, "
@@ -237,16 +237,16 @@ class WatchChannel(Tool):
     )
 
     def check(self, args: dict[str, Any]) -> None:
-        check_channel(args["channel"])
+        check_channel_name(args["channel"])
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         sender = args.get("filter_sender")
-        return described(
-            await runtime.triggers.watch(args["channel"], args["prompt"], name=args.get("name"), sender=sender)
+        return describe_trigger(
+            await runtime.triggers.watch_channel(args["channel"], args["prompt"], name=args.get("name"), sender=sender)
         )
 
 
-class ListTriggers(Tool):
+class ListTriggersTool(Tool):
     spec = _spec(
         "list_triggers",
         "List the timers, reminders, schedules and watched channels (triggers) of this session, with when each fires next.",
@@ -255,10 +255,10 @@ class ListTriggers(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        return {"triggers": [described(trigger) for trigger in await runtime.triggers.list()]}
+        return {"triggers": [describe_trigger(trigger) for trigger in await runtime.triggers.list_triggers()]}
 
 
-class RemoveTrigger(Tool):
+class RemoveTriggerTool(Tool):
     spec = _spec(
         "remove_trigger",
         "Remove (cancel, delete) a timer, reminder, schedule or watched channel by its name.",
@@ -268,10 +268,10 @@ class RemoveTrigger(Tool):
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         removed = await runtime.triggers.remove(args["name"])
-        return {"trigger_id": removed.name, "removed": True, "fired": removed.fired}
+        return {"trigger_id": removed.name, "removed": True, "fired": removed.fire_count}
 
 
-def _as_cron(way: str, value: Any) -> str:
+def _to_cron(way: str, value: Any) -> str:
     if way == "every_minutes":
         return f"*/{value} * * * *"
     if way == "hourly_at":
@@ -285,4 +285,4 @@ def _as_cron(way: str, value: Any) -> str:
     return f"{int(found[2])} {int(found[1])} * * *"
 
 
-TRIGGER_TOOLS = (AddTimer(), AddSchedule(), WatchChannel(), ListTriggers(), RemoveTrigger())
+TRIGGER_TOOLS = (AddTimerTool(), AddScheduleTool(), WatchChannelTool(), ListTriggersTool(), RemoveTriggerTool())

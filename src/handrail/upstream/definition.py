@@ -13,20 +13,20 @@ from typing import Any, Literal, cast
 import orjson
 
 from handrail.contract.errors import StartError
-from handrail.contract.text.hosts import read_url
-from handrail.contract.text.json import check_depth
+from handrail.contract.text.hosts import parse_url
+from handrail.contract.text.json_text import check_depth
 from handrail.contract.tool.requires import FsRequires, NetRequires, Requires
 from handrail.contract.tool.spec import SideEffect
 from handrail.store import decisions
 
-Transport = Literal["stdio", "http", "sse"]
+TransportKind = Literal["stdio", "http", "sse"]
 
-GRANTS: Mapping[str, str] = {"sampling": "sample", "elicitation": "elicit", "roots": "roots"}
+CAPABILITY_BY_GRANT: Mapping[str, str] = {"sampling": "sample", "elicitation": "elicit", "roots": "roots"}
 """By grant of the operator, the capability that the server's tools then have, to send such requests to the client."""
 
 
 @dataclass(frozen=True, slots=True)
-class Oauth:
+class OauthOptions:
     """The sign-in at a server, as in ``[mcp.servers.NAME.oauth]``."""
 
     grant: Literal["authorization_code", "client_credentials", "identity_assertion"] = "authorization_code"
@@ -55,13 +55,13 @@ class ServerDefinition:
 
     name: str
     place: str
-    transport: Transport
+    transport: TransportKind
     command: str = ""
     args: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     url: str = ""
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    oauth: Oauth = Oauth()
+    oauth: OauthOptions = OauthOptions()
     prefix: str | None = None
     about: str = ""
     hosts: tuple[str, ...] = ()
@@ -73,12 +73,12 @@ class ServerDefinition:
     trust_hints: bool = False
     timeout_ms: int = 60_000
     connect_timeout_ms: int = 30_000
-    missing: str = ""
+    missing_reason: str = ""
 
     @property
     def requires(self) -> Requires:
         """The requirements of the server as a whole: folders, hosts, and requests to the client."""
-        capabilities = tuple(sorted(GRANTS[grant] for grant in self.grants))
+        capabilities = tuple(sorted(CAPABILITY_BY_GRANT[grant] for grant in self.grants))
         if self.transport != "stdio":
             return Requires(capabilities=capabilities)
         return Requires(
@@ -88,17 +88,17 @@ class ServerDefinition:
         )
 
     @property
-    def reached(self) -> tuple[str, ...]:
+    def reachable_hosts(self) -> tuple[str, ...]:
         """The hosts that Handrail itself may connect to: that of the URL and those of its egress grant."""
-        return (str(read_url(self.url).host), *self.hosts) if self.url else ()
+        return (str(parse_url(self.url).host), *self.hosts) if self.url else ()
 
     @property
-    def where(self) -> str:
+    def address(self) -> str:
         """The URL or the command, without secrets."""
         return self.url.partition("?")[0] if self.url else " ".join((self.command, *self.args))
 
     @property
-    def hash(self) -> str:
+    def definition_hash(self) -> str:
         """A hash of all that identifies the server. It covers no value that may be a secret.
 
         A listing with another hash belongs to another server and does not count.
@@ -119,52 +119,52 @@ class ServerDefinition:
 # The file is in the state root, for all workspaces of this user. A file that is not a valid listing of this very server
 # counts as absent. All content comes from the server, so every load checks it again.
 
-VERSION = 1
-MAX_BYTES = 64 * 1024 * 1024
-MOST_ITEMS = 5_000
+LISTING_FORMAT = 1
+MAX_STORED_BYTES = 64 * 1024 * 1024
+MAX_ITEMS = 5_000
 """The most tools, resources, templates or prompts of one server."""
 MAX_ITEM_BYTES = 1024 * 1024
 MAX_ITEM_DEPTH = 400
 MAX_LIST_BYTES = 12 * 1024 * 1024
 """The most bytes of a list, so that the stored file can be read again."""
-Item = Mapping[str, Any]
+JsonItem = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class ServerListing:
     """A server's listing as received; each item is a JSON object.
 
     :param protocol: the protocol version of the connection
     :param left_out: the number of items that exceeded a limit
     """
 
-    tools: tuple[Item, ...] = ()
-    resources: tuple[Item, ...] = ()
-    templates: tuple[Item, ...] = ()
-    prompts: tuple[Item, ...] = ()
-    capabilities: Item = field(default_factory=dict[str, Any])
-    server: Item = field(default_factory=dict[str, Any])
+    tools: tuple[JsonItem, ...] = ()
+    resources: tuple[JsonItem, ...] = ()
+    templates: tuple[JsonItem, ...] = ()
+    prompts: tuple[JsonItem, ...] = ()
+    capabilities: JsonItem = field(default_factory=dict[str, Any])
+    server: JsonItem = field(default_factory=dict[str, Any])
     protocol: str = ""
     left_out: int = 0
 
-    def tool(self, name: str) -> Item | None:
+    def find_tool(self, name: str) -> JsonItem | None:
         """Return the listed tool of a name, or None."""
         return next((one for one in self.tools if one.get("name") == name), None)
 
 
-class Kept:
+class BoundedItems:
     """The valid items of a server's list, within the limits."""
 
     def __init__(self) -> None:
-        self.items: list[Item] = []
+        self.items: list[JsonItem] = []
         self.left_out = 0
         self._bytes = 0
 
-    def add(self, given: Iterable[object]) -> None:
-        for one in given:
-            size = _size(one) if len(self.items) < MOST_ITEMS else None
+    def add_items(self, items: Iterable[object]) -> None:
+        for one in items:
+            size = _size(one) if len(self.items) < MAX_ITEMS else None
             if size is not None and self._bytes + size <= MAX_LIST_BYTES:
-                self.items.append(cast("Item", one))
+                self.items.append(cast("JsonItem", one))
                 self._bytes += size
             else:
                 self.left_out += 1
@@ -182,25 +182,25 @@ def _size(one: object) -> int | None:
     return len(text) if len(text) <= MAX_ITEM_BYTES else None
 
 
-def read(state: Path, name: str, definition: str) -> Listing | None:
+def read_listing(state: Path, name: str, definition: str) -> ServerListing | None:
     """Return the cached listing of the server ``name`` if it has the same definition, or None.
 
     :param state: the root folder of all state
     :param definition: the hash of the server's definition
     """
-    content = decisions.read_private(_path(state, name), MAX_BYTES)
+    content = decisions.read_private_file(_path(state, name), MAX_STORED_BYTES)
     if content is None:
         return None
     try:
         data: Any = orjson.loads(content)
-        if data["version"] != VERSION or data["name"] != name or data["definition"] != definition:
+        if data["version"] != LISTING_FORMAT or data["name"] != name or data["definition"] != definition:
             return None
         found: Any = data["listing"]
         lists = {
-            key: tuple(cast("Item", one) for one in found[key] if isinstance(one, dict))
+            key: tuple(cast("JsonItem", one) for one in found[key] if isinstance(one, dict))
             for key in ("tools", "resources", "templates", "prompts")
         }
-        return Listing(
+        return ServerListing(
             **lists,
             capabilities=_object(found["capabilities"]),
             server=_object(found["server"]),
@@ -211,28 +211,28 @@ def read(state: Path, name: str, definition: str) -> Listing | None:
         return None
 
 
-def write(state: Path, name: str, definition: str, listing: Listing) -> None:
+def write_listing(state: Path, name: str, definition: str, listing: ServerListing) -> None:
     """Store a listing. Errors are ignored, since the server can be asked again."""
     path = _path(state, name)
     whole = {
-        "version": VERSION,
+        "version": LISTING_FORMAT,
         "name": name,
         "definition": definition,
         "listing": {one.name: getattr(listing, one.name) for one in fields(listing)},
     }
     with contextlib.suppress(OSError, StartError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        decisions.write_private(path, json.dumps(whole, ensure_ascii=True, sort_keys=True).encode())
+        decisions.write_private_file(path, json.dumps(whole, ensure_ascii=True, sort_keys=True).encode())
 
 
-def forget(state: Path, name: str) -> None:
+def delete_listing(state: Path, name: str) -> None:
     """Delete the stored listing of a server."""
     with contextlib.suppress(OSError):
         _path(state, name).unlink()
 
 
-def _object(value: object) -> Item:
-    return cast("Item", value) if isinstance(value, dict) else {}
+def _object(value: object) -> JsonItem:
+    return cast("JsonItem", value) if isinstance(value, dict) else {}
 
 
 def _path(state: Path, name: str) -> Path:

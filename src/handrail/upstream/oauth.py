@@ -23,7 +23,7 @@ from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata
 
 from handrail.contract.errors import StartError
 from handrail.store import decisions
-from handrail.upstream.definition import Oauth, ServerDefinition
+from handrail.upstream.definition import OauthOptions, ServerDefinition
 
 if TYPE_CHECKING:
     from mcp.client.auth import AuthorizationCodeResult, OAuthClientProvider
@@ -36,23 +36,23 @@ _LEAST_SECRET = 8
 """The minimum length in characters of a value to redact; a server could name a shorter one to hide ordinary text."""
 
 
-class NeedsSignIn(Exception):
+class SignInRequired(Exception):
     """The server requires a sign-in that is not possible now; the text has the next step."""
 
 
-class Prompt:
+class SignInPrompt:
     """The means by which a user signs in.
 
     :param redirect: the address to which the authorization server redirects the user
     :param visit: opens an address for the user, and returns the full address of the redirect
     """
 
-    def __init__(self, redirect: str, visit: Callable[[str], Awaitable[str]]) -> None:
+    def __init__(self, redirect: str, open_browser: Callable[[str], Awaitable[str]]) -> None:
         self.redirect = redirect
-        self.visit = visit
+        self.open_browser = open_browser
 
 
-class Tokens:
+class OauthTokenStore:
     """The client registration and the token of one server, in a private file of this user.
 
     Implements the SDK's ``TokenStorage``.
@@ -61,21 +61,21 @@ class Tokens:
     """
 
     def __init__(
-        self, definition: ServerDefinition, state: Path, learn: Callable[[str], None] = lambda value: None
+        self, definition: ServerDefinition, state: Path, register_secret: Callable[[str], None] = lambda value: None
     ) -> None:
-        self._learn = learn
+        self._learn = register_secret
         key = hashlib.sha256(f"{definition.name}\0{definition.url.partition('?')[0]}".encode()).hexdigest()[:24]
         self._path = state / "mcp" / "tokens" / f"{key}.json"
         self._held: dict[str, Any] | None = None
 
     @property
-    def access(self) -> str:
+    def access_token(self) -> str:
         """The access token; empty without one."""
         token: Any = self._all().get("tokens")
         found = cast("dict[str, Any]", token).get("access_token") if isinstance(token, dict) else None
         return found if isinstance(found, str) else ""
 
-    def forget(self) -> bool:
+    def delete(self) -> bool:
         """Delete the tokens, and return whether any existed."""
         self._held = {}
         try:
@@ -93,11 +93,11 @@ class Tokens:
     async def set_tokens(self, tokens: OAuthToken) -> None:
         self._held = {key: value for key, value in self._all().items() if key != "giver"}
         said = tokens.model_dump(mode="json", exclude_none=True)
-        self._tell(said)
+        self._register_secrets(said)
         self._write("tokens", said)
 
     @property
-    def giver(self) -> dict[str, Any] | None:
+    def token_issuer(self) -> dict[str, Any] | None:
         """The metadata of the authorization server that issued the token.
 
         Empty if it publishes none; None if it is not known which server issued the token.
@@ -105,7 +105,7 @@ class Tokens:
         found: Any = self._all().get("giver")
         return cast("dict[str, Any]", found) if isinstance(found, dict) else None
 
-    def given_by(self, metadata: OAuthMetadata | None) -> None:
+    def set_token_issuer(self, metadata: OAuthMetadata | None) -> None:
         """Store the issuer of the token.
 
         :param metadata: None for the server itself, at the endpoints that need no metadata
@@ -120,10 +120,10 @@ class Tokens:
 
     async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
         said = client_info.model_dump(mode="json", exclude_none=True)
-        self._tell(said)
+        self._register_secrets(said)
         self._write("client", said)
 
-    def _tell(self, said: object) -> None:
+    def _register_secrets(self, said: object) -> None:
         """Register the secret values in a message, so that they are redacted."""
         members = cast("dict[str, object]", said) if isinstance(said, dict) else {}
         for key in _SECRET:
@@ -132,53 +132,53 @@ class Tokens:
 
     def _all(self) -> dict[str, Any]:
         if self._held is None:
-            content = decisions.read_private(self._path, _MAX_BYTES)
+            content = decisions.read_private_file(self._path, _MAX_BYTES)
             try:
                 read: Any = json.loads(content) if content is not None else {}
             except (ValueError, RecursionError):
                 read = {}
             self._held = cast("dict[str, Any]", read) if isinstance(read, dict) else {}
-            self._tell(self._held.get("tokens"))
-            self._tell(self._held.get("client"))
+            self._register_secrets(self._held.get("tokens"))
+            self._register_secrets(self._held.get("client"))
         return self._held
 
     def _write(self, key: str, value: dict[str, Any]) -> None:
         self._held = {**self._all(), key: value}
         with contextlib.suppress(OSError, StartError):  # kept in memory for the life of this process
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            decisions.write_private(self._path, json.dumps(self._held).encode())
+            decisions.write_private_file(self._path, json.dumps(self._held).encode())
 
 
-class SignIn(httpx2.Auth):
+class UpstreamSignIn(httpx2.Auth):
     """The sign-in at one server. The SDK is imported when a server first asks for it."""
 
     def __init__(
         self,
         definition: ServerDefinition,
         state: Path,
-        prompt: Prompt | None = None,
-        learn: Callable[[str], None] = lambda value: None,
+        prompt: SignInPrompt | None = None,
+        register_secret: Callable[[str], None] = lambda value: None,
     ) -> None:
         self._definition = definition
-        self._tokens = Tokens(definition, state, learn)
+        self._tokens = OauthTokenStore(definition, state, register_secret)
         self._prompt = prompt
         self._turn = asyncio.Lock()
         self._provider: OAuthClientProvider | None = None
 
     async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        sent = self._tokens.access
-        _carry(request, sent)
+        sent = self._tokens.access_token
+        _set_bearer_token(request, sent)
         response = yield request
         tried = 0
-        while _asks_for_more(response) and tried < 2:
+        while _requires_more_scopes(response) and tried < 2:
             tried += 1
             async with self._turn:
-                if self._tokens.access == sent or not self._tokens.access:
+                if self._tokens.access_token == sent or not self._tokens.access_token:
                     await response.aread()
                     flow = self._flow(request, refreshing=tried == 1 and response.status_code == 401)
                     try:
                         to_send, told = await anext(flow), False
-                        while to_send is not request or not (told or self._tokens.access != sent):
+                        while to_send is not request or not (told or self._tokens.access_token != sent):
                             if to_send is request:
                                 answer, told = response, True  # the present response answers it
                             else:
@@ -189,8 +189,8 @@ class SignIn(httpx2.Auth):
                         return
                     finally:
                         await flow.aclose()
-            sent = self._tokens.access
-            _carry(request, sent)
+            sent = self._tokens.access_token
+            _set_bearer_token(request, sent)
             response = yield request
 
     async def _flow(
@@ -199,11 +199,11 @@ class SignIn(httpx2.Auth):
         """Run the SDK's flow from the point where the server has answered 401."""
         provider = self._provider
         if provider is None:
-            provider = self._provider = await asyncio.to_thread(self._made)
+            provider = self._provider = await asyncio.to_thread(self._make_provider)
         if refreshing:
             with contextlib.suppress(ValueError):
-                await self._to_be_refreshed(provider)
-        before = self._tokens.access
+                await self._prepare_refresh(provider)
+        before = self._tokens.access_token
         flow = provider.async_auth_flow(request)
         try:
             answer: httpx2.Response | None = None
@@ -212,16 +212,16 @@ class SignIn(httpx2.Auth):
                 answer = yield to_send
         except StopAsyncIteration:
             return
-        except NeedsSignIn:
+        except SignInRequired:
             raise
         except Exception as error:
-            raise NeedsSignIn(f"the sign-in failed: {str(error)[:300]}") from None
+            raise SignInRequired(f"the sign-in failed: {str(error)[:300]}") from None
         finally:
             await flow.aclose()  # it holds a lock until then
-            if self._tokens.access != before:
-                self._tokens.given_by(provider.context.oauth_metadata)
+            if self._tokens.access_token != before:
+                self._tokens.set_token_issuer(provider.context.oauth_metadata)
 
-    async def _to_be_refreshed(self, provider: OAuthClientProvider) -> None:
+    async def _prepare_refresh(self, provider: OAuthClientProvider) -> None:
         """Make the provider refresh the token at the server that issued it, and at no other.
 
         :raises ValueError: if the stored metadata is invalid
@@ -229,7 +229,7 @@ class SignIn(httpx2.Auth):
         from mcp.client.auth.utils import issuers_match
         from mcp.shared.auth import OAuthMetadata
 
-        giver, trusted = self._tokens.giver, self._definition.oauth.issuer
+        giver, trusted = self._tokens.token_issuer, self._definition.oauth.issuer
         if giver is None or (trusted and not issuers_match(str(giver.get("issuer", "")), trusted)):
             return
         provider.context.oauth_metadata = OAuthMetadata.model_validate(giver) if giver else None
@@ -237,16 +237,16 @@ class SignIn(httpx2.Auth):
         provider.context.client_info = await self._tokens.get_client_info() or provider.context.client_info
         provider.context.token_expiry_time = 1.0  # refused by the server, whatever its expiry time
 
-    def _made(self) -> OAuthClientProvider:
+    def _make_provider(self) -> OAuthClientProvider:
         """Return the SDK's provider for the configured grant. Loads the SDK, so call it in a thread."""
         said = self._definition.oauth
         if said.grant == "identity_assertion":
-            return self._by_identity(said)
+            return self._make_identity_provider(said)
         if said.private_key or said.grant == "client_credentials":
-            return self._by_credentials(said)
-        return self._by_person(said)
+            return self._make_credentials_provider(said)
+        return self._make_browser_provider(said)
 
-    def _by_identity(self, said: Oauth) -> OAuthClientProvider:
+    def _make_identity_provider(self, said: OauthOptions) -> OAuthClientProvider:
         """Return a provider that uses the assertion of an identity provider that both sides trust."""
 
         return IdentityAssertion(
@@ -261,7 +261,7 @@ class SignIn(httpx2.Auth):
             scopes=said.scopes,
         )
 
-    def _by_credentials(self, said: Oauth) -> OAuthClientProvider:
+    def _make_credentials_provider(self, said: OauthOptions) -> OAuthClientProvider:
         """Return a provider that uses the client's own credentials: a signing key or a shared secret."""
         from mcp.client.auth.extensions.client_credentials import (
             ClientCredentialsOAuthProvider,
@@ -283,7 +283,7 @@ class SignIn(httpx2.Auth):
         prove = signed.create_assertion_provider()
         return PrivateKeyJWTOAuthProvider(url, self._tokens, said.client_id, prove, scope=scope, issuer=issuer)
 
-    def _by_person(self, said: Oauth) -> OAuthClientProvider:
+    def _make_browser_provider(self, said: OauthOptions) -> OAuthClientProvider:
         """Return a provider that lets the user sign in with a browser."""
         from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata
 
@@ -301,11 +301,11 @@ class SignIn(httpx2.Auth):
 
         async def visit(address: str) -> None:
             if self._prompt is None:
-                raise NeedsSignIn(
+                raise SignInRequired(
                     "the server requires a sign-in, and no user is present; sign in once with: handrail mcp "
                     f"login {self._definition.name}"
                 )
-            back[:] = [_came_back(await self._prompt.visit(address))]
+            back[:] = [_parse_redirect(await self._prompt.open_browser(address))]
 
         async def returned() -> AuthorizationCodeResult:
             return back[0]
@@ -321,26 +321,26 @@ class SignIn(httpx2.Auth):
                 }
             )
         at = said.client_metadata_url or None
-        provider = PersonSignsIn(self._definition.url, metadata, self._tokens, visit, returned, client_metadata_url=at)
-        provider.known, provider.trusted = known, said.issuer
+        provider = BrowserSignIn(self._definition.url, metadata, self._tokens, visit, returned, client_metadata_url=at)
+        provider.known_client, provider.trusted_issuer = known, said.issuer
         return provider
 
 
-def _came_back(address: str) -> AuthorizationCodeResult:
+def _parse_redirect(address: str) -> AuthorizationCodeResult:
     from mcp.client.auth import AuthorizationCodeResult
 
     said = {key: values[0] for key, values in parse_qs(urlsplit(address).query).items()}
     if "error" in said:
-        raise NeedsSignIn(f"the sign-in was rejected: {said.get('error_description', said['error'])[:300]}")
+        raise SignInRequired(f"the sign-in was rejected: {said.get('error_description', said['error'])[:300]}")
     return AuthorizationCodeResult.model_validate({key: said.get(key) for key in ("code", "state", "iss")})
 
 
-def _carry(request: httpx2.Request, token: str) -> None:
+def _set_bearer_token(request: httpx2.Request, token: str) -> None:
     if token:
         request.headers["authorization"] = f"Bearer {token}"
 
 
-def _asks_for_more(response: httpx2.Response) -> bool:
+def _requires_more_scopes(response: httpx2.Response) -> bool:
     if response.status_code == 401:
         return True
     return response.status_code == 403 and "insufficient_scope" in response.headers.get("www-authenticate", "")
@@ -359,7 +359,7 @@ JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 _WELL_KNOWN = "/.well-known/oauth-authorization-server"
 
 
-class PersonSignsIn(OAuthClientProvider):
+class BrowserSignIn(OAuthClientProvider):
     """The authorization code flow, also with a server of 2025-03-26 that is its own authorization server.
 
     Such a server publishes no protected-resource metadata, and its own metadata is at the root of its origin, whatever the path of
@@ -370,18 +370,18 @@ class PersonSignsIn(OAuthClientProvider):
         the server names
     """
 
-    known: OAuthClientInformationFull | None = None
-    trusted: str = ""
+    known_client: OAuthClientInformationFull | None = None
+    trusted_issuer: str = ""
 
     async def _initialize(self) -> None:
         await super()._initialize()
-        self.context.client_info = self.known or self.context.client_info
+        self.context.client_info = self.known_client or self.context.client_info
 
     async def _perform_authorization(self) -> httpx2.Request:
         metadata = self.context.oauth_metadata
         named = str(metadata.issuer) if metadata is not None else _origin(self.context.server_url)
-        if self.trusted and not issuers_match(named, self.trusted):
-            raise OAuthFlowError(f"the server names the authorization server {named}, but {self.trusted} is configured")
+        if self.trusted_issuer and not issuers_match(named, self.trusted_issuer):
+            raise OAuthFlowError(f"the server names the authorization server {named}, but {self.trusted_issuer} is configured")
         return await super()._perform_authorization()
 
     async def _auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:

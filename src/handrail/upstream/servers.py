@@ -18,68 +18,68 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from handrail.config import Configuration
 from handrail.contract.errors import UsageError
-from handrail.contract.generation import Source
-from handrail.contract.sandbox import Process, Profile, Program, Sandbox
-from handrail.contract.text.hosts import bracketed, read_url
-from handrail.contract.tool.requires import CapabilitySet, Layer, Variables, expand
-from handrail.policy.authority import hidden as hides
-from handrail.policy.rules.matching import Ranking
-from handrail.policy.rules.rules import Rule, RuleBook
-from handrail.runtime.secrets import SecretStore
-from handrail.store.folders import Folders
-from handrail.upstream.configured import configured, is_beneath
+from handrail.contract.generation import ToolSource
+from handrail.contract.sandbox import Process, SandboxProfile, ProgramSpec, Sandbox
+from handrail.contract.text.hosts import bracket_host, parse_url
+from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, PathVariables, expand_requires
+from handrail.policy.authorizer import find_hidden_paths as hides
+from handrail.policy.rules.matchers import RuleRanking
+from handrail.policy.rules.definitions import Rule, RuleBook
+from handrail.runtime.secret_store import SecretStore
+from handrail.store.folders import StateFolders
+from handrail.upstream.server_config import load_server_definitions, is_path_inside
 
 if TYPE_CHECKING:
-    from handrail.sandbox.network.egress import Gate
-    from handrail.upstream.client.conversation import Channel
+    from handrail.sandbox.network.egress import HostGate
+    from handrail.upstream.client.client_session import McpTransport
     from handrail.upstream.definition import ServerDefinition
-    from handrail.upstream.oauth import Prompt
-    from handrail.upstream.owner import Upstream
+    from handrail.upstream.oauth import SignInPrompt
+    from handrail.upstream.connection_manager import UpstreamServer
     from handrail.upstream.source import McpSource
 
-FIRST_LOOK_S = 1.0
+FIRST_CONNECT_WAIT_S = 1.0
 """The delay in seconds before the first connection to an unknown server with a URL, since its client code loads slowly."""
 
 
-def listed_sources(config: Configuration, folders: Folders) -> list[Source]:
+def list_cached_sources(config: Configuration, folders: StateFolders) -> list[ToolSource]:
     """Return the configured servers with their cached listings, without a connection.
 
     :raises LoadError: with every fault of their configuration
     """
     names = SecretStore(dict.fromkeys(config.settings.secrets, ""))
-    if not (found := configured(config, names)):
+    if not (found := load_server_definitions(config, names)):
         return []
     from handrail.upstream.source import McpSource
 
     return [McpSource(one, folders.state, str(folders.workspace)) for one in found]
 
 
-class Ground(NamedTuple):
+class UpstreamDeps(NamedTuple):
     """The dependencies of the servers of one workspace.
 
     :param rules: the project's rules, whose denials of hosts and files apply to servers too
     :param learn: called with every value that may be a secret
     """
 
-    folders: Folders
+    folders: StateFolders
     sandbox: Sandbox
-    variables: Variables
-    ceiling: Layer | None
+    variables: PathVariables
+    ceiling: CapabilityLayer | None
     rules: RuleBook
-    learn: Callable[[str], None] = lambda value: None
+    register_secret: Callable[[str], None] = lambda value: None
 
 
-class Upstreams:
+class UpstreamRegistry:
     """The servers of one workspace, in the lease holder's process. For one event loop.
 
     :ivar when_changed: called with each source whose listing has changed
     """
 
-    def __init__(self, ground: Ground, definitions: Iterable[ServerDefinition] = (), *, version: str = "0") -> None:
-        self._ground = ground
+    def __init__(self, deps: UpstreamDeps, definitions: Iterable[ServerDefinition] = (), *, version: str = "0") -> None:
+        self._ground = deps
         self._version = version
         self._sources: dict[str, McpSource] = {}
-        self.when_changed: Callable[[McpSource], Awaitable[object]] = _nobody
+        self.on_listing_changed: Callable[[McpSource], Awaitable[object]] = _ignore_change
         self._looking: set[asyncio.Task[None]] = set()
         self._awaited = asyncio.Event()
         """Set when a caller waits for the first listings."""
@@ -87,7 +87,7 @@ class Upstreams:
         for definition in definitions:
             self.add(definition)
 
-    def add(self, definition: ServerDefinition, prompt: Prompt | None = None) -> McpSource:
+    def add(self, definition: ServerDefinition, prompt: SignInPrompt | None = None) -> McpSource:
         """Add a server.
 
         :param prompt: how a user signs in at it; None if no user is present
@@ -95,7 +95,7 @@ class Upstreams:
         """
         if definition.name in self._sources:
             raise UsageError(f"MCP server {definition.name!r} already exists. Choose another name for this one.")
-        from handrail.upstream.owner import Upstream
+        from handrail.upstream.connection_manager import UpstreamServer
         from handrail.upstream.source import McpSource
 
         source: McpSource
@@ -103,10 +103,10 @@ class Upstreams:
         async def changed() -> None:
             if not self._closed:
                 with contextlib.suppress(UsageError):  # the kernel is being closed
-                    await self.when_changed(source)
+                    await self.on_listing_changed(source)
 
         ground = self._ground
-        upstream = Upstream(
+        upstream = UpstreamServer(
             definition,
             lambda: self._channel(definition, prompt),
             ground.folders.state,
@@ -125,18 +125,18 @@ class Upstreams:
         await source.upstream.aclose()
         if not self._closed:
             with contextlib.suppress(UsageError):
-                await self.when_changed(source)
+                await self.on_listing_changed(source)
 
     @property
-    def learn(self) -> Callable[[str], None]:
+    def register_secret(self) -> Callable[[str], None]:
         """A function to call with every value that may be a secret."""
-        return self._ground.learn
+        return self._ground.register_secret
 
     @property
     def sources(self) -> list[McpSource]:
         return list(self._sources.values())
 
-    def __getitem__(self, name: str) -> Upstream:
+    def __getitem__(self, name: str) -> UpstreamServer:
         """Return the connection of a server.
 
         :raises KeyError: if no server has this name
@@ -145,22 +145,22 @@ class Upstreams:
         assert upstream is not None
         return upstream
 
-    def __iter__(self) -> Iterable[Upstream]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __iter__(self) -> Iterable[UpstreamServer]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return (source.upstream for source in self.sources if source.upstream is not None)
 
-    def look_at_new(self) -> None:
+    def connect_unknown(self) -> None:
         """Connect the servers without a known listing, in the background. The others connect on first use.
 
         Servers with a URL are connected a little later, or as soon as a caller waits for them.
         """
         for source in self.sources:
             upstream = source.upstream
-            if upstream is not None and upstream.listing is None and not source.fault():
-                task = asyncio.create_task(self._first_look(upstream), name=f"mcp {upstream.name}: first look")
+            if upstream is not None and upstream.listing is None and not source.configuration_problem():
+                task = asyncio.create_task(self._connect_first(upstream), name=f"mcp {upstream.name}: first look")
                 self._looking.add(task)
                 task.add_done_callback(self._looking.discard)
 
-    async def looked_at(self) -> None:
+    async def wait_for_unknown(self) -> None:
         """Wait until each server without a known listing has been tried once."""
         self._awaited.set()
         if self._looking:
@@ -174,93 +174,93 @@ class Upstreams:
         upstreams = [source.upstream for source in self.sources if source.upstream is not None]
         await asyncio.gather(*self._looking, *(one.aclose() for one in upstreams), return_exceptions=True)
 
-    async def _first_look(self, upstream: Upstream) -> None:
+    async def _connect_first(self, upstream: UpstreamServer) -> None:
         if upstream.definition.transport != "stdio":
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FIRST_LOOK_S):
+                async with asyncio.timeout(FIRST_CONNECT_WAIT_S):
                     await self._awaited.wait()
             if upstream.listing is not None:
                 return
         with contextlib.suppress(Exception):  # callers that need it get the reason
             if upstream.definition.transport != "stdio":
-                await asyncio.to_thread(import_module, "handrail.upstream.client.http")
-            await upstream.connected()
+                await asyncio.to_thread(import_module, "handrail.upstream.client.http_transport")
+            await upstream.connect()
 
-    def _channel(self, definition: ServerDefinition, prompt: Prompt | None) -> Channel:
+    def _channel(self, definition: ServerDefinition, prompt: SignInPrompt | None) -> McpTransport:
         if definition.transport == "stdio":
-            from handrail.upstream.client.stdio import StdioChannel
+            from handrail.upstream.client.stdio_transport import StdioTransport
 
-            return StdioChannel(
-                lambda: self._started(definition), _unseen(definition, str(self._ground.folders.workspace))
+            return StdioTransport(
+                lambda: self._start_program(definition), _find_hidden_paths(definition, str(self._ground.folders.workspace))
             )
-        from handrail.upstream.client.http import http_channel
+        from handrail.upstream.client.http_transport import make_http_transport
 
-        reach, gate, ground = self._reach(definition), self._gate(definition), self._ground
-        return http_channel(definition, reach, gate, ground.folders.state, prompt, ground.learn)
+        reach, gate, ground = self._server_capabilities(definition), self._make_gate(definition), self._ground
+        return make_http_transport(definition, reach, gate, ground.folders.state, prompt, ground.register_secret)
 
-    def _reach(self, definition: ServerDefinition) -> CapabilitySet:
+    def _server_capabilities(self, definition: ServerDefinition) -> CapabilitySet:
         """Return the hosts that Handrail itself may connect to. ``localhost`` is the loopback of this machine."""
-        hosts = list(definition.reached)
-        for address in (read_url(definition.url).host,):
+        hosts = list(definition.reachable_hosts)
+        for address in (parse_url(definition.url).host,):
             if address.name == "localhost":
-                hosts += [f"127.0.0.1:{address.port}", f"{bracketed('::1')}:{address.port}"]
-        return self._set(Layer(f"mcp server {definition.name}", hosts=tuple(hosts)))
+                hosts += [f"127.0.0.1:{address.port}", f"{bracket_host('::1')}:{address.port}"]
+        return self._layer_capabilities(CapabilityLayer(f"mcp server {definition.name}", hosts=tuple(hosts)))
 
-    def _set(self, layer: Layer) -> CapabilitySet:
+    def _layer_capabilities(self, layer: CapabilityLayer) -> CapabilitySet:
         ceiling = self._ground.ceiling
         return CapabilitySet((layer,) if ceiling is None else (layer, ceiling))
 
-    def _gate(self, definition: ServerDefinition) -> Gate:
+    def _make_gate(self, definition: ServerDefinition) -> HostGate:
         """Return a check of hosts against the project's deny rules. A server cannot ask for approval."""
-        ranking = Ranking((rule for rule in self._ground.rules if _is_about_hosts(rule)), "host")
+        ranking = RuleRanking((rule for rule in self._ground.rules if _is_about_hosts(rule)), "host")
 
         def gate(host: str, port: int) -> str | None:
-            used = ranking.winner(f"{host}:{port}")
+            used = ranking.find_winner(f"{host}:{port}")
             if used is None or used.rule.action != "deny":
                 return None
             return f"a rule denies {host} to MCP server {definition.name}: {used.rule.text} ({used.rule.source})"
 
         return gate
 
-    async def _started(self, definition: ServerDefinition) -> Process:
+    async def _start_program(self, definition: ServerDefinition) -> Process:
         """Start the program of a server, in a sandbox with what the server was granted.
 
         :raises Lost: if it cannot be started
         """
-        from handrail.upstream.client.conversation import Lost
-        from handrail.upstream.install import Refused, resolve
+        from handrail.upstream.client.client_session import UpstreamConnectionLost
+        from handrail.upstream.package_installer import CommandRefused, resolve_command
 
         ground = self._ground
         workspace = str(ground.folders.workspace)
 
         def found() -> tuple[tuple[str, ...], tuple[str, ...]]:
-            resolved = resolve(definition, ground.folders.state, workspace)
-            resolved.check()
+            resolved = resolve_command(definition, ground.folders.state, workspace)
+            resolved.verify_files()
             return resolved.argv, resolved.folders
 
         try:
             argv, folders = await asyncio.to_thread(found)
-        except Refused as refused:
-            raise Lost(str(refused), unsent=True) from None
-        layer = expand(definition.requires, ground.variables, f"mcp server {definition.name}")
-        profile = Profile(
+        except CommandRefused as refused:
+            raise UpstreamConnectionLost(str(refused), unsent=True) from None
+        layer = expand_requires(definition.requires, ground.variables, f"mcp server {definition.name}")
+        profile = SandboxProfile(
             workspace,
-            ground.folders.home_of(f"mcp-{definition.name}"),
+            ground.folders.prepare_tool_home(f"mcp-{definition.name}"),
             bool(definition.write),
             readable=tuple(dict.fromkeys((*folders, *map(os.path.realpath, definition.folders)))),
             hidden=(str(ground.folders.state),),
             environment=definition.environment,
-            gate=self._gate(definition),
+            check_host=self._make_gate(definition),
             denials=hides(ground.rules, workspace),
         )
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         try:  # a descriptor prevents a prepared successor, which a long-running program does not need
-            return await ground.sandbox.start(self._set(layer), profile, Program(argv, {3: nothing}))
+            return await ground.sandbox.start(self._layer_capabilities(layer), profile, ProgramSpec(argv, {3: nothing}))
         finally:
             os.close(nothing)
 
 
-def _unseen(definition: ServerDefinition, workspace: str) -> dict[str, str]:
+def _find_hidden_paths(definition: ServerDefinition, workspace: str) -> dict[str, str]:
     """Return the arguments of a server that its sandbox hides, each with the setting that shows it."""
     table = f"[mcp.servers.{definition.name}]"
     found: dict[str, str] = {}
@@ -268,17 +268,17 @@ def _unseen(definition: ServerDefinition, workspace: str) -> dict[str, str]:
         if (
             not path.is_absolute()
             or not path.exists()
-            or any(is_beneath(path, Path(one)) for one in definition.folders)
+            or any(is_path_inside(path, Path(one)) for one in definition.folders)
         ):
             continue
-        if not is_beneath(path, Path(workspace)):
+        if not is_path_inside(path, Path(workspace)):
             found[str(path)] = f"add {str(path.parent)!r} to folders of {table}"
         elif not definition.read:
             found[str(path)] = f"read of {table} lists the parts of the workspace that it sees, as read = ['.']"
     return found
 
 
-async def _nobody(_: McpSource) -> None:
+async def _ignore_change(_: McpSource) -> None:
     return None
 
 

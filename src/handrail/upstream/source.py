@@ -9,32 +9,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from handrail.contract.call import Blob
-from handrail.contract.doors.offers import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplate
-from handrail.contract.errors import Fault, ToolError
-from handrail.contract.generation import Found, Loaded, Rank
-from handrail.registry.sources.offerings import MAX_URI, shape_of
+from handrail.contract.services.resources import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplate
+from handrail.contract.errors import Diagnostic, ToolError
+from handrail.contract.generation import DiscoveredTool, SourceContents, SourceRank
+from handrail.registry.sources.resources import MAX_URI, parse_shape
 from handrail.upstream import definition as listings
-from handrail.upstream.client.conversation import Lost, RpcError
-from handrail.upstream.definition import Item, Listing, ServerDefinition
-from handrail.upstream.install import Refused, resolve
-from handrail.upstream.tools import McpTool, failed
+from handrail.upstream.client.client_session import UpstreamConnectionLost, RpcError
+from handrail.upstream.definition import JsonItem, ServerListing, ServerDefinition
+from handrail.upstream.package_installer import CommandRefused, resolve_command
+from handrail.upstream.tools import McpTool, to_tool_error
 
 if TYPE_CHECKING:
-    from handrail.contract.doors.runtime import Runtime
-    from handrail.upstream.owner import Upstream
+    from handrail.contract.services.runtime import Runtime
+    from handrail.upstream.connection_manager import UpstreamServer
 
 
 # The resources and prompts in a server's listing. Each request is sent on behalf of one call.
 
-_SAID = ("annotations", "icons", "_meta")
+_PASSED_KEYS = ("annotations", "icons", "_meta")
 
 
-class McpOffering:
+class McpResourceProvider:
     """The resources and prompts of one listing."""
 
-    foreign = True
+    is_third_party = True
 
-    def __init__(self, listing: Listing, definition: ServerDefinition, upstream: Upstream | None) -> None:
+    def __init__(self, listing: ServerListing, definition: ServerDefinition, upstream: UpstreamServer | None) -> None:
         self._definition = definition
         self._upstream = upstream
         self._subscribes = _object(listing.capabilities.get("resources")).get("subscribe") is True
@@ -45,17 +45,17 @@ class McpOffering:
         self.prompts = tuple(spec for spec, _ in prompts)
         self._own_names = {spec.name: own for spec, own in prompts}
         self._uris = frozenset(one.uri for one in self.resources)
-        shapes = [shape_of(template.uri_template) for template in self.templates]
+        shapes = [parse_shape(template.uri_template) for template in self.templates]
         self._shapes = [shape for shape in shapes if shape is not None]
 
     @property
     def source(self) -> str:
         return self._definition.name
 
-    def has(self, uri: str) -> bool:
+    def has_resource(self, uri: str) -> bool:
         if uri in self._uris:
             return True
-        return len(uri) <= MAX_URI and any(shape.makes(uri) for shape in self._shapes)
+        return len(uri) <= MAX_URI and any(shape.matches(uri) for shape in self._shapes)
 
     async def read(self, uri: str, runtime: Runtime) -> Mapping[str, Any]:
         found = await self._ask("resources/read", {"uri": uri}, runtime)
@@ -63,7 +63,7 @@ class McpOffering:
         contents = cast("list[Any]", given) if isinstance(given, list) else []
         return {"contents": [_with_bytes(_object(one), "blob") for one in contents]}
 
-    async def prompt(self, name: str, arguments: Mapping[str, str], runtime: Runtime) -> Mapping[str, Any]:
+    async def get_prompt(self, name: str, arguments: Mapping[str, str], runtime: Runtime) -> Mapping[str, Any]:
         own = self._own_names.get(name)
         if own is None:
             raise ToolError(
@@ -111,12 +111,12 @@ class McpOffering:
                 "you need it.",
                 kind="unavailable",
             )
-        await upstream.connected()
+        await upstream.connect()
         try:
             await upstream.subscriptions.add(uri, updated)
         except RpcError as error:
-            raise failed(self.source, error) from None
-        except Lost as lost:
+            raise to_tool_error(self.source, error) from None
+        except UpstreamConnectionLost as lost:
             raise ToolError(
                 f"MCP server {self.source} is unavailable: {lost.why}. Try again later.", kind="unavailable"
             ) from None
@@ -132,10 +132,10 @@ class McpOffering:
         try:
             return await self._upstream.call(method, params, runtime)
         except RpcError as error:
-            raise failed(self.source, error) from None
+            raise to_tool_error(self.source, error) from None
 
 
-def _resource(item: Item) -> ResourceSpec | None:
+def _resource(item: JsonItem) -> ResourceSpec | None:
     uri, size = item.get("uri"), item.get("size")
     if not isinstance(uri, str) or not 0 < len(uri) <= MAX_URI:
         return None
@@ -143,14 +143,14 @@ def _resource(item: Item) -> ResourceSpec | None:
     return ResourceSpec(uri, _text(item, "name") or uri, *_about(item), whole, _more(item))
 
 
-def _template(item: Item) -> ResourceTemplate | None:
+def _template(item: JsonItem) -> ResourceTemplate | None:
     uri = item.get("uriTemplate")
     if not isinstance(uri, str) or not 0 < len(uri) <= MAX_URI:
         return None
     return ResourceTemplate(uri, _text(item, "name") or uri, *_about(item), _more(item))
 
 
-def _prompt(item: Item, prefix: str) -> tuple[PromptSpec, str] | None:
+def _prompt(item: JsonItem, prefix: str) -> tuple[PromptSpec, str] | None:
     """Return a prompt's spec and the server's own name of it."""
     own = _text(item, "name")
     if not own:
@@ -166,12 +166,12 @@ def _prompt(item: Item, prefix: str) -> tuple[PromptSpec, str] | None:
     return spec, own
 
 
-def _about(item: Item) -> tuple[str, str, str]:
+def _about(item: JsonItem) -> tuple[str, str, str]:
     return _text(item, "description"), _text(item, "title"), _text(item, "mimeType")
 
 
-def _more(item: Item) -> dict[str, Any]:
-    return {key: item[key] for key in _SAID if key in item}
+def _more(item: JsonItem) -> dict[str, Any]:
+    return {key: item[key] for key in _PASSED_KEYS if key in item}
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
@@ -213,11 +213,11 @@ class McpSource:
     :param upstream: None in a process that only lists tools
     """
 
-    rank: Rank = "package"
-    foreign = True
+    rank: SourceRank = "package"
+    is_third_party = True
 
     def __init__(
-        self, definition: ServerDefinition, state: Path, workspace: str, upstream: Upstream | None = None
+        self, definition: ServerDefinition, state: Path, workspace: str, upstream: UpstreamServer | None = None
     ) -> None:
         self.definition = definition
         self.upstream = upstream
@@ -227,38 +227,38 @@ class McpSource:
         self._workspace = workspace
         self._requires = definition.requires
         self._made: dict[str, McpTool] = {}
-        self._offered: tuple[object, McpOffering] | None = None
+        self._offered: tuple[object, McpResourceProvider] | None = None
 
     @property
     def name(self) -> str:
         return self.definition.name
 
     @property
-    def listing(self) -> Listing | None:
+    def listing(self) -> ServerListing | None:
         """The last known listing; None before the first connection."""
         if self.upstream is not None:
             return self.upstream.listing
-        return listings.read(self._state, self.name, self.definition.hash)
+        return listings.read_listing(self._state, self.name, self.definition.definition_hash)
 
-    def fault(self) -> str:
+    def configuration_problem(self) -> str:
         """Return the reason why the server cannot be used as configured; empty if it can."""
-        if self.definition.missing:
-            return self.definition.missing
+        if self.definition.missing_reason:
+            return self.definition.missing_reason
         if self.definition.transport == "stdio":
             try:
-                resolve(self.definition, self._state, self._workspace, to_start=False)
-            except Refused as error:
+                resolve_command(self.definition, self._state, self._workspace, to_start=False)
+            except CommandRefused as error:
                 return str(error)
         return ""
 
-    def unreachable(self) -> str:
+    def connection_problem(self) -> str:
         """Return why the server is unreachable, with the time of the next attempt; empty if it is not."""
-        if fault := self.fault():
+        if fault := self.configuration_problem():
             return f"MCP server {self.name} cannot be used: {fault}"
         if self.upstream is not None and self.upstream.state == "waiting":
             return (
                 f"MCP server {self.name} cannot be reached: {self.upstream.reason}; the next attempt is in "
-                f"{self.upstream.waits_s} s"
+                f"{self.upstream.retry_in_s} s"
             )
         return ""
 
@@ -266,9 +266,9 @@ class McpSource:
     def prefix(self) -> str:
         return self.name if self.definition.prefix is None else self.definition.prefix
 
-    def standing(self) -> str:
+    def describe_status(self) -> str:
         """Return why the tools of the server are unknown, for models."""
-        if fault := self.fault():
+        if fault := self.configuration_problem():
             return f"MCP server {self.name} cannot be used: {fault}. The user can see more with: handrail mcp list"
         nobody = f"The tools of MCP server {self.name} are not known yet"
         review = f"The user then has to approve them with: handrail sources review {self.name}"
@@ -278,47 +278,47 @@ class McpSource:
         if upstream.state == "closed":
             return f"{nobody}, and it is closed, as is its kernel"
         if upstream.state == "waiting":
-            return f"{nobody}: {upstream.reason}; the next attempt is in {upstream.waits_s} s. {review}"
+            return f"{nobody}: {upstream.reason}; the next attempt is in {upstream.retry_in_s} s. {review}"
         return f"{nobody}: it is connecting for the first time. Try again in a moment. {review}"
 
-    def load(self) -> Loaded:
+    def load(self) -> SourceContents:
         if self.gone:
-            return Loaded(name=self.name)
-        faults: list[Fault] = []
-        if fault := self.fault():
-            faults.append(Fault(self.definition.place, "", fault))
+            return SourceContents(name=self.name)
+        faults: list[Diagnostic] = []
+        if fault := self.configuration_problem():
+            faults.append(Diagnostic(self.definition.place, "", fault))
         listing = self.listing
         if listing is None:
-            return Loaded((), tuple(faults), self.name, self.definition.about, unheard=self)
-        found: list[Found] = []
+            return SourceContents((), tuple(faults), self.name, self.definition.about, unlisted=self)
+        found: list[DiscoveredTool] = []
         made: dict[str, McpTool] = {}
         for item in listing.tools:
-            tool = self._tool(item, made, faults)
+            tool = self._make_tool(item, made, faults)
             if tool is not None:
-                found.append(Found(tool, f"mcp server {self.name}"))
+                found.append(DiscoveredTool(tool, f"mcp server {self.name}"))
         if listing.left_out:
             faults.append(
-                Fault(
+                Diagnostic(
                     f"mcp server {self.name}", "", f"{listing.left_out} listed items exceed the limits and are left out"
                 )
             )
         self._made = made
-        offering = self._offering(listing)
-        return Loaded(tuple(found), tuple(faults), self.name, self.definition.about, offering=offering)
+        offering = self._make_resources(listing)
+        return SourceContents(tuple(found), tuple(faults), self.name, self.definition.about, resource_provider=offering)
 
-    def _offering(self, listing: Listing) -> McpOffering | None:
+    def _make_resources(self, listing: ServerListing) -> McpResourceProvider | None:
         """Return the resources of a listing. The object is the same while they are unchanged."""
         key = listing.resources, listing.templates, listing.prompts
         if not any(key):
             return None
         if self._offered is None or self._offered[0] != key:
-            self._offered = key, McpOffering(listing, self.definition, self.upstream)
+            self._offered = key, McpResourceProvider(listing, self.definition, self.upstream)
         return self._offered[1]
 
-    def _tool(self, item: Item, made: dict[str, McpTool], faults: list[Fault]) -> McpTool | None:
+    def _make_tool(self, item: JsonItem, made: dict[str, McpTool], faults: list[Diagnostic]) -> McpTool | None:
         name = str(item.get("name"))
         if name in made:
-            faults.append(Fault(f"mcp server {self.name}", name, "is listed twice; only the first counts"))
+            faults.append(Diagnostic(f"mcp server {self.name}", name, "is listed twice; only the first counts"))
             return None
         known = self._made.get(name)
         if known is not None and (known.item is item or known.item == item):
@@ -327,6 +327,6 @@ class McpSource:
         try:
             made[name] = tool = McpTool(item, self.upstream, self.definition, self._requires)
         except (ValueError, TypeError, RecursionError) as error:
-            faults.append(Fault(f"mcp server {self.name}", name[:100], str(error)))
+            faults.append(Diagnostic(f"mcp server {self.name}", name[:100], str(error)))
             return None
         return tool

@@ -6,19 +6,19 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from handrail.contract.doors.peer import NOT_ANSWERED
-from handrail.contract.doors.runtime import Runtime
+from handrail.contract.services.client import UNSUPPORTED_REQUEST
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.envelopes import from_content
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import LockSpec, SideEffect, ToolSpec
 from handrail.contract.tool.tool import Tool
-from handrail.upstream.client.conversation import ASKED_BY, RpcError
+from handrail.upstream.client.client_session import GRANT_BY_METHOD, RpcError
 from handrail.upstream.client.tasks import needs_task
-from handrail.upstream.definition import Item, ServerDefinition
+from handrail.upstream.definition import JsonItem, ServerDefinition
 
 if TYPE_CHECKING:
-    from handrail.upstream.owner import Upstream
+    from handrail.upstream.connection_manager import UpstreamServer
 
 _NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9_-]")
 _HEADER = "x-mcp-header"
@@ -26,13 +26,13 @@ _FIELD_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _MISSING_CAPABILITY = -32021
 
 
-def tool_id(prefix: str, name: str) -> str:
+def make_tool_id(prefix: str, name: str) -> str:
     """Return the id of a server's tool: ``<server>_<tool>``, or the tool's own name without a prefix."""
     own = _NOT_IN_AN_ID.sub("_", name)
     return f"{prefix}_{own}" if prefix else own
 
 
-def spec_of(item: Item, definition: ServerDefinition, requires: Requires) -> ToolSpec:
+def build_spec(item: JsonItem, definition: ServerDefinition, requires: Requires) -> ToolSpec:
     """Build the spec of a listed tool.
 
     :param requires: the server's requirements, one object for all of its tools
@@ -44,9 +44,9 @@ def spec_of(item: Item, definition: ServerDefinition, requires: Requires) -> Too
     if not isinstance(schema, dict):
         raise ValueError("has no inputSchema")
     hints: Mapping[str, Any] = _hints(item) if definition.trust_hints else dict[str, Any]()
-    effect = definition.side_effects.get(name) or definition.side_effects.get("*") or _effect(hints)
+    effect = definition.side_effects.get(name) or definition.side_effects.get("*") or _infer_side_effect(hints)
     return ToolSpec(
-        id=tool_id(definition.name if definition.prefix is None else definition.prefix, name),
+        id=make_tool_id(definition.name if definition.prefix is None else definition.prefix, name),
         description=_description(item, name, definition),
         parameters=cast("dict[str, Any]", schema),
         requires=requires,
@@ -59,7 +59,7 @@ def spec_of(item: Item, definition: ServerDefinition, requires: Requires) -> Too
     )
 
 
-def _description(item: Item, name: str, definition: ServerDefinition) -> str:
+def _description(item: JsonItem, name: str, definition: ServerDefinition) -> str:
     said, title = item.get("description"), item.get("title")
     if isinstance(said, str) and said.strip():
         return said
@@ -67,12 +67,12 @@ def _description(item: Item, name: str, definition: ServerDefinition) -> str:
     return f"{known_as}. The MCP server {definition.name} provides no description."
 
 
-def _hints(item: Item) -> Mapping[str, Any]:
+def _hints(item: JsonItem) -> Mapping[str, Any]:
     hints = item.get("annotations")
     return cast("Mapping[str, Any]", hints) if isinstance(hints, dict) else {}
 
 
-def _effect(hints: Mapping[str, Any]) -> SideEffect:
+def _infer_side_effect(hints: Mapping[str, Any]) -> SideEffect:
     return "read" if hints.get("readOnlyHint") is True else "external"
 
 
@@ -89,8 +89,8 @@ class McpTool(Tool):
     :param item: the server's description of the tool
     """
 
-    def __init__(self, item: Item, upstream: Upstream | None, definition: ServerDefinition, requires: Requires) -> None:
-        self.spec = spec_of(item, definition, requires)
+    def __init__(self, item: JsonItem, upstream: UpstreamServer | None, definition: ServerDefinition, requires: Requires) -> None:
+        self.spec = build_spec(item, definition, requires)
         self.item = item
         self.name = str(item["name"])
         self.definition = definition
@@ -114,7 +114,7 @@ class McpTool(Tool):
         schema = self.item.get("outputSchema")
         return cast("Mapping[str, Any]", schema) if isinstance(schema, dict) else None
 
-    def header_fields(self, args: Mapping[str, Any]) -> dict[str, str]:
+    def build_header_fields(self, args: Mapping[str, Any]) -> dict[str, str]:
         """Return the arguments that the schema repeats in header fields, over HTTP."""
         return _headers_of(self._headers, args)
 
@@ -129,7 +129,7 @@ class McpTool(Tool):
 
         def stands() -> None:
             listing = upstream.listing
-            now = listing.tool(self.name) if listing is not None else None
+            now = listing.find_tool(self.name) if listing is not None else None
             if now is None or (now is not self.item and now != self.item):
                 raise ToolError(
                     f"MCP server {self.definition.name} has changed its definition of {self.name} since this call "
@@ -137,30 +137,30 @@ class McpTool(Tool):
                     kind="conflict",
                 )
 
-        headers = self.header_fields(args) if self._headers else None
+        headers = self.build_header_fields(args) if self._headers else None
         said = {"name": self.name, "arguments": args}
         try:
             as_task = needs_task(self.item)
-            answer = await upstream.call("tools/call", said, runtime, headers=headers, stands=stands, as_task=as_task)
+            answer = await upstream.call("tools/call", said, runtime, headers=headers, check_current=stands, as_task=as_task)
         except RpcError as error:
-            raise failed(self.definition.name, error) from None
+            raise to_tool_error(self.definition.name, error) from None
         return from_content(answer)
 
 
-def failed(server: str, error: RpcError) -> ToolError:
+def to_tool_error(server: str, error: RpcError) -> ToolError:
     """Return the error of a call for an error that a server sent."""
     said = error.message[:2000] or "it failed without a message"
-    if error.code == _MISSING_CAPABILITY and (lacking := _lacking(error.data)):
-        return ToolError(f"MCP server {server} failed: {said}; {NOT_ANSWERED} {lacking}", kind="unavailable")
+    if error.code == _MISSING_CAPABILITY and (lacking := _find_missing_request(error.data)):
+        return ToolError(f"MCP server {server} failed: {said}; {UNSUPPORTED_REQUEST} {lacking}", kind="unavailable")
     kind = "invalid_input" if error.code == -32602 else "failed"
     return ToolError(f"MCP server {server} returned an error: {said} (error {error.code})", kind=kind)
 
 
-def _lacking(data: object) -> str:
+def _find_missing_request(data: object) -> str:
     """Return the first request that the server needs and the client does not answer, or ``""``."""
     said = cast("dict[str, Any]", data).get("requiredCapabilities") if isinstance(data, dict) else None
     needed = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
-    return next((method for method, grant in ASKED_BY.items() if grant in needed), "")
+    return next((method for method, grant in GRANT_BY_METHOD.items() if grant in needed), "")
 
 
 def _header_places(schema: object) -> dict[tuple[str, ...], str]:

@@ -104,7 +104,7 @@ async def _planted_settings(home: Home) -> str | None:
             return "a program that the repository names ran outside of the sandbox"
         async with home.kernel(workspace=workspace, name="after") as kernel:
             check_kernel(kernel)
-            await kernel.explain("bash", {"command": "git status"})
+            await kernel.explain_call("bash", {"command": "git status"})
     if home.canary.exists():
         home.canary.unlink()
         return "a program that the repository names ran as Handrail looked at it"

@@ -8,9 +8,9 @@ from pathlib import Path
 from tests.attacks.case import Case
 from tests.attacks.victim import Home
 
-from handrail.contract.approvals import Away
+from handrail.contract.approvals import DeferApprovals
 from handrail.contract.errors import StartError
-from handrail.kernel.opening import open_kernel
+from handrail.kernel.startup import open_kernel
 
 _ASKED = 130
 
@@ -18,9 +18,9 @@ _ASKED = 130
 async def _many_requests(home: Home) -> str | None:
     """A model that asks again and again buries the one request that matters."""
     async with home.kernel(name="asking") as kernel:
-        session = await kernel.session(attendant=Away())
+        session = await kernel.session(approval_handler=DeferApprovals())
         found = [await session.call("write", {"path": f"n{n}.txt", "content": "x"}) for n in range(_ASKED)]
-        waiting = len(kernel.approvals.pending())
+        waiting = len(kernel.approvals.list_pending())
     kinds = {result.error_kind for result in found if "parked" not in result.metadata}
     return None if waiting == 100 and kinds == {"limit"} else f"{waiting} wait; the others ended as {kinds}"
 

@@ -10,7 +10,7 @@ from tests.attacks.case import Case, breach
 from tests.attacks.victim import Agreeing, Home
 
 from handrail import tool
-from handrail.contract.schema.schema import InvalidSchema, compile_schema
+from handrail.contract.schema.validation import InvalidSchema, compile_schema
 
 _HELD_S = 1.0
 """Processor time of the loop's thread that no single call may take; each took many seconds."""
@@ -48,7 +48,7 @@ async def _schemas(home: Home) -> str | None:
         except InvalidSchema:
             continue
         for given in ({"x": value}, {"x": "a" * 50_000}):
-            made.problems(given)
+            made.list_problems(given)
         if time.thread_time() - begun > _HELD_S:
             slow.append(name)
     return breach(slow, "took long to judge")
@@ -84,7 +84,7 @@ async def _calls(home: Home) -> str | None:
         ("test.external", {"text": "-eyJaaaaaaaaaa" * 30_000}),
     ]
     async with home.kernel(name="judged", tools=[external], secrets={"KEY": "s3cr3t-Value-0123456789"}) as kernel:
-        session = await kernel.session(attendant=Agreeing())
+        session = await kernel.session(approval_handler=Agreeing())
         beating = asyncio.ensure_future(beat())
         for name, arguments in calls:
             longest = 0.0

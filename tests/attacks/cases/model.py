@@ -38,7 +38,7 @@ _ODD_TEXTS: dict[str, str | bytes] = {
 async def _odd_arguments(home: Home) -> str | None:
     wrong: list[str] = []
     async with home.kernel(name="odd") as kernel:
-        session = await kernel.session(attendant=Agreeing())
+        session = await kernel.session(approval_handler=Agreeing())
         for name, text in _ODD_TEXTS.items():
             result = await session.call("read", text)  # pyright: ignore[reportArgumentType]
             harmless = result.ok and "# A project" in repr(result.data) and name in ("a byte order mark",)
@@ -53,7 +53,7 @@ async def _odd_arguments(home: Home) -> str | None:
 
 async def _hundred_megabytes(home: Home) -> str | None:
     async with home.kernel(name="odd") as kernel:
-        session = await kernel.session(attendant=Agreeing())
+        session = await kernel.session(approval_handler=Agreeing())
         for text in ('{"path": "' + "a" * 100_000_000 + '"}', {"path": "a" * 100_000_000}):
             result = await session.call("read", text)  # pyright: ignore[reportArgumentType]
             if result.ok or len(repr(result)) > 100_000:
@@ -120,7 +120,7 @@ async def _hidden_in_a_description(home: Home) -> str | None:
         async with home.kernel(name="poisoned") as kernel:
             session = await kernel.session()
             await session.call("load_tools", {"tool": "helpful"})
-            told = [spec.description for spec in session.turn().specs if spec.id == "helpful"]
+            told = [spec.description for spec in session.start_turn().tool_specs if spec.id == "helpful"]
     except HandrailError:
         return None
     return breach([text for text in told if any(c in text for c in "\u202e\u200b\x1b\U000e0053")], "told as it is")
@@ -144,7 +144,7 @@ async def _changed_definition(home: Home) -> str | None:
             return await super().approve(request)
 
     async with home.kernel(name="changing", tools=[made("Pay.")]) as kernel:
-        session = await kernel.session(attendant=Changing())
+        session = await kernel.session(approval_handler=Changing())
         result = await session.call("pay", {"amount": 1})
         again = await session.call("pay", {"amount": 1})
     if result.ok and again.ok:

@@ -88,7 +88,7 @@ async def _granted(home: Home) -> AsyncGenerator[tuple[Session, list[str]]]:
 
         threading.Thread(target=accept, daemon=True).start()
         async with home.kernel(name="net", agent=_AGENT, tools=[fetch], rules=[*_RULES, "allow fetch"]) as kernel:
-            session = await kernel.session(attendant=Agreeing())
+            session = await kernel.session(approval_handler=Agreeing())
             good = await session.call("fetch", {"url": f"http://{ALLOWED}/hello"})
             if "hello from allowed.example" not in repr(good.data):
                 raise RuntimeError(f"the granted host is not reached, so that nothing would be proved: {good!r}"[:600])
@@ -215,8 +215,8 @@ async def _sessions_apart(home: Home) -> str | None:
     """Two sessions of one process: one has a host, the other has not, at the same time."""
     _need_internet()
     async with home.kernel(name="net", agent=_AGENT, rules=_RULES) as kernel:
-        with_host = await kernel.session(attendant=Agreeing())
-        without = await kernel.session(agent="default", attendant=Agreeing())
+        with_host = await kernel.session(approval_handler=Agreeing())
+        without = await kernel.session(agent="default", approval_handler=Agreeing())
         command = {"command": f"curl -sS -m 5 http://{ALLOWED}/hello"}
         one, two = await asyncio.gather(with_host.call("bash", command), without.call("bash", command))
     if "hello from" not in said_by(one):
@@ -238,7 +238,7 @@ async def _disjoint(home: Home) -> str | None:
     _need_internet()
     ceiling = '[ceiling.net]\nhosts = ["nobody.example"]\n'
     async with home.kernel(name="net", agent=_AGENT, rules=_RULES, settings=ceiling) as kernel:
-        session = await kernel.session(attendant=Agreeing())
+        session = await kernel.session(approval_handler=Agreeing())
         await asyncio.to_thread(arrived)
         said = [
             said_by(await session.call("bash", {"command": f"curl -sS -m 4 http://{host}/"}))

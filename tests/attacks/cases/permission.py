@@ -12,7 +12,7 @@ from tests.attacks.victim import SECRET, Agreeing, Home, put
 from handrail import tool
 from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest
 from handrail.contract.errors import HandrailError
-from handrail.policy.watchdogs.watchdog import WatchdogCall
+from handrail.policy.watchdogs.api import WatchdogCall
 
 
 class Answering(Agreeing):
@@ -31,7 +31,7 @@ async def _literal_star(home: Home) -> str | None:
     """What "always for this project" stores is read back, in another process of the kernel, as that command and no more."""
     async with home.elsewhere() as (_, workspace):
         async with home.kernel(workspace=workspace, name="stored") as kernel:
-            session = await kernel.session(attendant=Answering("project"))
+            session = await kernel.session(approval_handler=Answering("project"))
             for command in ("printf %s '*'", "printf %s '?'", "printf '%s' '[a-z]'"):
                 if not (await session.call("bash", {"command": command})).ok:
                     return f"{command} was not answered"
@@ -93,7 +93,7 @@ async def _rewritten(home: Home) -> str | None:
             put(workspace / script, "# harmless\n")
             put(workspace / "work.py", _REWRITES.replace("SCRIPT", repr(script)))
             async with home.kernel(workspace=workspace, name="rewritten") as kernel:
-                session = await kernel.session(attendant=Slow(workspace, script))
+                session = await kernel.session(approval_handler=Slow(workspace, script))
                 begun = await session.call("bash", {"command": "python3 work.py", "background": True})
                 while begun.ok and not (workspace / "running").exists():
                     await asyncio.sleep(0.02)
@@ -106,7 +106,7 @@ async def _rewritten(home: Home) -> str | None:
 async def _once_is_once(home: Home) -> str | None:
     person = Answering("once")
     async with home.kernel(name="once") as kernel:
-        session = await kernel.session(attendant=person)
+        session = await kernel.session(approval_handler=person)
         for _ in range(3):
             await session.call("bash", {"command": "true"})
     return None if len(person.requests) == 3 else f"asked {len(person.requests)} times for 3 calls"
@@ -132,7 +132,7 @@ async def _parallel(home: Home) -> str | None:
 
     person = Picking()
     async with home.kernel(name="parallel", tools=[step]) as kernel:
-        session = await kernel.session(attendant=person)
+        session = await kernel.session(approval_handler=person)
         answers = await session.call_all([("step", {"number": number}) for number in range(8)])
     results: list[Any] = [getattr(answer, "result", answer) for answer in answers]
     told = [result.data if result.ok else result.error_kind for result in results]
@@ -145,7 +145,7 @@ async def _parallel(home: Home) -> str | None:
 async def _shown_whole(home: Home) -> str | None:
     person = Answering("reject")
     async with home.kernel(name="whole") as kernel:
-        session = await kernel.session(attendant=person)
+        session = await kernel.session(approval_handler=person)
         command = "echo " + "a " * 20_000 + "&& rm -rf last"
         await session.call("bash", {"command": command})
     shown = person.requests[0].arguments.get("command") if person.requests else None
@@ -232,7 +232,7 @@ async def _failing_watchdog(home: Home) -> str | None:
     ran: list[str] = []
     for number, watchdog in enumerate(watchdogs):
         async with home.kernel(name="watched", rules=["allow bash true"], watchdogs=[watchdog]) as kernel:
-            session = await kernel.session(attendant=Agreeing())
+            session = await kernel.session(approval_handler=Agreeing())
             result = await session.call("bash", {"command": "true"})
             if result.ok or result.error_kind != "denied":
                 ran.append(f"{number}: {result!r}"[:200])
@@ -245,7 +245,7 @@ async def _deny_is_final(home: Home) -> str | None:
     async with home.kernel(
         name="final", agent=agent, rules=["allow bash", "allow bash touch x", "allow fs.write src/a.py"]
     ) as kernel:
-        session = await kernel.session(attendant=Agreeing(), rules=["allow bash touch x", "allow *"])
+        session = await kernel.session(approval_handler=Agreeing(), rules=["allow bash touch x", "allow *"])
         one = await session.call("bash", {"command": "touch x"})
         two = await session.call("write", {"path": "src/a.py", "content": "x"})
         three = await session.call("bash", {"command": "echo x > src/a.py"})
@@ -263,7 +263,7 @@ async def _changed_by_approver(home: Home) -> str | None:
             return ApprovalAnswer("once", arguments={"command": "cat /etc/passwd > ../out; touch denied"})
 
     async with home.kernel(name="changed", rules=["deny bash touch *"]) as kernel:
-        session = await kernel.session(attendant=Changing())
+        session = await kernel.session(approval_handler=Changing())
         result = await session.call("bash", {"command": "id"})
     there = (home.workspace / "denied").exists()
     return f"{result!r}" if result.ok or there else None

@@ -69,15 +69,15 @@ async def _file_tools_too(home: Home) -> str | None:
 
 async def _withheld(home: Home) -> str | None:
     """Without a sandbox nothing is started: a kernel on a machine that has none withholds what starts programs."""
-    if not tiers.probe().confines:
+    if not tiers.probe_tier().is_confining:
         return "this machine confines nothing, and the case would prove nothing"
-    refusing = tiers.Refusing(tiers.Tier("none", "taken away by the test", ""))
+    refusing = tiers.RefusingSandbox(tiers.SandboxTier("none", "taken away by the test", ""))
     from handrail.contract.errors import ToolError
-    from handrail.contract.sandbox import Profile, Program
+    from handrail.contract.sandbox import SandboxProfile, ProgramSpec
     from handrail.contract.tool.requires import CapabilitySet
 
     try:
-        await refusing.start(CapabilitySet(()), Profile(str(home.workspace), "/tmp"), Program(("true",)))
+        await refusing.start(CapabilitySet(()), SandboxProfile(str(home.workspace), "/tmp"), ProgramSpec(("true",)))
     except ToolError as error:
         return None if error.kind == "unavailable" else f"{error.kind}"
     return "something was started"
@@ -102,7 +102,7 @@ async def _own_state(home: Home) -> str | None:
 async def _two_sessions(home: Home) -> str | None:
     """A session's scratch and /tmp are its own; the next call of the same session has another /tmp."""
     async with home.kernel(name="two") as kernel:
-        one, two = await kernel.session(attendant=Agreeing()), await kernel.session(attendant=Agreeing())
+        one, two = await kernel.session(approval_handler=Agreeing()), await kernel.session(approval_handler=Agreeing())
         await one.call("bash", {"command": f'echo {SECRET} | tee "$HOME/mine" /tmp/mine /dev/shm/mine'})
         said = said_by(
             await two.call("bash", {"command": 'cat ~+/../*/mine "$HOME/mine" /tmp/mine /dev/shm/mine; ls $HOME/..'})

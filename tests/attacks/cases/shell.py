@@ -51,7 +51,7 @@ async def _denied_anyhow(home: Home) -> str | None:
     async with home.kernel(name="denying", rules=["deny bash touch *"]) as kernel:
         from tests.attacks.victim import Agreeing
 
-        session = await kernel.session(attendant=Agreeing())
+        session = await kernel.session(approval_handler=Agreeing())
         for text in (
             "touch denied", "/usr/bin/touch denied", "t''ouch denied", "\\touch denied", "env touch denied", "env X=1 touch denied",
             "timeout 5 touch denied", "nice touch denied", "xargs touch denied", "sh -c 'touch denied'", "bash -c \"touch denied\"",

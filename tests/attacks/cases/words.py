@@ -43,7 +43,7 @@ async def _reached(
     found: list[str] = []
     mark = home.workspace / "reached"
     async with home.kernel(name=name, rules=rules) as kernel:
-        session = await kernel.session(attendant=person)
+        session = await kernel.session(approval_handler=person)
         for text in forms:
             result = await session.call("bash", {"command": text, "timeout_ms": 20_000})
             if mark.exists():
@@ -83,7 +83,7 @@ async def _sub_command(home: Home) -> str | None:
     )  # fmt: skip
     silent: list[str] = []
     async with home.kernel(name="words-git", rules=["allow bash", "ask bash git branch *"]) as kernel:
-        session = await kernel.session(attendant=person)
+        session = await kernel.session(approval_handler=person)
         for text in forms:
             before = len(person.requests)
             await session.call("bash", {"command": text})

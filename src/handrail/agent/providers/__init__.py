@@ -20,21 +20,21 @@ SERVICES: Mapping[str, tuple[str, str]] = {
     "gemini": ("GEMINI_API_KEY", "google.genai"),
 }
 """The variable with the key and the module of the SDK, by the word before the colon."""
-FORMS = f"{', '.join(f'{kind}:NAME' for kind in SERVICES)} or script:FILE"
+MODEL_FORMS = f"{', '.join(f'{kind}:NAME' for kind in SERVICES)} or script:FILE"
 
 
-class _Way(NamedTuple):
+class _ProviderRoute(NamedTuple):
     """The server and the call form of the models of one provider."""
 
     base_url: str | None
     text_calls: TextForm | None
 
 
-_ways: WeakKeyDictionary[Model, Mapping[str, _Way]] = WeakKeyDictionary()
+_routes: WeakKeyDictionary[Model, Mapping[str, _ProviderRoute]] = WeakKeyDictionary()
 """For each opened model the routes by provider: its own, and those of the models that it was opened for."""
 
 
-def open_beside(model: Model, spec: str, base_url: str | None = None) -> Model:
+def open_subagent_model(model: Model, spec: str, base_url: str | None = None) -> Model:
     """Open the model of a sub-agent whose parent uses ``model``.
 
     If both have the same provider, they use the same server and the same form of calls.
@@ -42,16 +42,16 @@ def open_beside(model: Model, spec: str, base_url: str | None = None) -> Model:
     :param base_url: another server than the parent's; ``""`` for the provider's own
     :raises HandrailError: see :func:`open_model`
     """
-    ways = _ways.get(model, {})
-    way = ways.get(_provider(spec), _Way(None, None))
+    ways = _routes.get(model, {})
+    way = ways.get(_provider_of(spec), _ProviderRoute(None, None))
     if base_url is not None:
-        way = _Way(base_url or None, None)
+        way = _ProviderRoute(base_url or None, None)
     opened = open_model(spec, base_url=way.base_url, text_calls=way.text_calls)
-    _ways[opened] = {**ways, **_ways[opened]}
+    _routes[opened] = {**ways, **_routes[opened]}
     return opened
 
 
-def _provider(spec: str) -> str:
+def _provider_of(spec: str) -> str:
     """Return the provider of a model, whichever of its APIs is used."""
     return spec.partition(":")[0].partition("-")[0]
 
@@ -73,26 +73,26 @@ def open_model(spec: str, *, base_url: str | None = None, text_calls: TextForm |
     :raises StartError: if an SDK or a key is missing; the text says what to install or set
     :raises LoadError: if a script is faulty, with all faults
     """
-    model = _opened(spec, base_url)
+    model = _open(spec, base_url)
     if text_calls is not None:
-        from handrail.agent.text_calls import TextualModel
+        from handrail.agent.text_calls import TextCallModel
 
-        model = TextualModel(model, text_calls)
-    _ways[model] = {_provider(spec): _Way(base_url, text_calls)}
+        model = TextCallModel(model, text_calls)
+    _routes[model] = {_provider_of(spec): _ProviderRoute(base_url, text_calls)}
     return model
 
 
-def _opened(spec: str, base_url: str | None) -> Model:
+def _open(spec: str, base_url: str | None) -> Model:
     kind, colon, name = spec.partition(":")
     if not colon or not name or kind not in (*SERVICES, "script"):
-        raise UsageError(f"The model is invalid: {spec!r}. Use {FORMS}.")
+        raise UsageError(f"The model is invalid: {spec!r}. Use {MODEL_FORMS}.")
     if kind == "script":
         if base_url is not None:
             raise UsageError(f"{spec!r} plays a file and uses no server. Remove the base URL ({base_url}).")
-        from handrail.agent.providers.script import ScriptModel
+        from handrail.agent.providers.script import ScriptedModel
 
-        return ScriptModel.from_file(Path(name))
-    key = _key(kind, name, base_url)
+        return ScriptedModel.from_file(Path(name))
+    key = _find_key(kind, name, base_url)
     match kind:
         case "openai":
             from handrail.agent.providers.openai import OpenAIModel
@@ -112,10 +112,10 @@ def _opened(spec: str, base_url: str | None) -> Model:
             return AnthropicModel(name, api_key=key, base_url=base_url)
 
 
-def _key(kind: str, name: str, base_url: str | None) -> str:
+def _find_key(kind: str, name: str, base_url: str | None) -> str:
     variable, module = SERVICES[kind]
     extra = kind.partition("-")[0]
-    if not is_there(module):
+    if not is_importable(module):
         raise StartError(f"{kind}:{name} needs the {extra} SDK. Install it with: pip install 'handrail[{extra}]'")
     key = os.environ.get(variable, "").strip()
     if key:
@@ -127,7 +127,7 @@ def _key(kind: str, name: str, base_url: str | None) -> str:
     )
 
 
-def is_there(module: str) -> bool:
+def is_importable(module: str) -> bool:
     """Return whether a module can be imported, without importing it."""
     try:
         return find_spec(module) is not None

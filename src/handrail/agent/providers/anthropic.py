@@ -20,23 +20,23 @@ from handrail.agent.model import (
     CallClosed,
     CallOpened,
     CallPart,
-    Finished,
+    ReplyFinished,
     FinishReason,
-    Kept,
+    ProviderBlock,
     Message,
     ModelRequest,
-    NativeGiven,
+    ProviderToolResult,
     ResultsMessage,
     StreamCut,
     TextDelta,
     TextPart,
-    Usage,
+    TokenUsage,
     UserMessage,
 )
-from handrail.agent.providers.failures import count, failure, get, late, plain, text, unreachable, unreadable
-from handrail.catalog.dialects import ANTHROPIC, Dialect
-from handrail.catalog.fitting import offered
-from handrail.contract.text.json import MAX_ARGUMENT_BYTES, ArgumentText, parse_object
+from handrail.agent.providers.failures import get_count, request_error, get_field, timeout_error, to_plain_json, get_text, connection_error, format_error
+from handrail.catalog.dialects import ANTHROPIC, SchemaDialect
+from handrail.catalog.schema_adapter import adapt_tool
+from handrail.contract.text.json_text import MAX_ARGUMENT_BYTES, InvalidJsonText, parse_object
 
 if TYPE_CHECKING:
     from anthropic.types import MessageParam, RawMessageStreamEvent, ToolUnionParam
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _USE, _RESULT = "server_tool_use", "_tool_result"
 
 
-class NativeReader:
+class ServerToolReader:
     """A reader of the server tool blocks of one reply."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class NativeReader:
 
     def start(self, index: int, kind: object, block: object) -> None:
         """Process the start of a block that has no other ``kind``."""
-        if isinstance(kind, str) and (kind == _USE or kind.endswith(_RESULT)) and (data := plain(block)) is not None:
+        if isinstance(kind, str) and (kind == _USE or kind.endswith(_RESULT)) and (data := to_plain_json(block)) is not None:
             self._open[index] = data
             self._input[index] = []
 
@@ -82,21 +82,21 @@ class NativeReader:
             if text:
                 try:
                     block["input"] = parse_object(text)
-                except ArgumentText:
+                except InvalidJsonText:
                     block["input"] = {}
             given = block.get("input")
             asked = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
             block["input"] = asked
             self._asked[str(block.get("id"))] = str(block.get("name") or ""), asked
-            yield Kept("anthropic", block, said=True)
+            yield ProviderBlock("anthropic", block, said=True)
             return
         used = str(block.get("tool_use_id") or "")
         name, asked = self._asked.get(used, (str(block["type"]).removesuffix(_RESULT), {}))
         content: Any = block.get("content")
-        yield NativeGiven(name, used, asked, content, _failed(content), Kept("anthropic", block, said=True))
+        yield ProviderToolResult(name, used, asked, content, _is_failed(content), ProviderBlock("anthropic", block, said=True))
 
 
-def matched(content: Sequence[dict[str, Any]], *, last: bool) -> list[dict[str, Any]]:
+def match_results(content: Sequence[dict[str, Any]], *, last: bool) -> list[dict[str, Any]]:
     """Return the blocks of a message without server tool uses or results that lack their counterpart.
 
     :param last: whether the message is the last of the history, in which a use may still await its result
@@ -116,7 +116,7 @@ def _is_result(block: dict[str, Any]) -> bool:
     return kind.endswith(_RESULT) and kind != "tool_result"
 
 
-def _failed(content: object) -> bool:
+def _is_failed(content: object) -> bool:
     if not isinstance(content, dict):
         return False
     inner = cast("dict[str, Any]", content)
@@ -154,7 +154,7 @@ class AnthropicModel:
         return f"anthropic:{self._model}"
 
     @property
-    def dialect(self) -> Dialect:
+    def dialect(self) -> SchemaDialect:
         return ANTHROPIC
 
     async def aclose(self) -> None:
@@ -179,7 +179,7 @@ class AnthropicModel:
                     for block in reader.read(event):
                         yield block
         except anthropic.APIStatusError as error:
-            raise failure(
+            raise request_error(
                 self.name,
                 "ANTHROPIC_API_KEY",
                 error.status_code,
@@ -188,11 +188,11 @@ class AnthropicModel:
                 error.response.headers,
             ) from error
         except anthropic.APITimeoutError as error:
-            raise late(self.name, self._client.base_url) from error
+            raise timeout_error(self.name, self._client.base_url) from error
         except (anthropic.APIConnectionError, httpx2.TransportError) as error:
-            raise unreachable(self.name, self._client.base_url, error) from error
+            raise connection_error(self.name, self._client.base_url, error) from error
         except ValueError as error:
-            raise unreadable(self.name, error) from error
+            raise format_error(self.name, error) from error
         if not reader.finished:
             raise StreamCut(f"{self.name}: The stream ended without message_stop.")
 
@@ -210,17 +210,17 @@ class _EventReader:
         self._calls: dict[int, object] = {}
         """Open calls with the input of their start. Some servers send the whole input there, and no deltas."""
         self._kept: dict[int, dict[str, Any]] = {}
-        self._native = NativeReader()
+        self._native = ServerToolReader()
 
     def read(self, event: RawMessageStreamEvent) -> Iterator[BlockEvent]:
-        index = get(event, "index")
-        match get(event, "type"):
+        index = get_field(event, "index")
+        match get_field(event, "type"):
             case "message_start":
-                yield from self._usage(get(get(event, "message"), "usage"))
+                yield from self._usage(get_field(get_field(event, "message"), "usage"))
             case "content_block_start" if isinstance(index, int):
-                yield from self._start(index, get(event, "content_block"))
+                yield from self._start(index, get_field(event, "content_block"))
             case "content_block_delta" if isinstance(index, int):
-                yield from self._delta(index, get(event, "delta"))
+                yield from self._delta(index, get_field(event, "delta"))
             case "content_block_stop" if isinstance(index, int):
                 if self._native.has(index):
                     yield from self._native.stop(index)
@@ -229,39 +229,39 @@ class _EventReader:
                         yield CallArguments(index, json.dumps(whole))
                     yield CallClosed(index)
                 elif index in self._kept:
-                    yield Kept("anthropic", self._kept.pop(index))
+                    yield ProviderBlock("anthropic", self._kept.pop(index))
             case "message_delta":
-                if reason := text(get(event, "delta"), "stop_reason"):
+                if reason := get_text(get_field(event, "delta"), "stop_reason"):
                     self._reason = _REASONS.get(reason, "other")
-                yield from self._usage(get(event, "usage"))
+                yield from self._usage(get_field(event, "usage"))
             case "message_stop":
                 self.finished = True
-                yield Finished(self._reason)
+                yield ReplyFinished(self._reason)
             case _:
                 pass
 
     def _start(self, index: int, block: object) -> Iterator[BlockEvent]:
-        match get(block, "type"):
+        match get_field(block, "type"):
             case "text":
-                if said := text(block, "text"):
+                if said := get_text(block, "text"):
                     yield TextDelta(said)
             case "tool_use":
-                self._calls[index] = get(block, "input")
-                yield CallOpened(index, text(block, "id"), text(block, "name") or "")
+                self._calls[index] = get_field(block, "input")
+                yield CallOpened(index, get_text(block, "id"), get_text(block, "name") or "")
             case "thinking":
                 self._kept[index] = {"type": "thinking", "thinking": "", "signature": ""}
             case "redacted_thinking":
-                self._kept[index] = {"type": "redacted_thinking", "data": get(block, "data")}
+                self._kept[index] = {"type": "redacted_thinking", "data": get_field(block, "data")}
             case kind:
                 self._native.start(index, kind, block)
 
     def _delta(self, index: int, delta: object) -> Iterator[BlockEvent]:
-        kind = get(delta, "type")
+        kind = get_field(delta, "type")
         if kind == "text_delta":
-            if said := text(delta, "text"):
+            if said := get_text(delta, "text"):
                 yield TextDelta(said)
         elif kind == "input_json_delta":
-            if piece := text(delta, "partial_json"):
+            if piece := get_text(delta, "partial_json"):
                 if self._native.has(index):
                     self._native.add(index, piece)
                     return
@@ -270,7 +270,7 @@ class _EventReader:
                 yield CallArguments(index, piece)
         elif isinstance(kind, str) and kind in _KEPT_DELTAS and index in self._kept:
             field = _KEPT_DELTAS[kind]
-            if (piece := text(delta, field)) and field in self._kept[index]:
+            if (piece := get_text(delta, field)) and field in self._kept[index]:
                 self._kept[index][field] += piece
 
     def _usage(self, usage: object) -> Iterator[BlockEvent]:
@@ -281,10 +281,10 @@ class _EventReader:
         if usage is None:
             return
         told = sum(
-            count(usage, field) for field in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+            get_count(usage, field) for field in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
         )
         self._input = max(self._input, told)
-        yield Usage(self._input, count(usage, "output_tokens"))
+        yield TokenUsage(self._input, get_count(usage, "output_tokens"))
 
 
 def _messages(messages: Iterable[Message]) -> list[MessageParam]:
@@ -298,7 +298,7 @@ def _messages(messages: Iterable[Message]) -> list[MessageParam]:
         elif content:
             joined.append((role, content))
     for number, (_, content) in enumerate(joined):
-        content[:] = matched(content, last=number == len(joined) - 1)
+        content[:] = match_results(content, last=number == len(joined) - 1)
     if joined and joined[-1][0] == "user" and joined[-1][1]:
         joined[-1][1][-1]["cache_control"] = {"type": "ephemeral"}
     return [cast("MessageParam", {"role": role, "content": content}) for role, content in joined]
@@ -318,7 +318,7 @@ def _content(message: Message) -> Iterator[dict[str, Any]]:
                         yield {"type": "text", "text": part.text}
                     case CallPart(wire_id, name, arguments):
                         yield {"type": "tool_use", "id": wire_id, "name": name, "input": dict(arguments)}
-                    case Kept(provider, block):
+                    case ProviderBlock(provider, block):
                         if provider == "anthropic":
                             yield dict(block)
         case ResultsMessage(results):
@@ -332,5 +332,5 @@ def _content(message: Message) -> Iterator[dict[str, Any]]:
 
 
 def _tools(request: ModelRequest) -> list[ToolUnionParam]:
-    own = [offered(view, ANTHROPIC)[0] for view in request.tools]
+    own = [adapt_tool(view, ANTHROPIC)[0] for view in request.tools]
     return [cast("ToolUnionParam", tool) for tool in (*own, *request.native)]

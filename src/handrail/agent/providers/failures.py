@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
-from handrail.agent.model import ProviderBusy, ProviderDenied, ProviderError, RequestRefused, StreamCut
+from handrail.agent.model import ProviderBusy, ProviderDenied, ProviderError, RequestRejected, StreamCut
 
 _BUSY_STATUS = frozenset({408, 409, 425, 429})
 _BUSY_TYPES = frozenset(
@@ -15,7 +15,7 @@ _BUSY_TYPES = frozenset(
 _SPENT_CODES = frozenset({"insufficient_quota", "billing_error", "billing_hard_limit_reached"})
 
 
-def failure(
+def request_error(
     name: str, key_variable: str, status: int | None, code: str | None, message: str, headers: Mapping[str, str]
 ) -> ProviderError:
     """Return the error for a refused or failed request.
@@ -37,27 +37,27 @@ def failure(
             retry_after_s=_retry_after_s(headers),
         )
     if status == 404:
-        return RequestRefused(
+        return RequestRejected(
             f"{name}: The provider does not know this model or address (404: {said}). Check the name."
         )
     if status is None or status == 200:
         return ProviderError(f"{name}: The provider interrupted the reply with an error ({code or 'unnamed'}: {said}).")
-    return RequestRefused(f"{name}: The provider rejected the request ({status}: {said}).")
+    return RequestRejected(f"{name}: The provider rejected the request ({status}: {said}).")
 
 
-def late(name: str, address: object) -> ProviderBusy:
+def timeout_error(name: str, address: object) -> ProviderBusy:
     """Return the error for a time-out of the provider at ``address``."""
     return ProviderBusy(f"{name}: The provider did not answer in time ({address}). Try again later.")
 
 
-def unreachable(name: str, address: object, error: Exception) -> ProviderBusy:
+def connection_error(name: str, address: object, error: Exception) -> ProviderBusy:
     """Return the error for a missing or lost connection to ``address``."""
     return ProviderBusy(
         f"{name}: The connection to {address} failed ({error.__cause__ or error}). Check the network and the address."
     )
 
 
-def unreadable(name: str, error: Exception) -> StreamCut:
+def format_error(name: str, error: Exception) -> StreamCut:
     """Return the error for a stream that does not have the provider's format."""
     return StreamCut(f"{name}: The provider sent an unreadable event ({str(error)[:300]}).")
 
@@ -77,33 +77,33 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
 # Readers of the SDKs' objects, which are built from a server's data without validation.
 
 
-def get(value: object, name: str) -> object:
+def get_field(value: object, name: str) -> object:
     """Return a field, or None if it is missing."""
     return getattr(value, name, None)
 
 
-def text(value: object, name: str) -> str | None:
+def get_text(value: object, name: str) -> str | None:
     """Return a field if it is a text that is not empty, else None."""
-    found = get(value, name)
+    found = get_field(value, name)
     return found if isinstance(found, str) and found else None
 
 
-def written(value: object, name: str) -> str | None:
+def get_json_text(value: object, name: str) -> str | None:
     """Return a field as JSON text, or None if it is empty.
 
     Some servers send the object instead of the text.
     """
-    found = get(value, name)
-    return text(value, name) if found is None or isinstance(found, str) else json.dumps(found, default=str)
+    found = get_field(value, name)
+    return get_text(value, name) if found is None or isinstance(found, str) else json.dumps(found, default=str)
 
 
-def count(value: object, name: str) -> int:
+def get_count(value: object, name: str) -> int:
     """Return a field if it is a positive integer, else 0."""
-    found = get(value, name)
+    found = get_field(value, name)
     return found if isinstance(found, int) and found > 0 else 0
 
 
-def plain(block: object) -> dict[str, Any] | None:
+def to_plain_json(block: object) -> dict[str, Any] | None:
     """Return the JSON of an SDK object, or None if it is not an object."""
     dump = getattr(block, "model_dump", None)
     if dump is None and not isinstance(block, dict):

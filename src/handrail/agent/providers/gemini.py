@@ -25,9 +25,9 @@ from handrail.agent.model import (
     CallClosed,
     CallOpened,
     CallPart,
-    Finished,
+    ReplyFinished,
     FinishReason,
-    Kept,
+    ProviderBlock,
     Message,
     ModelRequest,
     ProviderError,
@@ -35,12 +35,12 @@ from handrail.agent.model import (
     StreamCut,
     TextDelta,
     TextPart,
-    Usage,
+    TokenUsage,
     UserMessage,
 )
-from handrail.agent.providers.failures import count, failure, get, late, text, unreachable, unreadable
-from handrail.catalog.dialects import GEMINI, Dialect
-from handrail.catalog.fitting import offered
+from handrail.agent.providers.failures import get_count, request_error, get_field, timeout_error, get_text, connection_error, format_error
+from handrail.catalog.dialects import GEMINI, SchemaDialect
+from handrail.catalog.schema_adapter import adapt_tool
 
 PROVIDER = "gemini"
 _REASONS: dict[str, FinishReason] = {"STOP": "end", "MAX_TOKENS": "length", "TOO_MANY_TOOL_CALLS": "calls"}
@@ -73,7 +73,7 @@ class GeminiModel:
         return f"{PROVIDER}:{self._model}"
 
     @property
-    def dialect(self) -> Dialect:
+    def dialect(self) -> SchemaDialect:
         return GEMINI
 
     async def aclose(self) -> None:
@@ -91,13 +91,13 @@ class GeminiModel:
                 for event in reader.read(chunk):
                     yield event
         except errors.APIError as error:
-            raise self._failure(error) from error
+            raise self._make_error(error) from error
         except httpx2.TimeoutException as error:
-            raise late(self.name, self._address) from error
+            raise timeout_error(self.name, self._address) from error
         except httpx2.TransportError as error:
-            raise unreachable(self.name, self._address, error) from error
+            raise connection_error(self.name, self._address, error) from error
         except ValueError as error:
-            raise unreadable(self.name, error) from error
+            raise format_error(self.name, error) from error
         if reader.unreadable is not None:
             raise StreamCut(
                 f"{self.name}: The model wrote a call that the provider could not read ({reader.unreadable})."
@@ -105,13 +105,13 @@ class GeminiModel:
         if not reader.finished:
             raise StreamCut(f"{self.name}: The stream ended without a finish reason.")
 
-    def _failure(self, error: errors.APIError) -> ProviderError:
+    def _make_error(self, error: errors.APIError) -> ProviderError:
         message = str(error.message or error.status or "no reason given")
         code = "invalid_api_key" if "API key not valid" in message else error.status
-        headers = dict(cast("Mapping[str, str]", getattr(get(error, "response"), "headers", None) or {}))
-        if (wait := _RETRY_DELAY.search(json.dumps(get(error, "details"), default=str))) is not None:
+        headers = dict(cast("Mapping[str, str]", getattr(get_field(error, "response"), "headers", None) or {}))
+        if (wait := _RETRY_DELAY.search(json.dumps(get_field(error, "details"), default=str))) is not None:
             headers["retry-after"] = wait[1]  # this API sends the delay in the body
-        return failure(self.name, "GEMINI_API_KEY", error.code, code, message, headers)
+        return request_error(self.name, "GEMINI_API_KEY", error.code, code, message, headers)
 
 
 class _PartReader:
@@ -124,14 +124,14 @@ class _PartReader:
 
     def read(self, chunk: types.GenerateContentResponse) -> Iterator[BlockEvent]:
         if (usage := chunk.usage_metadata) is not None:
-            given = count(usage, "candidates_token_count") + count(usage, "thoughts_token_count")
-            yield Usage(count(usage, "prompt_token_count") + count(usage, "tool_use_prompt_token_count"), given)
+            given = get_count(usage, "candidates_token_count") + get_count(usage, "thoughts_token_count")
+            yield TokenUsage(get_count(usage, "prompt_token_count") + get_count(usage, "tool_use_prompt_token_count"), given)
         if self.finished or self.unreadable is not None:
             return
         if not chunk.candidates:
-            if get(chunk.prompt_feedback, "block_reason") is not None:
+            if get_field(chunk.prompt_feedback, "block_reason") is not None:
                 self.finished = True
-                yield Finished("refused")
+                yield ReplyFinished("refused")
             return
         candidate = chunk.candidates[0]
         for part in (candidate.content and candidate.content.parts) or ():
@@ -143,24 +143,24 @@ class _PartReader:
                 return
             self.finished = True
             ended = "refused" if reason in _REFUSED else _REASONS.get(reason, "other")
-            yield Finished("calls" if ended == "end" and self._calls else ended)
+            yield ReplyFinished("calls" if ended == "end" and self._calls else ended)
 
     def _part(self, part: types.Part) -> Iterator[BlockEvent]:
         if part.thought:
             return
         if part.thought_signature:
-            yield Kept(PROVIDER, {"signature": base64.b64encode(part.thought_signature).decode()})
-        if said := text(part, "text"):
+            yield ProviderBlock(PROVIDER, {"signature": base64.b64encode(part.thought_signature).decode()})
+        if said := get_text(part, "text"):
             yield TextDelta(said)
         if (call := part.function_call) is not None:
             index, self._calls = self._calls, self._calls + 1
-            yield CallOpened(index, text(call, "id"), text(call, "name") or "")
+            yield CallOpened(index, get_text(call, "id"), get_text(call, "name") or "")
             yield CallArguments(index, json.dumps(call.args or {}))
             yield CallClosed(index)
 
 
 def _config(request: ModelRequest) -> types.GenerateContentConfig:
-    declared = [types.FunctionDeclaration.model_validate(offered(view, GEMINI)[0]) for view in request.tools]
+    declared = [types.FunctionDeclaration.model_validate(adapt_tool(view, GEMINI)[0]) for view in request.tools]
     return types.GenerateContentConfig(
         system_instruction=request.system or None,
         tools=[types.Tool(function_declarations=declared)] if declared else None,
@@ -195,7 +195,7 @@ def _parts(message: Message, names: dict[str, str]) -> Iterator[types.Part]:
             signature: bytes | None = None
             for part in parts:
                 match part:
-                    case Kept(provider, block):
+                    case ProviderBlock(provider, block):
                         if provider == PROVIDER:
                             signature = _signature(block.get("signature")) or signature
                         continue

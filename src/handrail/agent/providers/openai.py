@@ -21,20 +21,20 @@ from handrail.agent.model import (
     CallArguments,
     CallClosed,
     CallOpened,
-    Finished,
+    ReplyFinished,
     FinishReason,
     Message,
     ModelRequest,
-    NativeGiven,
+    ProviderToolResult,
     ResultsMessage,
     StreamCut,
     TextDelta,
-    Usage,
+    TokenUsage,
     UserMessage,
 )
-from handrail.agent.providers.failures import count, failure, get, late, plain, text, unreachable, unreadable, written
-from handrail.catalog.dialects import OPENAI_CHAT, Dialect
-from handrail.catalog.fitting import offered
+from handrail.agent.providers.failures import get_count, request_error, get_field, timeout_error, to_plain_json, get_text, connection_error, format_error, get_json_text
+from handrail.catalog.dialects import OPENAI_CHAT, SchemaDialect
+from handrail.catalog.schema_adapter import adapt_tool
 
 if TYPE_CHECKING:
     from openai.types.chat import (
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 
 # Errors of the OpenAI SDK, translated by :mod:`handrail.agent.providers.failures`; for both of its APIs.
 
-KEY = "OPENAI_API_KEY"
+KEY_VARIABLE = "OPENAI_API_KEY"
 
 
 @contextmanager
-def explained(name: str, address: object) -> Generator[None]:
+def map_errors(name: str, address: object) -> Generator[None]:
     """Map the SDK's errors during one request and its stream to :class:`ProviderError`.
 
     :param name: the model, as the operator wrote it
@@ -63,15 +63,15 @@ def explained(name: str, address: object) -> Generator[None]:
     try:
         yield
     except openai.APIStatusError as error:
-        raise failure(name, KEY, error.status_code, error.code, error.message, error.response.headers) from error
+        raise request_error(name, KEY_VARIABLE, error.status_code, error.code, error.message, error.response.headers) from error
     except openai.APITimeoutError as error:
-        raise late(name, address) from error
+        raise timeout_error(name, address) from error
     except openai.APIConnectionError as error:
-        raise unreachable(name, address, error) from error
+        raise connection_error(name, address, error) from error
     except openai.APIError as error:
-        raise failure(name, KEY, None, error.code or error.type, error.message, {}) from error
+        raise request_error(name, KEY_VARIABLE, None, error.code or error.type, error.message, {}) from error
     except ValueError as error:
-        raise unreadable(name, error) from error
+        raise format_error(name, error) from error
 
 
 MAX_CITED = 1_000
@@ -116,7 +116,7 @@ class OpenAIModel:
         return f"openai:{self._model}"
 
     @property
-    def dialect(self) -> Dialect:
+    def dialect(self) -> SchemaDialect:
         return OPENAI_CHAT
 
     async def aclose(self) -> None:
@@ -125,7 +125,7 @@ class OpenAIModel:
     async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
         """Send one request and yield the reply; see :meth:`handrail.agent.model.Model.stream`."""
         reader = _ChunkReader()
-        with explained(self.name, self._client.base_url):
+        with map_errors(self.name, self._client.base_url):
             chunks = await self._client.chat.completions.create(
                 model=self._model,
                 messages=list(_messages(request)),
@@ -133,7 +133,7 @@ class OpenAIModel:
                 max_completion_tokens=request.max_output_tokens or openai.omit,
                 stream=True,
                 stream_options={"include_usage": True},
-                web_search_options=openai.omit if (wanted := _search(request)) is None else wanted,
+                web_search_options=openai.omit if (wanted := _search_options(request)) is None else wanted,
             )
             async with chunks:
                 async for chunk in chunks:
@@ -146,7 +146,7 @@ class OpenAIModel:
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
+class _StreamedCall:
     """A call of a reply while it is streamed."""
 
     number: int
@@ -155,15 +155,15 @@ class _Call:
     _announced: bool = False
     _closed: bool = False
 
-    def announced(self, name: str = "") -> Iterator[BlockEvent]:
+    def announce(self, name: str = "") -> Iterator[BlockEvent]:
         if not self._announced:
             self._announced = True
             yield CallOpened(self.number, self.id, name)
 
-    def closed(self) -> Iterator[BlockEvent]:
+    def close(self) -> Iterator[BlockEvent]:
         if not self._closed:
             self._closed = True
-            yield from self.announced()
+            yield from self.announce()
             yield CallClosed(self.number)
 
 
@@ -177,59 +177,59 @@ class _ChunkReader:
         self.finished = False
         self.gave_up: str | None = None
         """The finish reason with which the server interrupted the reply."""
-        self._calls: list[_Call] = []
-        self._last: _Call | None = None
+        self._calls: list[_StreamedCall] = []
+        self._last: _StreamedCall | None = None
         """The call that is being streamed."""
         self._slot: object = None
         """The number of that call."""
-        self._by_slot: dict[int, _Call] = {}
+        self._by_slot: dict[int, _StreamedCall] = {}
         """The last call of each number."""
         self._cited: list[dict[str, Any]] = []
 
     def read(self, chunk: ChatCompletionChunk) -> Iterator[BlockEvent]:
-        usage = get(chunk, "usage")
+        usage = get_field(chunk, "usage")
         if usage is not None:
-            yield Usage(count(usage, "prompt_tokens"), count(usage, "completion_tokens"))
-        choices = get(chunk, "choices")
+            yield TokenUsage(get_count(usage, "prompt_tokens"), get_count(usage, "completion_tokens"))
+        choices = get_field(chunk, "choices")
         if self.finished or self.gave_up is not None or not isinstance(choices, list) or not choices:
             return
         choice = cast("list[object]", choices)[0]
-        delta = get(choice, "delta")
+        delta = get_field(choice, "delta")
         for field in ("content", "refusal"):
-            if said := text(delta, field):
+            if said := get_text(delta, field):
                 yield TextDelta(said)
-        self._cite(get(delta, "annotations"))
-        fragments = get(delta, "tool_calls")
+        self._cite(get_field(delta, "annotations"))
+        fragments = get_field(delta, "tool_calls")
         if isinstance(fragments, list):
             for fragment in cast("list[object]", fragments):
                 yield from self._fragment(fragment)
-        if reason := text(choice, "finish_reason"):
+        if reason := get_text(choice, "finish_reason"):
             yield from self._end(reason)
 
     def _end(self, reason: str) -> Iterator[BlockEvent]:
         for call in self._calls:
-            yield from call.announced()
+            yield from call.announce()
             # An unknown reason ends the reply too, but a call without arguments may be incomplete.
             if reason in _WHOLE or (call.has_arguments and reason not in _CUT and reason not in _GAVE_UP):
-                yield from call.closed()
+                yield from call.close()
         if reason in _GAVE_UP:
             self.gave_up = reason
             return
         self.finished = True
         if self._cited:
-            yield NativeGiven("web_search", "", {}, self._cited)
-        yield Finished((_WHOLE | _CUT).get(reason, "other"))
+            yield ProviderToolResult("web_search", "", {}, self._cited)
+        yield ReplyFinished((_WHOLE | _CUT).get(reason, "other"))
 
     def _fragment(self, fragment: object) -> Iterator[BlockEvent]:
-        slot, call_id, function = get(fragment, "index"), text(fragment, "id"), get(fragment, "function")
-        name, arguments = text(function, "name"), written(function, "arguments")
+        slot, call_id, function = get_field(fragment, "index"), get_text(fragment, "id"), get_field(fragment, "function")
+        name, arguments = get_text(function, "name"), get_json_text(function, "arguments")
         if call_id is None and name is None and arguments is None:
             return
-        call = self._meant(slot, call_id, name)
+        call = self._find_call(slot, call_id, name)
         if call is None:
             if self._last is not None and self._last.has_arguments:
-                yield from self._last.closed()
-            self._last = call = _Call(len(self._calls), call_id)
+                yield from self._last.close()
+            self._last = call = _StreamedCall(len(self._calls), call_id)
             self._calls.append(call)
             if isinstance(slot, int):
                 self._by_slot[slot] = call
@@ -237,13 +237,13 @@ class _ChunkReader:
         elif call.id is None:
             call.id = call_id
         if name is not None:
-            yield from call.announced(name)
+            yield from call.announce(name)
         if arguments is not None:
-            yield from call.announced()
+            yield from call.announce()
             call.has_arguments = True
             yield CallArguments(call.number, arguments)
 
-    def _meant(self, slot: object, call_id: str | None, name: str | None) -> _Call | None:
+    def _find_call(self, slot: object, call_id: str | None, name: str | None) -> _StreamedCall | None:
         """Return the call to which a fragment belongs, or None if it starts a call.
 
         Some servers number every call 0 and distinguish them by id. Some leave the number out.
@@ -259,7 +259,7 @@ class _ChunkReader:
     def _cite(self, annotations: object) -> None:
         """Collect the sources of a provider's search, the only output that this API reports."""
         for note in cast("list[object]", annotations) if isinstance(annotations, list) else []:
-            cited: object = (plain(note) or {}).get("url_citation")
+            cited: object = (to_plain_json(note) or {}).get("url_citation")
             if isinstance(cited, dict) and len(self._cited) < MAX_CITED:
                 self._cited.append(cast("dict[str, Any]", cited))
 
@@ -300,7 +300,7 @@ def _message(message: Message) -> Iterator[ChatCompletionMessageParam]:
                 yield {"role": "tool", "tool_call_id": result.wire_id, "content": result.text}
 
 
-def _search(request: ModelRequest) -> WebSearchOptions | None:
+def _search_options(request: ModelRequest) -> WebSearchOptions | None:
     """Return the web search parameter, the only provider tool of this API."""
     for form in request.native:
         if "web_search_options" in form:
@@ -309,4 +309,4 @@ def _search(request: ModelRequest) -> WebSearchOptions | None:
 
 
 def _tools(views: Iterable[Mapping[str, Any]]) -> list[ChatCompletionToolUnionParam]:
-    return [cast("ChatCompletionToolUnionParam", offered(view, OPENAI_CHAT)[0]) for view in views]
+    return [cast("ChatCompletionToolUnionParam", adapt_tool(view, OPENAI_CHAT)[0]) for view in views]

@@ -21,23 +21,23 @@ from handrail.agent.model import (
     CallClosed,
     CallOpened,
     CallPart,
-    Finished,
+    ReplyFinished,
     FinishReason,
-    Kept,
+    ProviderBlock,
     Message,
     ModelRequest,
-    NativeGiven,
+    ProviderToolResult,
     ResultsMessage,
     StreamCut,
     TextDelta,
     TextPart,
-    Usage,
+    TokenUsage,
     UserMessage,
 )
-from handrail.agent.providers.failures import count, failure, get, plain, text, written
-from handrail.agent.providers.openai import KEY, explained
-from handrail.catalog.dialects import OPENAI_RESPONSES, Dialect
-from handrail.catalog.fitting import offered
+from handrail.agent.providers.failures import get_count, request_error, get_field, to_plain_json, get_text, get_json_text
+from handrail.agent.providers.openai import KEY_VARIABLE, map_errors
+from handrail.catalog.dialects import OPENAI_RESPONSES, SchemaDialect
+from handrail.catalog.schema_adapter import adapt_tool
 
 if TYPE_CHECKING:
     from openai.types.responses import ResponseInputItemParam, ResponseStreamEvent, ToolParam
@@ -78,7 +78,7 @@ class ResponsesModel:
         return f"{PROVIDER}:{self._model}"
 
     @property
-    def dialect(self) -> Dialect:
+    def dialect(self) -> SchemaDialect:
         return OPENAI_RESPONSES
 
     async def aclose(self) -> None:
@@ -87,7 +87,7 @@ class ResponsesModel:
     async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
         """Send one request and yield the reply; see :meth:`handrail.agent.model.Model.stream`."""
         reader = _ItemReader()
-        with explained(self.name, self._client.base_url):
+        with map_errors(self.name, self._client.base_url):
             events = await self._client.responses.create(
                 model=self._model,
                 instructions=request.system or openai.omit,
@@ -103,7 +103,7 @@ class ResponsesModel:
                     for block in reader.read(event):
                         yield block
         if reader.failure is not None:
-            raise failure(self.name, KEY, None, reader.failure[0], reader.failure[1], {})
+            raise request_error(self.name, KEY_VARIABLE, None, reader.failure[0], reader.failure[1], {})
         if not reader.finished:
             raise StreamCut(f"{self.name}: The stream ended without response.completed.")
 
@@ -126,67 +126,67 @@ class _ItemReader:
     def read(self, event: ResponseStreamEvent) -> Iterator[BlockEvent]:
         if self.finished or self.failure is not None:
             return
-        index, kind = get(event, "output_index"), get(event, "type")
+        index, kind = get_field(event, "output_index"), get_field(event, "type")
         match kind:
             case "response.output_text.delta" | "response.refusal.delta":
-                if said := text(event, "delta"):
+                if said := get_text(event, "delta"):
                     yield TextDelta(said)
             case "response.output_item.added" if isinstance(index, int):
-                item = get(event, "item")
-                if get(item, "type") == "function_call" and index not in self._open and not self._is_over(index, item):
+                item = get_field(event, "item")
+                if get_field(item, "type") == "function_call" and index not in self._open and not self._is_finished(index, item):
                     self._open[index] = False
                     self._calls = True
-                    yield CallOpened(index, text(item, "call_id"), text(item, "name") or "")
+                    yield CallOpened(index, get_text(item, "call_id"), get_text(item, "name") or "")
             case "response.function_call_arguments.delta" if isinstance(index, int) and index in self._open:
-                if piece := text(event, "delta"):
+                if piece := get_text(event, "delta"):
                     self._open[index] = True
                     yield CallArguments(index, piece)
             case "response.output_item.done" if isinstance(index, int):
-                yield from self._done(index, get(event, "item"))
+                yield from self._finish_item(index, get_field(event, "item"))
             case "response.completed" | "response.incomplete":
-                yield from self._end(get(event, "response"), whole=kind == "response.completed")
+                yield from self._end(get_field(event, "response"), whole=kind == "response.completed")
             case "response.failed":
-                error = get(get(event, "response"), "error")
-                self.failure = text(error, "code"), text(error, "message") or "no reason given"
+                error = get_field(get_field(event, "response"), "error")
+                self.failure = get_text(error, "code"), get_text(error, "message") or "no reason given"
             case "error":
-                self.failure = text(event, "code"), text(event, "message") or "no reason given"
+                self.failure = get_text(event, "code"), get_text(event, "message") or "no reason given"
             case _:
                 pass
 
-    def _done(self, index: int, item: object) -> Iterator[BlockEvent]:
-        kind = text(item, "type") or ""
+    def _finish_item(self, index: int, item: object) -> Iterator[BlockEvent]:
+        kind = get_text(item, "type") or ""
         if kind == "function_call":
-            if self._is_over(index, item):
+            if self._is_finished(index, item):
                 return
-            if (id := text(item, "call_id")) is not None:
+            if (id := get_text(item, "call_id")) is not None:
                 self._over.add((index, id))
             if index not in self._open:  # some servers send a whole item at once
                 self._calls = True
                 self._open[index] = False
-                yield CallOpened(index, text(item, "call_id"), text(item, "name") or "")
-            if not self._open.pop(index) and (whole := written(item, "arguments")):
+                yield CallOpened(index, get_text(item, "call_id"), get_text(item, "name") or "")
+            if not self._open.pop(index) and (whole := get_json_text(item, "arguments")):
                 yield CallArguments(index, whole)
-            if get(item, "status") != "incomplete":
+            if get_field(item, "status") != "incomplete":
                 yield CallClosed(index)
-        elif (block := plain(item)) is not None:
+        elif (block := to_plain_json(item)) is not None:
             if kind in _NATIVE:
-                yield _given(_NATIVE[kind], kind, block)
+                yield _provider_tool_result(_NATIVE[kind], kind, block)
             elif kind == "reasoning" and block.get("encrypted_content"):  # other ids are known only to the provider
-                yield Kept(PROVIDER, block)
+                yield ProviderBlock(PROVIDER, block)
 
-    def _is_over(self, index: int, item: object) -> bool:
-        return (index, text(item, "call_id") or "") in self._over
+    def _is_finished(self, index: int, item: object) -> bool:
+        return (index, get_text(item, "call_id") or "") in self._over
 
     def _end(self, response: object, *, whole: bool) -> Iterator[BlockEvent]:
-        usage = get(response, "usage")
+        usage = get_field(response, "usage")
         if usage is not None:
-            yield Usage(count(usage, "input_tokens"), count(usage, "output_tokens"))
+            yield TokenUsage(get_count(usage, "input_tokens"), get_count(usage, "output_tokens"))
         self.finished = True
-        why = text(get(response, "incomplete_details"), "reason") or ""
-        yield Finished(("calls" if self._calls else "end") if whole else _INCOMPLETE.get(why, "other"))
+        why = get_text(get_field(response, "incomplete_details"), "reason") or ""
+        yield ReplyFinished(("calls" if self._calls else "end") if whole else _INCOMPLETE.get(why, "other"))
 
 
-def _given(name: str, kind: str, block: dict[str, Any]) -> NativeGiven:
+def _provider_tool_result(name: str, kind: str, block: dict[str, Any]) -> ProviderToolResult:
     used = str(block.get("id") or "")
     asked = block.get("action") if kind == "web_search_call" else {k: block[k] for k in _ASKED & block.keys()}
     content = {key: value for key, value in block.items() if key not in _ASKED | {"id", "type", "action"}}
@@ -194,23 +194,23 @@ def _given(name: str, kind: str, block: dict[str, Any]) -> NativeGiven:
         media_type = f"image/{block.get('output_format') or 'png'}"
         content["result"] = {"type": "base64", "media_type": media_type, "data": data}
     kept = block if kind in _GOES_BACK else {"type": kind, "id": used}
-    return NativeGiven(
+    return ProviderToolResult(
         name,
         used,
         cast("dict[str, Any]", asked) if isinstance(asked, dict) else {},
         content,
         block.get("status") in ("failed", "incomplete"),
-        Kept(PROVIDER, kept, said=True),
+        ProviderBlock(PROVIDER, kept, said=True),
     )
 
 
 def _items(messages: Iterable[Message]) -> Iterator[ResponseInputItemParam]:
     for message in messages:
-        for item in _said(message):
+        for item in _message_items(message):
             yield cast("ResponseInputItemParam", item)
 
 
-def _said(message: Message) -> Iterator[Mapping[str, Any]]:
+def _message_items(message: Message) -> Iterator[Mapping[str, Any]]:
     match message:
         case UserMessage(said, pictures) if pictures:
             shown = ({"type": "input_image", "image_url": picture.url, "detail": "auto"} for picture in pictures)
@@ -225,7 +225,7 @@ def _said(message: Message) -> Iterator[Mapping[str, Any]]:
                     case CallPart(wire_id, name, arguments):
                         given = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
                         yield {"type": "function_call", "call_id": wire_id, "name": name, "arguments": given}
-                    case Kept(provider, block):
+                    case ProviderBlock(provider, block):
                         if provider == PROVIDER and block.get("type") in _GOES_BACK:
                             yield block
         case ResultsMessage(results):
@@ -234,5 +234,5 @@ def _said(message: Message) -> Iterator[Mapping[str, Any]]:
 
 
 def _tools(request: ModelRequest) -> list[ToolParam]:
-    own = [offered(view, OPENAI_RESPONSES)[0] for view in request.tools]
+    own = [adapt_tool(view, OPENAI_RESPONSES)[0] for view in request.tools]
     return [cast("ToolParam", tool) for tool in (*own, *request.native)]

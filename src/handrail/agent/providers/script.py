@@ -50,20 +50,20 @@ from handrail.agent.model import (
     CallClosed,
     CallOpened,
     CallResult,
-    Finished,
+    ReplyFinished,
     FinishReason,
     ModelRequest,
     ProviderError,
     ResultsMessage,
     StreamCut,
     TextDelta,
-    Usage,
+    TokenUsage,
     UserMessage,
 )
-from handrail.catalog.dialects import MCP, Dialect
-from handrail.contract.errors import Fault, LoadError
-from handrail.contract.schema.schema import path_text
-from handrail.contract.tool.manifest import faults_of
+from handrail.catalog.dialects import MCP, SchemaDialect
+from handrail.contract.errors import Diagnostic, LoadError
+from handrail.contract.schema.validation import format_path
+from handrail.contract.tool.manifest import find_model_faults
 from handrail.contract.tool.names import wire_name
 
 # The script as data, and the reader of its file.
@@ -72,11 +72,11 @@ REFERENCE = re.compile(r"\$(\$?)\{([^{}]*)\}")
 """``${of.path}``, or ``$${`` for a plain ``${``."""
 
 
-class _Strict(BaseModel):
+class _StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
-class ScriptedCall(_Strict):
+class ScriptedCall(_StrictModel):
     """A call of the scripted model; see the format in this module."""
 
     name: str
@@ -92,11 +92,11 @@ class ScriptedCall(_Strict):
         return self
 
 
-class ResultExpectation(_Strict):
+class ResultExpectation(_StrictModel):
     """A check of one result; see the format in this module."""
 
-    of: str | int = 0
-    at: str = ""
+    call: str | int = 0
+    path: str = ""
     equals: Any = None
     contains: str | None = None
     matches: str | None = None
@@ -110,7 +110,7 @@ class ResultExpectation(_Strict):
         return self
 
 
-class Expectation(_Strict):
+class RequestExpectation(_StrictModel):
     """The checks of the request of one turn; see the format in this module."""
 
     tools: tuple[str, ...] = ()
@@ -121,43 +121,43 @@ class Expectation(_Strict):
     result: tuple[ResultExpectation, ...] = ()
 
     @model_validator(mode="after")
-    def _regexes(self) -> Expectation:
+    def _regexes(self) -> RequestExpectation:
         _check_regex(self.prompt)
         _check_regex(self.task)
         return self
 
 
-class ScriptedUsage(_Strict):
+class ScriptedUsage(_StrictModel):
     """The tokens that a scripted reply reports."""
 
     input: int = Field(ge=0)
     output: int = Field(ge=0)
 
 
-class ScriptedTurn(_Strict):
+class ScriptedTurn(_StrictModel):
     """A reply of the scripted model; see the format in this module."""
 
     text: str = ""
     calls: tuple[ScriptedCall, ...] = ()
-    expect: Expectation = Field(default_factory=Expectation)
+    expect: RequestExpectation = Field(default_factory=RequestExpectation)
     finish: FinishReason | None = None
     cut: bool = False
     usage: ScriptedUsage | None = None
 
 
-class Script(_Strict):
+class ModelScript(_StrictModel):
     """A whole script for a scripted model."""
 
     version: int = Field(default=1, ge=1, le=1)
     turns: tuple[ScriptedTurn, ...]
 
     @model_validator(mode="after")
-    def _labels(self) -> Script:
+    def _labels(self) -> ModelScript:
         if not self.turns:
             raise ValueError("The script has no turns. Add at least one.")
         known: set[str] = set()
         for number, turn in enumerate(self.turns, 1):
-            for name in _referred(turn):
+            for name in _find_references(turn):
                 if name not in known and not name.isdecimal():
                     raise ValueError(
                         f"Turn {number} refers to {name!r}, which is not a label of an earlier call. Use an earlier label."
@@ -170,7 +170,7 @@ class Script(_Strict):
         return self
 
 
-def read_script(path: Path) -> Script:
+def read_script(path: Path) -> ModelScript:
     """Read a script from a ``.toml`` or ``.json`` file.
 
     :raises LoadError: with every fault of the file
@@ -181,28 +181,28 @@ def read_script(path: Path) -> Script:
         data: object = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror or error if isinstance(error, OSError) else error
-        raise LoadError([Fault(source, "", f"The file is not a valid script: {reason}.")]) from error
+        raise LoadError([Diagnostic(source, "", f"The file is not a valid script: {reason}.")]) from error
     try:
-        return Script.model_validate(data)
+        return ModelScript.model_validate(data)
     except ValidationError as error:
-        raise LoadError([Fault(source, place, problem) for place, problem in _faults(data, error).items()]) from None
+        raise LoadError([Diagnostic(source, place, problem) for place, problem in _describe_errors(data, error).items()]) from None
 
 
-def _faults(data: Any, error: ValidationError) -> dict[str, str]:
+def _describe_errors(data: Any, error: ValidationError) -> dict[str, str]:
     """Return the problems by their place, with the nearest known name for an unknown one."""
     try:
-        found = faults_of(Script, data)
+        found = find_model_faults(ModelScript, data)
     except TypeError:  # it contains a date, which JSON does not have
         found = {}
     return found or {
-        path_text(fault["loc"]): fault["msg"].removeprefix("Value error, ")
+        format_path(fault["loc"]): fault["msg"].removeprefix("Value error, ")
         for fault in error.errors(include_url=False, include_input=False)
     }
 
 
-def _referred(turn: ScriptedTurn) -> set[str]:
+def _find_references(turn: ScriptedTurn) -> set[str]:
     """Return the labels and positions to which a turn refers."""
-    names = {str(wanted.of) for wanted in turn.expect.result}
+    names = {str(wanted.call) for wanted in turn.expect.result}
     texts = [turn.text, *(json.dumps(call.arguments, ensure_ascii=False, default=str) for call in turn.calls)]
     for text in texts:
         names |= {match[2].partition(".")[0] for match in REFERENCE.finditer(text) if not match[1]}
@@ -220,11 +220,11 @@ _MISSING = object()
 _SHOWN = 600
 
 
-class ScriptFailed(ProviderError):
+class ScriptMismatch(ProviderError):
     """The run differs from the script. The text has the expected and the actual values."""
 
 
-class ScriptModel:
+class ScriptedModel:
     """A model that plays a :class:`Script`, one turn per request.
 
     :param source: the name of the script in messages
@@ -232,31 +232,31 @@ class ScriptModel:
 
     takes_pictures = True
 
-    def __init__(self, script: Script, *, source: str = "script") -> None:
+    def __init__(self, script: ModelScript, *, source: str = "script") -> None:
         self._script = script
         self._source = source
         self._played = 0
         self._labelled: dict[str, Any] = {}
 
     @staticmethod
-    def from_file(path: Path) -> ScriptModel:
+    def from_file(path: Path) -> ScriptedModel:
         """Read a ``.toml`` or ``.json`` script.
 
         :raises LoadError: with every fault of the file
         """
-        return ScriptModel(read_script(path), source=str(path))
+        return ScriptedModel(read_script(path), source=str(path))
 
     @property
     def name(self) -> str:
         return f"script:{self._source}"
 
     @property
-    def dialect(self) -> Dialect:
+    def dialect(self) -> SchemaDialect:
         """The dialect of MCP clients, which changes no schema."""
         return MCP
 
     @property
-    def unplayed(self) -> int:
+    def remaining_turns(self) -> int:
         """The number of turns that are left; 0 if the run used the whole script."""
         return len(self._script.turns) - self._played
 
@@ -266,10 +266,10 @@ class ScriptModel:
     async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
         """Check the request and yield the reply of the next turn.
 
-        :raises ScriptFailed: if the request is not as expected, or the script has ended
+        :raises ScriptMismatch: if the request is not as expected, or the script has ended
         """
-        if not self.unplayed:
-            raise ScriptFailed(
+        if not self.remaining_turns:
+            raise ScriptMismatch(
                 f"{self.name} has {self._played} turns, but the run sent another request. "
                 "End the script with a turn of text without calls."
             )
@@ -282,17 +282,17 @@ class ScriptModel:
                     self._labelled[call.label] = results[position]
         problems = self._problems(turn.expect, request, results)
         if problems:
-            raise ScriptFailed(f"{self.name}: turn {number}: " + "\n".join(problems))
+            raise ScriptMismatch(f"{self.name}: turn {number}: " + "\n".join(problems))
         try:
-            text = str(self._filled(turn.text, results, whole=False))
+            text = str(self._fill_references(turn.text, results, whole=False))
             calls = [
                 call.raw
                 if call.raw is not None
-                else json.dumps(self._filled(call.arguments, results), ensure_ascii=False, default=str)
+                else json.dumps(self._fill_references(call.arguments, results), ensure_ascii=False, default=str)
                 for call in turn.calls
             ]
         except LookupError as error:
-            raise ScriptFailed(f"{self.name}: turn {number}: {error.args[0]}") from None
+            raise ScriptMismatch(f"{self.name}: turn {number}: {error.args[0]}") from None
         self._played += 1
         for event in self._events(turn, number, text, calls):
             yield event
@@ -302,7 +302,7 @@ class ScriptModel:
     def _events(self, turn: ScriptedTurn, number: int, text: str, calls: Sequence[str]) -> list[BlockEvent]:
         events: list[BlockEvent] = []
         if turn.usage is not None:
-            events.append(Usage(turn.usage.input, turn.usage.output))
+            events.append(TokenUsage(turn.usage.input, turn.usage.output))
         events += [TextDelta(piece) for piece in re.findall(r"\S+\s*|\s+", text)]
         for index, (call, arguments) in enumerate(zip(turn.calls, calls, strict=True)):
             half = len(arguments) // 2
@@ -313,10 +313,10 @@ class ScriptModel:
             while events and isinstance(events[-1], CallClosed):
                 events.pop()
             return events[:-1]
-        events.append(Finished(turn.finish or ("calls" if calls else "end")))
+        events.append(ReplyFinished(turn.finish or ("calls" if calls else "end")))
         return events
 
-    def _problems(self, expect: Expectation, request: ModelRequest, results: Sequence[Any]) -> list[str]:
+    def _problems(self, expect: RequestExpectation, request: ModelRequest, results: Sequence[Any]) -> list[str]:
         found: list[str] = []
         offered = {str(view["name"]) for view in request.tools}
         missing = [name for name in expect.tools if wire_name(name) not in offered]
@@ -341,12 +341,12 @@ class ScriptModel:
         return found
 
     def _problem(self, wanted: ResultExpectation, results: Sequence[Any]) -> str | None:
-        place = f"{wanted.of}.{wanted.at}" if wanted.at else str(wanted.of)
+        place = f"{wanted.call}.{wanted.path}" if wanted.path else str(wanted.call)
         try:
-            result = self._result(str(wanted.of), results)
+            result = self._result(str(wanted.call), results)
         except LookupError as error:
             return str(error.args[0])
-        seen = _at(result, wanted.at)
+        seen = _value_at(result, wanted.path)
         if "exists" in wanted.model_fields_set:
             if (seen is not _MISSING) == wanted.exists:
                 return None
@@ -381,30 +381,30 @@ class ScriptModel:
             raise LookupError(f"result {of} does not exist: the previous turn had {len(results)}")
         return results[int(of)]
 
-    def _filled(self, value: Any, results: Sequence[Any], *, whole: bool = True) -> Any:
+    def _fill_references(self, value: Any, results: Sequence[Any], *, whole: bool = True) -> Any:
         """Return ``value`` with its references replaced."""
         if isinstance(value, str):
             alone = REFERENCE.fullmatch(value)
             if whole and alone is not None and not alone[1]:
-                return self._referred(alone[2], results)
+                return self._resolve_reference(alone[2], results)
 
             def replaced(match: re.Match[str]) -> str:
                 if match[1]:
                     return match[0][1:]
-                found = self._referred(match[2], results)
+                found = self._resolve_reference(match[2], results)
                 return found if isinstance(found, str) else _json(found)
 
             return REFERENCE.sub(replaced, value)
         if isinstance(value, dict):
-            return {key: self._filled(item, results) for key, item in cast("dict[str, Any]", value).items()}
+            return {key: self._fill_references(item, results) for key, item in cast("dict[str, Any]", value).items()}
         if isinstance(value, list):
-            return [self._filled(item, results) for item in cast("list[Any]", value)]
+            return [self._fill_references(item, results) for item in cast("list[Any]", value)]
         return value
 
-    def _referred(self, reference: str, results: Sequence[Any]) -> Any:
+    def _resolve_reference(self, reference: str, results: Sequence[Any]) -> Any:
         of, _, path = reference.partition(".")
         result = self._result(of, results)
-        found = _at(result, path)
+        found = _value_at(result, path)
         if found is _MISSING:
             raise LookupError(f"${{{reference}}} is not in the result, which is {_short(result)}")
         return found
@@ -415,20 +415,20 @@ def _last_results(request: ModelRequest) -> list[Any]:
     for message in reversed(request.messages):
         match message:
             case ResultsMessage(results):
-                return [_parsed(result) for result in results]
+                return [_parse_result(result) for result in results]
             case AssistantMessage() | UserMessage():
                 return []
     return []
 
 
-def _parsed(result: CallResult) -> Any:
+def _parse_result(result: CallResult) -> Any:
     try:
         return json.loads(result.text)
     except ValueError:
         return result.text
 
 
-def _at(value: Any, path: str) -> Any:
+def _value_at(value: Any, path: str) -> Any:
     """Return the value at ``path`` (keys and positions, joined by dots), or :data:`_MISSING`."""
     for step in path.split(".") if path else ():
         if isinstance(value, Mapping) and step in value:

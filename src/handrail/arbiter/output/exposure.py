@@ -8,19 +8,19 @@ from typing import Any, cast
 import orjson
 
 from handrail.contract.call import Result
-from handrail.contract.text.neutral import found, may_have_any, neutralised
+from handrail.contract.text.neutralisation import find_hidden, may_need_escaping, neutralise_text
 from handrail.contract.tool.spec import ToolSpec
 
 # Neutralisation: dangerous characters in foreign text are spelled out for the model
-# (:mod:`handrail.contract.text.neutral`), counted and flagged.
+# (:mod:`handrail.contract.text.neutralisation`), counted and flagged.
 #
 # Users, programs, the log, artifacts and sidecars get the original text.
 
-FLAG = "neutralised"
+NEUTRALISED_KEY = "neutralised"
 """The metadata key with the number of neutralised places by kind."""
 
 
-def for_model(result: Result, encoded: bytes | None = None) -> Result:
+def neutralise_for_model(result: Result, encoded: bytes | None = None) -> Result:
     """Return ``result`` with active, hidden and deceptive characters spelled out in data, error text and metadata.
 
     The same object is returned if there are none.
@@ -29,47 +29,47 @@ def for_model(result: Result, encoded: bytes | None = None) -> Result:
     """
     counts: Counter[str] = Counter()
     data = result.data
-    if data is not None and may_have_any(orjson.dumps(data) if encoded is None else encoded):
-        data = _walked(data, counts)
+    if data is not None and may_need_escaping(orjson.dumps(data) if encoded is None else encoded):
+        data = _neutralise_value(data, counts)
     error_text = result.error_text
     if error_text is not None:
-        error_text = _text(error_text, counts)
+        error_text = _neutralise_text(error_text, counts)
     metadata = cast("dict[str, Any]", result.metadata)
-    if may_have_any(orjson.dumps(metadata, default=str)):
-        metadata = _walked(metadata, counts)
+    if may_need_escaping(orjson.dumps(metadata, default=str)):
+        metadata = _neutralise_value(metadata, counts)
     if not counts:
         return result
-    return Result(result.type, data, error_text, {**metadata, FLAG: dict(sorted(counts.items()))})
+    return Result(result.type, data, error_text, {**metadata, NEUTRALISED_KEY: dict(sorted(counts.items()))})
 
 
-def _walked(value: Any, counts: Counter[str]) -> Any:
+def _neutralise_value(value: Any, counts: Counter[str]) -> Any:
     if isinstance(value, str):
-        return _text(value, counts)
+        return _neutralise_text(value, counts)
     if isinstance(value, dict):
         members = cast("dict[str, Any]", value)
-        walked = {_text(key, counts): _walked(item, counts) for key, item in members.items()}
+        walked = {_neutralise_text(key, counts): _neutralise_value(item, counts) for key, item in members.items()}
         # Keys that become equal would overwrite each other: a list of pairs keeps all of them.
-        return walked if len(walked) == len(members) else {"pairs": [list(pair) for pair in _pairs(members)]}
+        return walked if len(walked) == len(members) else {"pairs": [list(pair) for pair in _neutralise_members(members)]}
     if isinstance(value, (list, tuple)):
-        return [_walked(item, counts) for item in cast("list[Any]", value)]
+        return [_neutralise_value(item, counts) for item in cast("list[Any]", value)]
     return value
 
 
-def _pairs(members: dict[str, Any]) -> list[tuple[str, Any]]:
+def _neutralise_members(members: dict[str, Any]) -> list[tuple[str, Any]]:
     unused: Counter[str] = Counter()
-    return [(_text(key, unused), _walked(item, unused)) for key, item in members.items()]
+    return [(_neutralise_text(key, unused), _neutralise_value(item, unused)) for key, item in members.items()]
 
 
-def _text(text: str, counts: Counter[str]) -> str:
-    pieces = found(text)
+def _neutralise_text(text: str, counts: Counter[str]) -> str:
+    pieces = find_hidden(text)
     if not pieces:
         return text
     counts.update(piece.kind for piece in pieces)
-    return neutralised(text)
+    return neutralise_text(text)
 
 
 SEEN_BY_MODEL = frozenset({"both", "core"})
-SEEN_AT_FACE = frozenset({"both", "edge"})
+SEEN_BY_FRONTEND = frozenset({"both", "edge"})
 MAX_SUMMARY = 500
 """Characters."""
 
@@ -104,15 +104,15 @@ _OF_THE_OUTPUT = frozenset(
 """Metadata about the place and size of the output."""
 
 
-def views(spec: ToolSpec, result: Result) -> tuple[Result, Result]:
+def split_views(spec: ToolSpec, result: Result) -> tuple[Result, Result]:
     """Return ``result`` as the frontend and as the model may see it, by the tool's exposure and mask."""
-    at_face = result if spec.exposure in SEEN_AT_FACE else _hidden(spec, result, "the user")
+    at_face = result if spec.exposure in SEEN_BY_FRONTEND else _hidden_result(spec, result, "the user")
     if spec.exposure not in SEEN_BY_MODEL:
-        return at_face, for_model(_hidden(spec, result, "the model"))
-    return at_face, for_model(_masked(result) if spec.prompt_mask else result)
+        return at_face, neutralise_for_model(_hidden_result(spec, result, "the model"))
+    return at_face, neutralise_for_model(_masked_result(result) if spec.prompt_mask else result)
 
 
-def _hidden(spec: ToolSpec, result: Result, audience: str) -> Result:
+def _hidden_result(spec: ToolSpec, result: Result, audience: str) -> Result:
     """Return the result without its output, for an audience that may not see it."""
     known = {key: value for key, value in result.metadata.items() if key in _OF_THE_CALL}
     known["withheld"] = f"exposure: {spec.exposure}"
@@ -120,7 +120,7 @@ def _hidden(spec: ToolSpec, result: Result, audience: str) -> Result:
     return Result(result.type, data, result.error_text, known)
 
 
-def _masked(result: Result) -> Result:
+def _masked_result(result: Result) -> Result:
     """Return the result with a summary and the place of its output, for a prompt that leaves the output out."""
     known = {key: value for key, value in result.metadata.items() if key in _OF_THE_CALL or key in _OF_THE_OUTPUT}
     known["withheld"] = "prompt_mask"
@@ -131,13 +131,13 @@ def _masked(result: Result) -> Result:
         summary = (
             own[:MAX_SUMMARY]
             if isinstance(own, str)
-            else f"The output ({_kind(result.data)}) is kept out of the prompt."
+            else f"The output ({_describe_kind(result.data)}) is kept out of the prompt."
         )
         data = {"summary": summary, "artifact": result.metadata.get("artifact")}
     return Result(result.type, data, result.error_text, known)
 
 
-def _kind(data: object) -> str:
+def _describe_kind(data: object) -> str:
     if isinstance(data, str):
         return f"a text of {len(data)} characters"
     return "an object" if isinstance(data, dict) else "a list" if isinstance(data, list) else "one value"

@@ -1,6 +1,6 @@
 """Redaction: registered secrets are replaced by their names in text, bytes, JSON, stored values and Python logs.
 
-Every occurrence is removed, in each of the forms of :mod:`handrail.arbiter.output.secret_forms`. If occurrences overlap,
+Every occurrence is removed, in each of the forms of :mod:`handrail.arbiter.output.secret_encodings`. If occurrences overlap,
 all their characters are removed. Without registered secrets, every method returns its input unchanged.
 """
 
@@ -14,16 +14,16 @@ from typing import Any, cast
 
 import orjson
 
-from handrail.arbiter.output.secret_forms import Forms
+from handrail.arbiter.output.secret_encodings import SecretEncodings
 from handrail.contract.errors import UsageError
-from handrail.contract.session import Values
-from handrail.runtime.secrets import fault_in_name
+from handrail.contract.session import SessionValueStore
+from handrail.runtime.secret_store import find_name_problem
 
-MIN_SECRET = 4
+MIN_SECRET_CHARACTERS = 4
 """Characters. A shorter value would occur in ordinary text, which would then be redacted."""
 
 
-MAX_SECRET = 16 * 1024
+MAX_SECRET_CHARACTERS = 16 * 1024
 """Characters. A longer value is a document, and the search for all its encodings would delay every call."""
 
 
@@ -31,7 +31,7 @@ _LONG = 64 * 1024
 """Bytes from which a second search costs more than caching the searched text."""
 
 
-class Redactor:
+class SecretRedactor:
     """The registered secrets of one kernel, including those of client processes, and their redaction."""
 
     __slots__ = ("_binary", "_clean", "_forms", "_numeric", "_secrets", "active")
@@ -43,24 +43,24 @@ class Redactor:
         :raises ValueError: for a value that cannot be redacted; the text contains the name and never the value
         """
         self._secrets: dict[str, frozenset[str]] = {}
-        self.learn(secrets or {})
+        self.add_secrets(secrets or {})
 
-    def learn(self, secrets: Mapping[str, str]) -> None:
+    def add_secrets(self, secrets: Mapping[str, str]) -> None:
         """Register further secrets. A name may have several values.
 
         :raises ValueError: for a value that cannot be redacted; the text contains the name and never the value
         """
         every = dict(self._secrets)
         for name, value in secrets.items():
-            if problem := fault_in_name(name):
+            if problem := find_name_problem(name):
                 raise ValueError(problem)
-            if fault := fault_in(value):
+            if fault := explain_unredactable(value):
                 raise ValueError(f"Secret `{name}` {fault}.")
             every[name] = every.get(name, frozenset()) | {value}
-        labelled = {_label(name): sorted(values) for name, values in every.items()}
-        forms = Forms(labelled)
+        labelled = {_make_label(name): sorted(values) for name, values in every.items()}
+        forms = SecretEncodings(labelled)
         for label in labelled:
-            for found in forms.occurrences(label):
+            for found in forms.find_occurrences(label):
                 raise ValueError(
                     f"Secret `{found.label[8:-1]}` has a value that is part of the placeholder `{label}`. Use a longer, "
                     "random value."
@@ -69,7 +69,7 @@ class Redactor:
         self._secrets, self._forms = every, forms
         self._clean = b""
         """The last long text without secrets, since arguments are searched once for the record and once for the user."""
-        self._binary = forms if ascii_only else Forms(labelled, as_bytes=True)
+        self._binary = forms if ascii_only else SecretEncodings(labelled, as_bytes=True)
         digits = set("0123456789.eE+-")
         self._numeric = any(
             set(form) <= digits
@@ -80,80 +80,80 @@ class Redactor:
         self.active = bool(every)
         """Whether any secret is registered."""
 
-    def text(self, text: str) -> str:
+    def redact_text(self, text: str) -> str:
         """Return ``text`` without secrets; the same object if it contains none."""
-        if not self.active or not self._forms.may_be_in(text):
+        if not self.active or not self._forms.may_occur_in(text):
             return text
-        return self._cut(self._forms, text, len(text), 0)[0]
+        return self._redact_up_to(self._forms, text, len(text), 0)[0]
 
-    def head(self, text: str, most: int) -> str:
+    def redact_head(self, text: str, most: int) -> str:
         """Return the first ``most`` characters of ``text`` without secrets.
 
         Only a fixed length is searched. A possible beginning of a secret at its end is left out.
         """
         if len(text) <= _LONG:
-            return self.text(text)[:most]
-        return self.stream().feed(text[:_LONG])[:most]
+            return self.redact_text(text)[:most]
+        return self.open_stream().feed(text[:_LONG])[:most]
 
-    def binary(self, data: bytes) -> bytes:
+    def redact_bytes(self, data: bytes) -> bytes:
         """Return ``data`` without secrets in UTF-8."""
-        if not self.active or not self._binary.may_be_in_bytes(data):
+        if not self.active or not self._binary.may_occur_in_bytes(data):
             return data
         text = data.decode("latin-1")
-        shown = self._cut(self._binary, text, len(text), 0)[0]
+        shown = self._redact_up_to(self._binary, text, len(text), 0)[0]
         return data if shown is text else shown.encode("latin-1")
 
-    def found_in(self, data: bytes) -> bool:
+    def contains_secret(self, data: bytes) -> bool:
         """Return whether UTF-8 or JSON text contains a secret."""
         if len(data) > _LONG and data == self._clean:
             return False
-        if self._binary.may_be_in_bytes(data) and self._binary.occurrences(data.decode("latin-1")):
+        if self._binary.may_occur_in_bytes(data) and self._binary.find_occurrences(data.decode("latin-1")):
             return True
         if len(data) > _LONG:
             self._clean = data
         return False
 
-    def record(self, body: dict[str, Any]) -> dict[str, Any]:
+    def redact_record(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return ``body`` without secrets, with one search of the whole first: most bodies contain none."""
         try:
-            if not self.found_in(orjson.dumps(body)):
+            if not self.contains_secret(orjson.dumps(body)):
                 return body
         except TypeError:  # a value that only the walk below can handle
             pass
-        return self._walk(body)
+        return self._redact_parts(body)
 
-    def value(self, value: Any) -> Any:
+    def redact_value(self, value: Any) -> Any:
         """Return plain JSON data without secrets, also in keys. Parts without secrets are the same objects.
 
         A number whose digits are a secret becomes its name. Keys that become equal get a count.
         """
-        return self._walk(value) if self.active else value
+        return self._redact_parts(value) if self.active else value
 
-    def stream(self) -> RedactedStream:
+    def open_stream(self) -> RedactedStream:
         """Return a redactor for text that arrives in pieces."""
         return RedactedStream(self)
 
-    def _walk(self, value: Any) -> Any:
+    def _redact_parts(self, value: Any) -> Any:
         if isinstance(value, str):
-            return self.text(value)
+            return self.redact_text(value)
         if isinstance(value, dict):
-            return self._walk_object(cast("dict[str, Any]", value))
+            return self._redact_members(cast("dict[str, Any]", value))
         if isinstance(value, (list, tuple)):
             items = cast("list[Any] | tuple[Any, ...]", value)
-            walked = [self._walk(item) for item in items]
+            walked = [self._redact_parts(item) for item in items]
             return items if all(new is old for new, old in zip(walked, items, strict=True)) else walked
         if self._numeric and type(value) in (int, float):
             written = orjson.dumps(value).decode()
-            redacted = self.text(written)
+            redacted = self.redact_text(written)
             return value if redacted is written else redacted
         return value
 
-    def _walk_object(self, value: dict[str, Any]) -> dict[str, Any]:
+    def _redact_members(self, value: dict[str, Any]) -> dict[str, Any]:
         walked: dict[str, Any] = {}
         counts: dict[str, int] = {}
         changed = False
         for key, item in value.items():
-            new_key, new_item = self.text(key), self._walk(item)
+            new_key, new_item = self.redact_text(key), self._redact_parts(item)
             changed = changed or new_key is not key or new_item is not item
             unique = new_key
             while unique in walked or (unique is not key and unique in value):
@@ -163,7 +163,7 @@ class Redactor:
         return walked if changed else value
 
     @staticmethod
-    def _cut(forms: Forms, text: str, upto: int, covered: int) -> tuple[str, int]:
+    def _redact_up_to(forms: SecretEncodings, text: str, upto: int, covered: int) -> tuple[str, int]:
         """Redact the occurrences that begin before ``upto``.
 
         :param covered: how many characters at the start belong to an occurrence whose label was already written
@@ -171,7 +171,7 @@ class Redactor:
         """
         out: list[str] = []
         shown = covered
-        for found in forms.occurrences(text):
+        for found in forms.find_occurrences(text):
             if found.start >= upto:
                 break
             if found.start >= shown:
@@ -190,7 +190,7 @@ class RedactedStream:
 
     __slots__ = ("_covered", "_pending", "_redactor")
 
-    def __init__(self, redactor: Redactor) -> None:
+    def __init__(self, redactor: SecretRedactor) -> None:
         self._redactor = redactor
         self._pending = ""
         self._covered = 0
@@ -205,49 +205,49 @@ class RedactedStream:
 
     def _advance(self, text: str, *, end: bool) -> str:
         forms = self._redactor._forms  # pyright: ignore[reportPrivateUsage]
-        upto = len(text) if end else forms.held_back(text)
-        shown, self._covered = self._redactor._cut(forms, text, upto, self._covered)  # pyright: ignore[reportPrivateUsage]
+        upto = len(text) if end else forms.find_open_start(text)
+        shown, self._covered = self._redactor._redact_up_to(forms, text, upto, self._covered)  # pyright: ignore[reportPrivateUsage]
         self._pending = text[upto:]
         return shown
 
 
-def _label(name: str) -> str:
+def _make_label(name: str) -> str:
     return f"[secret:{name}]"
 
 
 @dataclass(frozen=True, slots=True)
 class RedactedValues:
-    """The values that tools keep in a session, redacted when they are stored (:class:`~handrail.contract.session.Values`)."""
+    """The values that tools keep in a session, redacted when they are stored (:class:`~handrail.contract.session.SessionValueStore`)."""
 
-    values: Values
-    redactor: Redactor
+    values: SessionValueStore
+    redactor: SecretRedactor
 
     async def get(self, session_id: str, tool_id: str, key: str) -> Any:
-        return await self.values.get(session_id, tool_id, self.redactor.text(key))
+        return await self.values.get(session_id, tool_id, self.redactor.redact_text(key))
 
     async def put(self, session_id: str, tool_id: str, key: str, value: Any) -> None:
-        await self.values.put(session_id, tool_id, self.redactor.text(key), self.redactor.value(value))
+        await self.values.put(session_id, tool_id, self.redactor.redact_text(key), self.redactor.redact_value(value))
 
 
-def redactor_of(given: Mapping[str, str] | None) -> Redactor:
+def create_redactor(given: Mapping[str, str] | None) -> SecretRedactor:
     """Return a redactor for the secrets that a program passed.
 
     :raises UsageError: for a name or value that cannot be redacted
     """
     try:
-        return Redactor(given)
+        return SecretRedactor(given)
     except ValueError as error:
         raise UsageError(f"secrets: {error}") from None
 
 
-def fault_in(value: object) -> str | None:
+def explain_unredactable(value: object) -> str | None:
     """Return why a value cannot be redacted, without the value; None if it can."""
     if not isinstance(value, str):
         return f"is a {type(value).__name__}. Expected a string"
-    if len(value) < MIN_SECRET:
-        return f"has {len(value)} characters. Expected at least {MIN_SECRET}, since a shorter value occurs in ordinary text"
-    if len(value) > MAX_SECRET:
-        return f"has {len(value):,} characters. Expected at most {MAX_SECRET:,}"
+    if len(value) < MIN_SECRET_CHARACTERS:
+        return f"has {len(value)} characters. Expected at least {MIN_SECRET_CHARACTERS}, since a shorter value occurs in ordinary text"
+    if len(value) > MAX_SECRET_CHARACTERS:
+        return f"has {len(value):,} characters. Expected at most {MAX_SECRET_CHARACTERS:,}"
     if not value.strip():
         return "is only white space. Expected a value that does not occur in ordinary text"
     try:
@@ -272,9 +272,9 @@ LOGGERS = (
 
 
 @contextmanager
-def redacted_logs(redactor: Redactor) -> Generator[None]:
+def redact_logs(redactor: SecretRedactor) -> Generator[None]:
     """Redact log messages until the block ends, also secrets that ``redactor`` learns meanwhile."""
-    redaction = _Redaction(redactor)
+    redaction = _RedactionFilter(redactor)
     for name in LOGGERS:
         logging.getLogger(name).addFilter(redaction)
     try:
@@ -284,8 +284,8 @@ def redacted_logs(redactor: Redactor) -> Generator[None]:
             logging.getLogger(name).removeFilter(redaction)
 
 
-class _Redaction(logging.Filter):
-    def __init__(self, redactor: Redactor) -> None:
+class _RedactionFilter(logging.Filter):
+    def __init__(self, redactor: SecretRedactor) -> None:
         super().__init__()
         self._redactor = redactor
 
@@ -293,15 +293,15 @@ class _Redaction(logging.Filter):
         if not self._redactor.active:
             return True
         said = record.getMessage()
-        if (shown := self._redactor.text(said)) is not said:
+        if (shown := self._redactor.redact_text(said)) is not said:
             record.msg, record.args = shown, ()
         if record.exc_info and (error := record.exc_info[1]) is not None:
             traced = record.exc_text or logging.Formatter().formatException(record.exc_info)
-            if (shown := self._redactor.text(traced)) is not traced:
+            if (shown := self._redactor.redact_text(traced)) is not traced:
                 record.exc_text = shown
                 # For handlers that use the exception: one of the same name, with its redacted text and no frames.
-                told = type(type(error).__name__, (Exception,), {})(self._redactor.text(str(error)))
+                told = type(type(error).__name__, (Exception,), {})(self._redactor.redact_text(str(error)))
                 record.exc_info = (type(told), told, None)
         if record.stack_info:
-            record.stack_info = self._redactor.text(record.stack_info)
+            record.stack_info = self._redactor.redact_text(record.stack_info)
         return True

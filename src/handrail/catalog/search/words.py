@@ -2,7 +2,7 @@
 
 Compounds are written in three ways ("e-mail", "email", "e mail"). A searched text has the parts and the whole of each
 hyphenated compound, and of separate words that are commonly joined. A request is then mapped to the terms of the searched
-texts (:meth:`~handrail.catalog.search.lexical.Lexical.understood`).
+texts (:meth:`~handrail.catalog.search.lexical_index.LexicalIndex.request_terms`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _APART: dict[str, frozenset[str]] = {
 """Words that are written together as often as apart. "to do" counts only before a word of ``_TO_DO``."""
 _PARTICLES = frozenset(["down", "in", "off", "on", "out", "over", "under", "up"])
 """Filler words that are part of many compounds."""
-MOST_LETTERS = 14
+MAX_COMPOUND_LETTERS = 14
 """The maximum letters of a compound."""
 _TO_DO = frozenset("app entry item items list lists note notes task tasks".split())  # noqa: SIM905 - as a text it can be read
 
@@ -83,7 +83,7 @@ _FILLER = frozenset(
 )
 
 
-def words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Return the words of ``text`` in order, lower-case and without accents.
 
     ``getHTTPStatus_v2`` becomes ``get http status v 2``. Writing without spaces (Chinese, Japanese, Thai and similar) becomes
@@ -105,13 +105,13 @@ def words(text: str) -> list[str]:
     return out
 
 
-def terms(text: str) -> list[str]:
+def extract_terms(text: str) -> list[str]:
     """Return the stems of the telling words of ``text``, in order, followed by those of compounds."""
-    found = words(text)
-    return [term for word in (*found, *compounds(text, found)) if (term := term_of(word))]
+    found = split_words(text)
+    return [term for word in (*found, *find_compounds(text, found)) if (term := term_of(word))]
 
 
-def compounds(text: str, found: Sequence[str]) -> list[str]:
+def find_compounds(text: str, found: Sequence[str]) -> list[str]:
     """Return the compounds of ``text``, each as one word.
 
     They are written with a hyphen, or as separate words that others join.
@@ -130,19 +130,19 @@ def compounds(text: str, found: Sequence[str]) -> list[str]:
     return out
 
 
-def spelled(text: str) -> str:
+def join_e_words(text: str) -> str:
     """Return ``text`` with "e-mail" and similar words as one word, which models know better."""
     return _E_WORD.sub(r"\1", text)
 
 
-def together(word: str, after: str) -> bool:
+def may_be_compound(word: str, after: str) -> bool:
     """Return whether two adjacent words of a request may be a compound."""
-    if not (len(word) > 1 and len(after) > 1 and 4 < len(word) + len(after) <= MOST_LETTERS):
+    if not (len(word) > 1 and len(after) > 1 and 4 < len(word) + len(after) <= MAX_COMPOUND_LETTERS):
         return False
     return (word not in _FILLER or word in _PARTICLES) and (after not in _FILLER or after in _PARTICLES)
 
 
-def names_in(text: str) -> list[str]:
+def find_names(text: str) -> list[str]:
     """Return the parts of ``text`` that are spelled as only names are: ``get_time``, ``clock.get``.
 
     A name has two words, one of them telling, so that "e.g." or "and/or" are not names. Only the first runs of a long text count.
@@ -150,18 +150,18 @@ def names_in(text: str) -> list[str]:
     out: list[str] = []
     for found in islice(_NAME.finditer(text), _NAMES):
         if _JOINED.search(found.group()):
-            said = [word for word in words(found.group()) if len(word) > 1]
-            if len(said) > 1 and not all(filler(word) for word in said):
+            said = [word for word in split_words(found.group()) if len(word) > 1]
+            if len(said) > 1 and not all(is_filler(word) for word in said):
                 out.append(found.group())
     return out
 
 
-def filler(word: str) -> bool:
+def is_filler(word: str) -> bool:
     """Return whether ``word`` tells nothing about the need."""
     return word in _FILLER
 
 
-def hollow(text: str) -> frozenset[str]:
+def find_hollow_terms(text: str) -> frozenset[str]:
     """Return the terms of ``text`` that occur only as a single character, a number or a JSON literal.
 
     They are values, and remains of a pattern. A tool has one of them by chance. But "s3" and "x509" are names.
@@ -172,22 +172,22 @@ def hollow(text: str) -> frozenset[str]:
     }
     alone -= _FILLER
     return (
-        frozenset(alone.difference(words(" ".join(run for run in found if run not in alone)))) if alone else frozenset()
+        frozenset(alone.difference(split_words(" ".join(run for run in found if run not in alone)))) if alone else frozenset()
     )
 
 
-def telling(text: str) -> str:
+def remove_filler(text: str) -> str:
     """Return ``text`` without its filler words.
 
     The text stays unchanged if nothing would be left, or if it is not ASCII.
     """
     if not text.isascii():
         return text
-    return " ".join(word for word in words(text) if not filler(word)) or text
+    return " ".join(word for word in split_words(text) if not is_filler(word)) or text
 
 
 @lru_cache(maxsize=65_536)
-def stem(word: str) -> str:
+def stem_word(word: str) -> str:
     """Return the stem of a lower-case English word, by Snowball's ``english``; any other word unchanged.
 
     ``schedules``, ``scheduled`` and ``scheduling`` are one term.
@@ -203,7 +203,7 @@ def stem(word: str) -> str:
 @lru_cache(maxsize=65_536)
 def term_of(word: str) -> str:
     """Return the stem of ``word``; empty for filler."""
-    return "" if word in _FILLER else stem(word)
+    return "" if word in _FILLER else stem_word(word)
 
 
 def _plain(text: str) -> str:
@@ -241,7 +241,7 @@ _MARKS = {'"': '"', "“": "”"}
 _HELD = re.compile("\x02([0-9]+)\x03")
 _NO_END = re.compile(r"(?:\b(?:Mr|Mrs|Ms|Dr|Inc|St|vs|e\.g|i\.e|etc|No|U\.S|approx)|^\d+)\.$")
 
-MOST_PARTS = 12
+MAX_REQUEST_PARTS = 12
 """The maximum number of parts of one request. The last part includes the rest."""
 
 _LONGEST_REQUEST = 8_000
@@ -251,7 +251,7 @@ _SHORTEST = 3
 """The minimum words of a part. A shorter one belongs to the previous part."""
 
 
-def parts(request: str) -> list[str]:
+def split_request(request: str) -> list[str]:
     """Return the parts of ``request`` in order; the request itself if it has one need."""
     lines = request[:_LONGEST_REQUEST].replace("\x02", " ").replace("\x03", " ").splitlines()
     text = _bare("\n".join(line for each in lines if (line := " ".join(each.split()))))
@@ -269,8 +269,8 @@ def parts(request: str) -> list[str]:
                 out.append(part)
             elif out and part:
                 out[-1] = f"{out[-1]} {part}"
-    if len(out) > MOST_PARTS:
-        out[MOST_PARTS - 1 :] = [" ".join(out[MOST_PARTS - 1 :])]
+    if len(out) > MAX_REQUEST_PARTS:
+        out[MAX_REQUEST_PARTS - 1 :] = [" ".join(out[MAX_REQUEST_PARTS - 1 :])]
     return out if len(out) > 1 else [text.strip()]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 
-from handrail.contract.schema.schema import compile_schema
+from handrail.contract.schema.validation import compile_schema
 
 CPU_SECONDS = 2
 """Processor time of the process, start-up (0.2 s) included."""
@@ -38,4 +38,4 @@ def main() -> None:
     sys.stdout.write(f"{json.dumps(fits)}\n")
     sys.stdout.flush()
     if not fits:
-        sys.stdout.write(f"{json.dumps(schema.every_problem(arguments))}\n")
+        sys.stdout.write(f"{json.dumps(schema.list_all_problems(arguments))}\n")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from handrail.contract.schema.schema import Schema
-from handrail.contract.tool.spec import Kind, ToolSpec, properties_of
+from handrail.contract.schema.validation import Schema
+from handrail.contract.tool.spec import ToolKind, ToolSpec, properties_of
 
 _LONGEST = 4_000
 
@@ -26,11 +26,11 @@ class LockedShape:
     description: str
     parameters: Mapping[str, Any]
     examples: tuple[Mapping[str, Any], ...]
-    kind: Kind
+    kind: ToolKind
     targets: Mapping[str, str]
     max_output: int | None = None
 
-    def declared(self, tool_id: str, answering: ToolSpec) -> ToolSpec:
+    def declare(self, tool_id: str, answering: ToolSpec) -> ToolSpec:
         """Return the declaration of the locked id: its own view for models, the rest from ``answering``."""
         return replace(
             answering,
@@ -51,17 +51,17 @@ class LockedShape:
             manual_first=False,
         )
 
-    def definition_of(self, tool_id: str, answering: ToolSpec) -> str:
+    def definition_hash(self, tool_id: str, answering: ToolSpec) -> str:
         """Return the definition hash of the locked id.
 
         It changes with the tool that answers and with its declaration.
 
         :param answering: as its author declared it
         """
-        both = f"{self.declared(tool_id, answering).definition_hash} {answering.definition_hash}"
+        both = f"{self.declare(tool_id, answering).definition_hash} {answering.definition_hash}"
         return hashlib.sha256(both.encode()).hexdigest()
 
-    def problems(self, tool_id: str, answering: ToolSpec, schema: Schema) -> Iterator[str]:
+    def find_problems(self, tool_id: str, answering: ToolSpec, schema: Schema) -> Iterator[str]:
         """Yield the reasons why a tool cannot answer for the locked id.
 
         :param schema: of its arguments
@@ -76,7 +76,7 @@ class LockedShape:
             yield f"the parameter {' and '.join(missing)} is missing; {tool_id} requires {', '.join(names)}"
             return
         for example in self.examples:
-            if problems := schema.problems(dict(example)):
+            if problems := schema.list_problems(dict(example)):
                 yield f"it rejects the arguments {dict(example)} of {tool_id}: {'; '.join(problems)}"
                 return
         if "net.fetch" in self.targets and not answering.requires.net.hosts:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from typing import Literal, NamedTuple, cast
 
-from handrail.contract.errors import excerpt
+from handrail.contract.errors import quote_excerpt
 
 Address = IPv4Address | IPv6Address
 
@@ -34,7 +34,7 @@ _LAST_PORT = 65_535
 _WEB_OR_ANY = (None, *WEB_PORTS.values())
 
 
-class Host(NamedTuple):
+class HostAddress(NamedTuple):
     """One host in canonical form: lower case, no final dot, an address as its shortest text.
 
     :param name: ``api.example.org``, ``127.0.0.1`` or ``::1``
@@ -46,7 +46,7 @@ class Host(NamedTuple):
     address: Address | None = None
 
     def __str__(self) -> str:
-        shown = bracketed(self.name)
+        shown = bracket_host(self.name)
         return shown if self.port is None else f"{shown}:{self.port}"
 
 
@@ -58,14 +58,14 @@ class WebAddress(NamedTuple):
     """
 
     scheme: Literal["http", "https"]
-    host: Host
+    host: HostAddress
     target: str
 
     @property
     def authority(self) -> str:
         """The value of a request's ``Host`` header: without the port if it is the scheme's own."""
         if self.host.port == WEB_PORTS[self.scheme]:
-            return bracketed(self.host.name)
+            return bracket_host(self.host.name)
         return str(self.host)
 
     def __str__(self) -> str:
@@ -83,11 +83,11 @@ class HostPattern(NamedTuple):
     name: str
     port: int | Literal["any"] | None
 
-    def matches(self, host: Host) -> bool:
+    def matches(self, host: HostAddress) -> bool:
         """Return whether it matches as a rule's pattern; see :func:`host_matches`."""
         return self.port in (None, "any", host.port) and self._names(host)
 
-    def covers(self, host: Host) -> bool:
+    def covers(self, host: HostAddress) -> bool:
         """Return whether it matches as a declared pattern; see :func:`grant_covers`."""
         if self.port is None:
             opened = self.kind == "every" or host.port in _WEB_OR_ANY
@@ -95,7 +95,7 @@ class HostPattern(NamedTuple):
             opened = self.port in ("any", host.port)
         return opened and self._names(host)
 
-    def _names(self, host: Host) -> bool:
+    def _names(self, host: HostAddress) -> bool:
         if self.kind == "every":
             return True
         if self.kind == "exact":
@@ -103,13 +103,13 @@ class HostPattern(NamedTuple):
         return host.address is None and host.name.endswith(self.name) and len(host.name) > len(self.name)
 
 
-def bracketed(name: str) -> str:
+def bracket_host(name: str) -> str:
     """Return ``name`` in the form before a port."""
     return f"[{name}]" if ":" in name else name
 
 
 @lru_cache(maxsize=4096)
-def read_host(text: str) -> Host:
+def parse_host(text: str) -> HostAddress:
     """Parse ``host`` or ``host:port``, an IPv6 address in brackets.
 
     :raises ValueError: with the reason, for a text that readers may understand differently
@@ -117,18 +117,18 @@ def read_host(text: str) -> Host:
     if len(text) <= _MAX_NAME and (plain := _PLAIN.fullmatch(text)) is not None:
         name, number = plain.groups()
         if number is None:
-            return Host(name)
+            return HostAddress(name)
         if (port := int(number)) <= _LAST_PORT:
-            return Host(name, port)
-    name, port = _parted(text)
+            return HostAddress(name, port)
+    name, port = _split_port(text)
     if port == "any":
         raise ValueError(f"Invalid host: {_shown(text)}. Write a port number after the colon.")
-    canonical, address = _canonical(name)
-    return Host(canonical, port, address)
+    canonical, address = _canonical_name(name)
+    return HostAddress(canonical, port, address)
 
 
 @lru_cache(maxsize=1024)
-def read_url(text: str) -> WebAddress:
+def parse_url(text: str) -> WebAddress:
     """Parse a whole URL.
 
     :raises ValueError: for a text that two readers might take for different hosts
@@ -143,18 +143,18 @@ def read_url(text: str) -> WebAddress:
         raise ValueError(f"Invalid URL: {_shown(text)}. Remove the user name before the host.")
     authority, port = authority.removesuffix(":"), WEB_PORTS[scheme]
     try:  # in the form that it is judged in, which is read again then
-        host = read_host(authority if ":" in authority else f"{authority}:{port}")
+        host = parse_host(authority if ":" in authority else f"{authority}:{port}")
     except ValueError:
-        host = read_host(authority)  # which says what is wrong with it as it was written
+        host = parse_host(authority)  # which says what is wrong with it as it was written
     if host.port is None:
-        host = Host(host.name, port, host.address)
+        host = HostAddress(host.name, port, host.address)
     return WebAddress(cast("Literal['http', 'https']", scheme), host, (path or "/") + (query or ""))
 
 
 def host_matches(pattern: str, host: str) -> bool:
     """Return whether a rule's ``pattern`` matches ``host[:port]``. No pattern matches an invalid host."""
     try:
-        return read_pattern(pattern).matches(read_host(host))
+        return parse_host_pattern(pattern).matches(parse_host(host))
     except ValueError:
         return False
 
@@ -166,7 +166,7 @@ def grant_covers(pattern: str, host: str) -> bool:
     opens no private address.
     """
     try:
-        return read_pattern(pattern).covers(read_host(host))
+        return parse_host_pattern(pattern).covers(parse_host(host))
     except ValueError:
         return False
 
@@ -174,16 +174,16 @@ def grant_covers(pattern: str, host: str) -> bool:
 def grants_address(pattern: str, address: Address, port: int) -> bool:
     """Return whether ``pattern`` names this very address, and opens ``port`` of it."""
     try:
-        want = read_pattern(pattern)
+        want = parse_host_pattern(pattern)
     except ValueError:
         return False
-    return want.kind == "exact" and grant_covers(pattern, f"{bracketed(str(address))}:{port}")
+    return want.kind == "exact" and grant_covers(pattern, f"{bracket_host(str(address))}:{port}")
 
 
 def fault_in_host(pattern: str) -> str | None:
     """Return why ``pattern`` can cover no host, or None."""
     try:
-        read_pattern(pattern)
+        parse_host_pattern(pattern)
     except ValueError:
         return (
             f"{pattern!r} is not a host pattern; write 'api.example.org', '*.example.org', 'host:8443', '10.0.0.1', "
@@ -193,22 +193,22 @@ def fault_in_host(pattern: str) -> str | None:
 
 
 @lru_cache(maxsize=4096)
-def read_pattern(pattern: str) -> HostPattern:
+def parse_host_pattern(pattern: str) -> HostPattern:
     """Parse a host pattern of a rule or a declaration.
 
     :raises ValueError: if it can cover nothing
     """
-    name, port = _parted(pattern)
+    name, port = _split_port(pattern)
     if name == "*":
         return HostPattern("every", "", port)
     beneath = name.startswith("*.")
-    canonical, address = _canonical(name[2:] if beneath else name)
+    canonical, address = _canonical_name(name[2:] if beneath else name)
     if beneath and address is not None:
         raise ValueError(f"Invalid host pattern: {_shown(pattern)}. A wildcard cannot match a part of an address.")
     return HostPattern("beneath" if beneath else "exact", f".{canonical}" if beneath else canonical, port)
 
 
-def _parted(text: str) -> tuple[str, int | Literal["any"] | None]:
+def _split_port(text: str) -> tuple[str, int | Literal["any"] | None]:
     """Split a text into host and port."""
     if not text or len(text) > 300 or not text.isascii() or not text.isprintable():
         raise ValueError(f"Invalid host: {_shown(text)}. Use ASCII without blanks.")
@@ -222,7 +222,7 @@ def _parted(text: str) -> tuple[str, int | Literal["any"] | None]:
     return head, int(tail)
 
 
-def _canonical(name: str) -> tuple[str, Address | None]:
+def _canonical_name(name: str) -> tuple[str, Address | None]:
     text = name.lower()
     if text.startswith("["):
         try:
@@ -247,4 +247,4 @@ def _canonical(name: str) -> tuple[str, Address | None]:
 
 
 def _shown(text: str) -> str:
-    return excerpt(text, 200)
+    return quote_excerpt(text, 200)

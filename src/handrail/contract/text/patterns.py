@@ -21,7 +21,7 @@ _SPANS = frozenset((_STAR, _ACROSS, _FOLDERS))
 _ESCAPED = re.compile(r"\[([*?[{])\]")
 
 
-def escape(literal: str) -> str:
+def escape_pattern(literal: str) -> str:
     """Return a pattern that matches exactly ``literal``."""
     return "".join(f"[{c}]" if c in WILDCARDS else c for c in literal)
 

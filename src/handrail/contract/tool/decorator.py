@@ -26,13 +26,13 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 
 from handrail.contract.call import Blob, Result
-from handrail.contract.doors.runtime import Runtime
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.errors import ToolError, UsageError
-from handrail.contract.schema.schema import path_text
-from handrail.contract.tool.manifest import faults_of
-from handrail.contract.tool.names import nearest
-from handrail.contract.tool.requires import NOTHING, Requires
-from handrail.contract.tool.spec import Bucket, ConfigKey, Exposure, Kind, LockSpec, Mode, SideEffect, ToolSpec
+from handrail.contract.schema.validation import format_path
+from handrail.contract.tool.manifest import find_model_faults
+from handrail.contract.tool.names import nearest_names
+from handrail.contract.tool.requires import NO_REQUIREMENTS, Requires
+from handrail.contract.tool.spec import PromptOrder, ConfigKey, OutputExposure, ToolKind, LockSpec, CallMode, SideEffect, ToolSpec
 from handrail.contract.tool.tool import Tool
 
 # Parameters: a function's signature as a JSON Schema, and the conversion of JSON to its arguments.
@@ -44,7 +44,7 @@ _PLACES_OF_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 
 
 @dataclass(frozen=True, slots=True)
-class Parameters:
+class SignatureParameters:
     """The parameters of a function, as ``@tool`` uses them.
 
     :param adapters: the arguments that are not plain JSON in Python, each with the adapter that builds it
@@ -62,13 +62,13 @@ class _WithoutTitles(GenerateJsonSchema):
         return False
 
 
-def parameters_of(
+def read_parameters(
     function: Callable[..., Any],
     shown: str,
     descriptions: Mapping[str, str],
     declared: Mapping[str, Any] | None,
     names: Mapping[str, Any],
-) -> Parameters:
+) -> SignatureParameters:
     """Read the signature of ``function``.
 
     :param shown: the function's name for messages
@@ -82,7 +82,7 @@ def parameters_of(
     runtime_name: str | None = None
     for name, parameter in inspect.signature(function).parameters.items():
         _check_kind(parameter, shown)
-        annotation = _resolved(function, parameter, shown, names)
+        annotation = _resolve_annotation(function, parameter, shown, names)
         if annotation is Runtime or name == "runtime":
             if runtime_name is not None:
                 raise UsageError(f"@tool on {shown}: {runtime_name!r} and {name!r} both take the runtime; keep one")
@@ -101,14 +101,14 @@ def parameters_of(
     else:
         _check_declared(declared, taken, shown)
         schema = declared
-    return Parameters(
+    return SignatureParameters(
         schema,
         runtime_name,
         {name: adapter for name, adapter in adapters.items() if not _is_plain(annotations[name])},
     )
 
 
-def underlying(function: Callable[..., Any]) -> Callable[..., Any]:
+def unwrap_function(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function below ``functools.partial``, methods and ``functools.wraps``."""
     while isinstance(function, functools.partial):
         function = cast("functools.partial[Any]", function).func
@@ -138,12 +138,12 @@ def _check_kind(parameter: inspect.Parameter, shown: str) -> None:
                 )
 
 
-def _resolved(function: Callable[..., Any], parameter: inspect.Parameter, shown: str, names: Mapping[str, Any]) -> Any:
+def _resolve_annotation(function: Callable[..., Any], parameter: inspect.Parameter, shown: str, names: Mapping[str, Any]) -> Any:
     annotation: Any = parameter.annotation
     if not isinstance(annotation, str):
         return annotation
     holder = types.SimpleNamespace(__annotations__={parameter.name: annotation})
-    owner = underlying(function)
+    owner = unwrap_function(function)
     namespace: dict[str, Any] = getattr(owner, "__globals__", None) or getattr(owner.__call__, "__globals__", {})
     try:
         return typing.get_type_hints(holder, namespace, {**names}, include_extras=True)[parameter.name]
@@ -268,7 +268,7 @@ _REST = re.compile(r":(\w+)\b([^:]*):\s*(.*)\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Documented:
+class ParsedDocstring:
     """A parsed docstring: the first paragraph in one line, the prose after it, and texts by parameter."""
 
     summary: str
@@ -276,7 +276,7 @@ class Documented:
     parameters: Mapping[str, str]
 
 
-def read_docstring(text: str | None) -> Documented:
+def read_docstring(text: str | None) -> ParsedDocstring:
     """Parse a docstring. Sections and fields other than those of parameters are left out."""
     lines = inspect.cleandoc(text or "").splitlines()
     prose: list[str] = []
@@ -312,7 +312,7 @@ def read_docstring(text: str | None) -> Documented:
             continue
         section, entry = None, None
         prose.append(line.rstrip())
-    return _documented(prose, found)
+    return _build_docstring(prose, found)
 
 
 def _parameter_of(field: re.Match[str]) -> str | None:
@@ -321,9 +321,9 @@ def _parameter_of(field: re.Match[str]) -> str | None:
     return words[-1] if words and field.group(1) in ("param", "parameter", "arg", "argument") else None
 
 
-def _documented(prose: Sequence[str], parameters: Mapping[str, Sequence[str]]) -> Documented:
+def _build_docstring(prose: Sequence[str], parameters: Mapping[str, Sequence[str]]) -> ParsedDocstring:
     summary, _, body = "\n".join(prose).strip().partition("\n\n")
-    return Documented(
+    return ParsedDocstring(
         " ".join(summary.split()), body.strip(), {name: " ".join(text).strip() for name, text in parameters.items()}
     )
 
@@ -331,7 +331,7 @@ def _documented(prose: Sequence[str], parameters: Mapping[str, Sequence[str]]) -
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_AS_THEY_ARE = frozenset({dict, list, str, int, float, bool, type(None), Result, Blob})
+_VERBATIM_OPTIONS = frozenset({dict, list, str, int, float, bool, type(None), Result, Blob})
 
 
 class ToolOptions(TypedDict, total=False):
@@ -351,7 +351,7 @@ class ToolOptions(TypedDict, total=False):
     timeout_ms: int
     timeout_argument: str
     idempotent: bool
-    mode: Mode
+    mode: CallMode
     step_parameters: Mapping[str, Any]
     background_argument: str
     concurrency_safe: bool
@@ -362,16 +362,16 @@ class ToolOptions(TypedDict, total=False):
     config: Mapping[str, ConfigKey]
     max_output: int
     max_entries: int | None
-    exposure: Exposure
+    exposure: OutputExposure
     prompt_mask: bool
     version: str
     category: str | None
     tier: str | None
-    kind: Kind
+    kind: ToolKind
     guidance: str
-    guidance_bucket: Bucket
+    guidance_order: PromptOrder
     documentation: str
-    manual_first: bool
+    documentation_required: bool
 
 
 class FunctionTool(Tool, Generic[P, R]):
@@ -382,7 +382,7 @@ class FunctionTool(Tool, Generic[P, R]):
     :ivar takes_runtime: whether it has a parameter for the runtime
     """
 
-    def __init__(self, function: Callable[P, R], spec: ToolSpec, parameters: Parameters) -> None:
+    def __init__(self, function: Callable[P, R], spec: ToolSpec, parameters: SignatureParameters) -> None:
         self.spec = spec
         self.function = function
         self.blocking = not _is_async(function)
@@ -400,39 +400,39 @@ class FunctionTool(Tool, Generic[P, R]):
 
     def check(self, args: dict[str, Any]) -> None:
         if self._adapters:
-            self._built(args)
+            self._build_arguments(args)
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         if self.blocking:
             return await asyncio.to_thread(self.run_blocking, args, runtime)
-        return self.finished(await self.begun(args, runtime))
+        return self.to_json(await self.start_call(args, runtime))
 
-    def begun(self, args: dict[str, Any], runtime: Runtime | None) -> Coroutine[Any, Any, Any]:
+    def start_call(self, args: dict[str, Any], runtime: Runtime | None) -> Coroutine[Any, Any, Any]:
         """Return the function's coroutine, for callers that await it and pass its value to :meth:`finished`.
 
         Not for a :attr:`blocking` function.
 
         :param runtime: may be None unless :attr:`takes_runtime`
         """
-        return self._target(**self._prepared(args, runtime))
+        return self._target(**self._prepare_call(args, runtime))
 
-    def finished(self, returned: object) -> object:
+    def to_json(self, returned: object) -> object:
         """Convert the function's return value to JSON values."""
-        return returned if type(returned) in _AS_THEY_ARE else _jsonable(returned, self.spec.id)
+        return returned if type(returned) in _VERBATIM_OPTIONS else _jsonable(returned, self.spec.id)
 
     def run_blocking(self, args: dict[str, Any], runtime: Runtime | None) -> object:
         """Run the whole call in the current thread, for callers with their own threads.
 
         Only for a :attr:`blocking` function.
         """
-        return self.finished(self._target(**self._prepared(args, runtime)))
+        return self.to_json(self._target(**self._prepare_call(args, runtime)))
 
-    def _prepared(self, args: dict[str, Any], runtime: Runtime | None) -> dict[str, Any]:
+    def _prepare_call(self, args: dict[str, Any], runtime: Runtime | None) -> dict[str, Any]:
         if self._adapters:
-            args = self._built(args)
+            args = self._build_arguments(args)
         return args if self._runtime_name is None else {**args, self._runtime_name: runtime}
 
-    def _built(self, args: dict[str, Any]) -> dict[str, Any]:
+    def _build_arguments(self, args: dict[str, Any]) -> dict[str, Any]:
         built = args
         problems: list[str] = []
         for name, adapter in self._adapters.items():
@@ -442,7 +442,7 @@ class FunctionTool(Tool, Generic[P, R]):
                 value = adapter.validate_json(json.dumps(args[name]), strict=True)
             except pydantic.ValidationError as error:
                 problems += [
-                    f"{path_text((name, *fault['loc']))}: {fault['msg']}" for fault in error.errors(include_input=False)
+                    f"{format_path((name, *fault['loc']))}: {fault['msg']}" for fault in error.errors(include_input=False)
                 ]
             else:
                 built = {**built, name: value}
@@ -463,27 +463,27 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOp
     frame = inspect.currentframe()
     caller = frame.f_back if frame else None
     if function is not None:
-        return _made(function, options, caller.f_locals if caller else {})
+        return _make_tool(function, options, caller.f_locals if caller else {})
 
     def decorate(decorated: Callable[..., Any]) -> FunctionTool[..., Any]:
         here = inspect.currentframe()
         outer = here.f_back if here else None
-        return _made(decorated, options, outer.f_locals if outer else {})
+        return _make_tool(decorated, options, outer.f_locals if outer else {})
 
     return decorate
 
 
-def _made(function: Callable[..., Any], options: ToolOptions, names: Mapping[str, Any]) -> FunctionTool[..., Any]:
+def _make_tool(function: Callable[..., Any], options: ToolOptions, names: Mapping[str, Any]) -> FunctionTool[..., Any]:
     if not callable(function) or inspect.isclass(function):
         raise UsageError(f"@tool is for functions, not for {function!r}; a class must be a subclass of handrail.Tool")
     shown = getattr(function, "__qualname__", repr(function))
     for option in options:
         if option not in ToolOptions.__annotations__:
-            close = nearest(option, ToolOptions.__annotations__)
+            close = nearest_names(option, ToolOptions.__annotations__)
             hint = f"did you mean {close[0]!r}?" if close else f"available: {', '.join(ToolOptions.__annotations__)}"
             raise UsageError(f"@tool on {shown}: unknown option {option!r}; {hint}")
     _check_steps(function, shown, stateful=options.get("mode") == "stateful")
-    documented = read_docstring(underlying(function).__doc__)
+    documented = read_docstring(unwrap_function(function).__doc__)
     description = options.get("description") or documented.summary
     if not description:
         raise UsageError(
@@ -492,7 +492,7 @@ def _made(function: Callable[..., Any], options: ToolOptions, names: Mapping[str
     tool_id = options.get("id") or getattr(function, "__name__", "")
     if not tool_id or tool_id == "<lambda>":
         raise UsageError(f"@tool on {shown}: the function has no name; write @tool(id=…)")
-    parameters = parameters_of(function, shown, documented.parameters, options.get("parameters"), names)
+    parameters = read_parameters(function, shown, documented.parameters, options.get("parameters"), names)
     given = {name: value for name, value in options.items() if name in _PLAIN_OPTIONS}
     spec = ToolSpec(
         id=tool_id,
@@ -522,14 +522,14 @@ _PLAIN_OPTIONS = frozenset(ToolOptions.__annotations__) - {
 
 def _requires(given: Requires | Mapping[str, Any] | None, shown: str) -> Requires:
     if given is None or isinstance(given, Requires):
-        return given or NOTHING
+        return given or NO_REQUIREMENTS
     try:
         return Requires.model_validate(given)
     except pydantic.ValidationError as error:
         try:
-            found = faults_of(Requires, given)
+            found = find_model_faults(Requires, given)
         except TypeError:  # it holds what is no JSON
-            found = {path_text(f["loc"]): f["msg"] for f in error.errors(include_input=False)}
+            found = {format_path(f["loc"]): f["msg"] for f in error.errors(include_input=False)}
         faults = "; ".join(f"{place}: {problem}".removeprefix(": ") for place, problem in found.items())
         raise UsageError(f"@tool on {shown}: requires is invalid: {faults}") from None
 
@@ -550,32 +550,32 @@ def _names(given: Sequence[str], shown: str) -> tuple[str, ...]:
 
 
 def _check_steps(function: Callable[..., Any], shown: str, *, stateful: bool) -> None:
-    if stateful and not _yields(function):
+    if stateful and not _is_async_generator(function):
         raise UsageError(f"@tool on {shown}: a stateful tool must yield its steps; write it as async def, with yield")
-    if not stateful and (_yields(function) or inspect.isgeneratorfunction(function)):
+    if not stateful and (_is_async_generator(function) or inspect.isgeneratorfunction(function)):
         raise UsageError(
             f"@tool on {shown}: a function with yield is a stateful tool; return one value and use runtime.progress(), or set "
             'mode="stateful" if each step is a separate call'
         )
 
 
-def _yields(function: Callable[..., Any]) -> bool:
+def _is_async_generator(function: Callable[..., Any]) -> bool:
     return inspect.isasyncgenfunction(function) or inspect.isasyncgenfunction(type(function).__call__)
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
     by_call = type(function).__call__
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(by_call) or _yields(function)
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(by_call) or _is_async_generator(function)
 
 
-def yields(tool: Tool) -> bool:
-    """Return whether the tool is an async generator, which :func:`steps_of` iterates."""
-    return _yields(tool.function if isinstance(tool, FunctionTool) else tool.execute)
+def is_generator_tool(tool: Tool) -> bool:
+    """Return whether the tool is an async generator, which :func:`iterate_steps` iterates."""
+    return _is_async_generator(tool.function if isinstance(tool, FunctionTool) else tool.execute)
 
 
-def steps_of(tool: Tool, arguments: dict[str, Any], runtime: Runtime) -> AsyncGenerator[object, Any]:
-    """Return the steps of one call of a tool that :func:`yields`. None of it has run yet."""
-    begun: Any = tool.begun(arguments, runtime) if isinstance(tool, FunctionTool) else tool.execute(arguments, runtime)
+def iterate_steps(tool: Tool, arguments: dict[str, Any], runtime: Runtime) -> AsyncGenerator[object, Any]:
+    """Return the steps of one call of a tool that :func:`is_generator_tool`. None of it has run yet."""
+    begun: Any = tool.start_call(arguments, runtime) if isinstance(tool, FunctionTool) else tool.execute(arguments, runtime)
     return begun
 
 

@@ -15,13 +15,13 @@ from typing import Annotated, Any, cast, get_args
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
-from handrail.contract.errors import Fault, LoadError
-from handrail.contract.schema.schema import path_text
-from handrail.contract.text.json import ArgumentText, json_type, parse_object
-from handrail.contract.tool.names import nearest
+from handrail.contract.errors import Diagnostic, LoadError
+from handrail.contract.schema.validation import format_path
+from handrail.contract.text.json_text import InvalidJsonText, json_type, parse_object
+from handrail.contract.tool.names import nearest_names
 from handrail.contract.tool.requires import NetRequires, Requires
-from handrail.contract.tool.spec import FIELDS, ConfigKey, LockSpec, ToolSpec, faults_in
-from handrail.contract.tool.tool import checked
+from handrail.contract.tool.spec import FIELDS, ConfigKey, LockSpec, ToolSpec, find_spec_faults
+from handrail.contract.tool.tool import check_spec
 
 # Checks of an untrusted JSON-like mapping by a model: every fault with its place, and the sound part.
 #
@@ -30,7 +30,7 @@ from handrail.contract.tool.tool import checked
 Location = tuple[str | int, ...]
 
 
-def faults_of(
+def find_model_faults(
     model: type[BaseModel],
     data: Mapping[str, Any],
     prefix: tuple[str, ...] = (),
@@ -46,7 +46,7 @@ def faults_of(
         model.model_validate_json(json.dumps(data), strict=True)
     except pydantic.ValidationError as error:
         return {
-            path_text((*prefix, *_without_tags(fault["loc"]))): _text(dict(fault), model, missing or {})
+            format_path((*prefix, *_without_tags(fault["loc"]))): _text(dict(fault), model, missing or {})
             for fault in error.errors()
         }
     return {}
@@ -57,7 +57,7 @@ def _without_tags(location: Location) -> Location:
     return tuple(part for part in location if not (isinstance(part, str) and part[:1] == "<"))
 
 
-def sound_part(model: type[BaseModel], data: Mapping[str, Any], fillers: Mapping[str, object] | None = None) -> Any:
+def drop_faulty_parts(model: type[BaseModel], data: Mapping[str, Any], fillers: Mapping[str, object] | None = None) -> Any:
     """Return ``data`` with faulty places filled or left out, so that one fault does not hide another.
 
     Missing required keys of the outermost level stay missing; the caller adds them.
@@ -73,20 +73,20 @@ def sound_part(model: type[BaseModel], data: Mapping[str, Any], fillers: Mapping
             if not found:
                 return rest
             # One of each item: what else is wrong with it may be gone with the first, and the next look tells.
-            for location in {_item(location): location for location in reversed(found)}.values():
-                _blank(rest, location, (fillers or {}).get(str(location[0]), "-"))
+            for location in {_list_item(location): location for location in reversed(found)}.values():
+                _remove_at(rest, location, (fillers or {}).get(str(location[0]), "-"))
         else:
             return rest
 
 
-def _item(location: Location) -> Location:
+def _list_item(location: Location) -> Location:
     """Return the location of the list item that ``location`` is in, else ``location``."""
     return next((location[: i + 1] for i, part in enumerate(location) if isinstance(part, int)), location)
 
 
-def unknown_key(name: str, known: Mapping[str, object]) -> str:
+def describe_unknown_key(name: str, known: Mapping[str, object]) -> str:
     """Return the text about an unknown key, with the nearest known one."""
-    close = nearest(name, known, cutoff=0.6)
+    close = nearest_names(name, known, cutoff=0.6)
     return f"unknown key; did you mean {close[0]!r}?" if close else f"unknown key; available: {', '.join(known)}"
 
 
@@ -95,7 +95,7 @@ def _text(fault: Mapping[str, Any], model: type[BaseModel], missing: Mapping[Loc
     if fault["type"] == "missing":
         return missing.get(location, "is missing")
     if fault["type"] == "extra_forbidden":
-        return unknown_key(str(location[-1]), _fields_at(model, location[:-1]))
+        return describe_unknown_key(str(location[-1]), _fields_at(model, location[:-1]))
     value = repr(fault["input"])
     shown = value if len(value) <= 80 else f"{value[:79]}…"
     message = str(fault["msg"]).removeprefix("Value error, ").replace("Input should be", "expected")
@@ -119,7 +119,7 @@ def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
         yield from _models_in(inner)
 
 
-def _blank(view: dict[str, Any], location: Location, filler: object) -> None:
+def _remove_at(view: dict[str, Any], location: Location, filler: object) -> None:
     """Remove the value at ``location``, or its parent if it has none.
 
     A list keeps its numbering if it can.
@@ -154,11 +154,11 @@ _FILLERS = {"locks": "-:S", "locks_background": "-:S"}
 _OTHER_NAMES = {"llm": {"input_schema": "parameters"}, "runtime": {"secret_resources": "secrets"}}
 
 
-class _View(BaseModel):
+class _ManifestView(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
-class ConfigView(_View):
+class ConfigView(_ManifestView):
     """A setting that a tool declares in its manifest."""
 
     description: str
@@ -178,7 +178,7 @@ def _lock(value: object) -> LockSpec:
     raise ValueError('expected "RESOURCE:S", "RESOURCE:X" or {"resource": "…", "mode": "S" or "X"}')
 
 
-def own_exec_path(value: object) -> str:
+def strip_tool_folder(value: object) -> str:
     """Return the path relative to the tool's own folder, whatever folder it had where it was written."""
     if not isinstance(value, str):
         raise ValueError("expected text")
@@ -190,10 +190,10 @@ def own_exec_path(value: object) -> str:
 
 Lock = Annotated[LockSpec, PlainValidator(_lock)]
 Word = Annotated[str, Field(min_length=1, max_length=MAX_WORD)]
-ExecPath = Annotated[str, PlainValidator(own_exec_path)]
+ExecPath = Annotated[str, PlainValidator(strip_tool_folder)]
 
 
-class LlmView(_View):
+class LlmView(_ManifestView):
     """The part of a manifest that goes into a model's tools parameter."""
 
     name: str
@@ -210,13 +210,13 @@ _AS_JSON: Mapping[Any, Any] = {
 """The type in a manifest by the type in a spec. All others are the same in both."""
 _AS_JSON_OF: Mapping[str, Any] = {"exec_path": ExecPath, "build": tuple[Word, ...]}
 _OF_THE_LLM_VIEW = frozenset(LlmView.model_fields) | {"id"}
-_SAID_IN_CODE_ONLY = frozenset({"step_parameters", "open_ended", "only_its_command", "provider_support"})
+_CODE_ONLY_FIELDS = frozenset({"step_parameters", "open_ended", "only_its_command", "provider_support"})
 
 
 def _manifest_fields() -> Iterator[tuple[str, Any]]:
     """Yield the fields of a spec that a manifest may set, each with its type in JSON and the spec's default."""
     for one in fields(ToolSpec):
-        if one.name in _OF_THE_LLM_VIEW or one.name in _SAID_IN_CODE_ONLY:
+        if one.name in _OF_THE_LLM_VIEW or one.name in _CODE_ONLY_FIELDS:
             continue
         held, may_be_none = FIELDS[one.name]
         annotation = _AS_JSON_OF.get(one.name) or _AS_JSON.get(held, held)
@@ -224,7 +224,7 @@ def _manifest_fields() -> Iterator[tuple[str, Any]]:
         yield one.name, (annotation | None if may_be_none else annotation, default)
 
 
-_SpecFields = pydantic.create_model("_SpecFields", __base__=_View, **dict(_manifest_fields()))
+_SpecFields = pydantic.create_model("_SpecFields", __base__=_ManifestView, **dict(_manifest_fields()))
 
 
 class RuntimeView(_SpecFields):
@@ -246,7 +246,7 @@ class RuntimeView(_SpecFields):
         return network
 
 
-class ToolManifest(_View):
+class ToolManifest(_ManifestView):
     """Both views of one tool."""
 
     llm: LlmView
@@ -270,8 +270,8 @@ def parse_manifest(text: str | bytes, source: str) -> ToolSpec:
     """
     try:
         data = parse_object(text, what="the manifest's contents", max_bytes=MAX_MANIFEST_BYTES)
-    except ArgumentText as error:
-        raise LoadError([Fault(source, "", str(error))]) from None
+    except InvalidJsonText as error:
+        raise LoadError([Diagnostic(source, "", str(error))]) from None
     return _read(data, text, source)
 
 
@@ -283,7 +283,7 @@ def read_manifest(data: Mapping[str, Any], source: str) -> ToolSpec:
     try:
         text = json.dumps(data, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise LoadError([Fault(source, "", f"is not JSON: {error}")]) from None
+        raise LoadError([Diagnostic(source, "", f"is not JSON: {error}")]) from None
     return _read(data, text, source)
 
 
@@ -295,28 +295,28 @@ def _read(data: Mapping[str, Any], text: str | bytes, source: str) -> ToolSpec:
     try:
         sound = ToolManifest.model_validate_json(text, strict=True).spec()
     except pydantic.ValidationError:  # what is wrong is found part by part, and names of other makers are taken
-        sound, faults = _part_by_part(data)
+        sound, faults = _read_part_by_part(data)
     else:
         faults = dict[str, str]()
     for place, problem in _faults_beyond_form(sound, faults):
         faults.setdefault(place, problem)
     if faults:
-        raise LoadError([Fault(source, place, problem) for place, problem in faults.items()])
+        raise LoadError([Diagnostic(source, place, problem) for place, problem in faults.items()])
     return sound
 
 
-def _part_by_part(data: Mapping[str, Any]) -> tuple[ToolSpec, dict[str, str]]:
+def _read_part_by_part(data: Mapping[str, Any]) -> tuple[ToolSpec, dict[str, str]]:
     """Return the sound part of a manifest, and the faults of form of the rest, by place."""
     faults: dict[str, str] = {}
     views: dict[str, dict[str, Any]] = {}
     for key in data:
         if key not in ToolManifest.model_fields:
-            faults[path_text([key])] = unknown_key(key, ToolManifest.model_fields)
+            faults[format_path([key])] = describe_unknown_key(key, ToolManifest.model_fields)
     for name, model in (("llm", LlmView), ("runtime", RuntimeView)):
         view = data.get(name, {} if name == "runtime" else None)
         if isinstance(view, dict):
             views[name] = _with_one_name(cast("dict[str, Any]", view), name, faults)
-            faults.update(faults_of(model, views[name], (name,), _MISSING))
+            faults.update(find_model_faults(model, views[name], (name,), _MISSING))
         elif name in data:
             faults[name] = f"is a JSON {json_type(view)}; expected an object"
         else:
@@ -339,11 +339,11 @@ def _with_one_name(view: dict[str, Any], name: str, faults: dict[str, str]) -> d
 def _sound_part(views: Mapping[str, dict[str, Any]]) -> ToolSpec:
     """Return the manifest with faulty places filled or left out, so that one fault does not hide another."""
     llm: dict[str, Any] = {"name": "unnamed", "description": "-", "parameters": {"type": "object"}}
-    llm |= sound_part(LlmView, views.get("llm", {}))
-    runtime = sound_part(RuntimeView, views.get("runtime", {}), _FILLERS)
+    llm |= drop_faulty_parts(LlmView, views.get("llm", {}))
+    runtime = drop_faulty_parts(RuntimeView, views.get("runtime", {}), _FILLERS)
     return ToolManifest.model_validate_json(json.dumps({"llm": llm, "runtime": runtime}), strict=True).spec()
 
 
 def _faults_beyond_form(spec: ToolSpec, faults: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     described = "llm" not in faults and "llm.parameters" not in faults
-    yield from checked(spec).problems if described else faults_in(replace(spec, locks=(), targets={}))
+    yield from check_spec(spec).problems if described else find_spec_faults(replace(spec, locks=(), targets={}))

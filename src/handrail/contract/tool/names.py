@@ -26,7 +26,7 @@ LOCKED_IDS = (
     "tool_search",
 )
 """Ids with a fixed meaning and shape. Only a built-in tool may have one, whether it exists yet or not."""
-FACE_IDS = ("call_tool",)
+FRONTEND_IDS = ("call_tool",)
 """Names of functions that a frontend itself offers to its clients. No third-party tool may take such a name."""
 SESSION_INTERNAL = (
     *("todo", "question", "task", "skill", "tool_search", "find_tools", "browse_tools", "load_tools", "tool_status"),
@@ -53,7 +53,7 @@ JOB_IDS = ("jobs", "read_job", "wait", "stop_task")
 STATE_IDS = ("tool.step", "tool.close")
 """Built-in tools that continue a tool session, loaded with the first one. The shipped rules allow their names, and a
 call is evaluated as a call of the open tool."""
-OFFER_IDS = (
+RESOURCE_IDS = (
     *("resource.list", "resource.read", "resource.subscribe", "resource.unsubscribe"),
     *("prompt.list", "prompt.get", "prompt.complete"),
 )
@@ -91,7 +91,7 @@ def wire_name(tool_id: str) -> str:
     return f"{name[: MAX_WIRE_NAME - 11]}_{digest}"
 
 
-def nearest(name: str, known: Iterable[str], count: int = 3, *, cutoff: float = 0.5) -> list[str]:
+def nearest_names(name: str, known: Iterable[str], count: int = 3, *, cutoff: float = 0.5) -> list[str]:
     """Return the known names most similar to ``name``, best first, for 'did you mean' texts.
 
     The work is bounded for any input. Only the beginnings of names are compared. Of many names, only those with the
@@ -102,8 +102,8 @@ def nearest(name: str, known: Iterable[str], count: int = 3, *, cutoff: float = 
     if len(candidates) > _MOST_CANDIDATES:
         alike = [one for one in candidates if one[:1] == wanted[:1]]
         candidates = (alike or candidates)[:_MOST_CANDIDATES]
-    pairs = _pairs(wanted)
-    by_pairs = [(_shared(pairs, _pairs(one[:_COMPARED])), one) for one in candidates]
+    pairs = _letter_pairs(wanted)
+    by_pairs = [(_overlap(pairs, _letter_pairs(one[:_COMPARED])), one) for one in candidates]
     by_pairs.sort(key=lambda found: -found[0])
     matcher = SequenceMatcher(autojunk=False)
     matcher.set_seq2(wanted)
@@ -125,10 +125,10 @@ _MOST_CANDIDATES = 2_000
 _MOST_COMPARED = 24
 
 
-def _pairs(name: str) -> frozenset[str]:
+def _letter_pairs(name: str) -> frozenset[str]:
     return frozenset(map("".join, pairwise(name))) | frozenset(name)
 
 
-def _shared(some: frozenset[str], others: frozenset[str]) -> float:
+def _overlap(some: frozenset[str], others: frozenset[str]) -> float:
     """Return how much two sets have in common, from 0 to 1."""
     return 2 * len(some & others) / (len(some) + len(others) or 1)

@@ -1,6 +1,6 @@
 """Requirements that a tool declares, and the capability set that a call effectively has.
 
-A :class:`Requires` is a declaration with variables in it. :func:`expand` fills the variables and gives one
+A :class:`Requires` is a declaration with variables in it. :func:`expand_requires` fills the variables and gives one
 *layer*. A :class:`CapabilitySet` is a conjunction of layers (the tool's, the agent's, the parent's, the
 host's ceiling), and each layer must allow a thing. So an intersection is never computed and can never turn
 empty into everything: two layers without a common host simply never both say yes.
@@ -16,10 +16,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from handrail.contract.text.hosts import HostPattern, fault_in_host, grant_covers, read_host, read_pattern
+from handrail.contract.text.hosts import HostPattern, fault_in_host, grant_covers, parse_host, parse_host_pattern
 from handrail.contract.text.patterns import (
     any_path_source,
-    escape,
+    escape_pattern,
     fault_in_pattern,
     has_wildcard,
     literal_prefix,
@@ -54,25 +54,25 @@ NAMED_CAPABILITIES: Mapping[str, str] = {
 VARIABLES = ("workspace", "ad-hoc", "user-data", "output")
 _VARIABLE = re.compile(r"\{([^{}]*)\}")
 
-May = Callable[[Capability, str | Sequence[str]], str | None]
+AccessCheck = Callable[[Capability, str | Sequence[str]], str | None]
 """A function that evaluates one access: a canonical absolute path, a host, a shell text, or an argv as a sequence.
 
 It returns None if the access is allowed, else the reason of the refusal.
 """
 
 
-class _Model(BaseModel):
+class _FrozenModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
-class FsRequires(_Model):
+class FsRequires(_FrozenModel):
     """Path patterns relative to the workspace's root, or beginning with a variable."""
 
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
 
 
-class NetRequires(_Model):
+class NetRequires(_FrozenModel):
     """Outbound hosts: ``api.example.org``, ``*.example.org``, ``host:8443``, or ``*`` for every public host.
 
     A host without a port means ports 80 and 443; ``host:*`` means every port. A private address must be named itself,
@@ -82,13 +82,13 @@ class NetRequires(_Model):
     hosts: tuple[str, ...] = ()
 
 
-class AnyArgument(_Model):
+class AnyArgument(_FrozenModel):
     """A pattern that matches any one argument."""
 
     wildcard: Literal[True]
 
 
-class PrefixArgument(_Model):
+class PrefixArgument(_FrozenModel):
     """A pattern that matches one argument that starts with ``prefix``."""
 
     prefix: Annotated[str, Field(min_length=1)]
@@ -97,14 +97,14 @@ class PrefixArgument(_Model):
 ArgumentPattern = str | AnyArgument | PrefixArgument
 
 
-class ShellRequires(_Model):
+class ShellRequires(_FrozenModel):
     """One program that may run: ``cmd`` by name, ``args`` matching the whole argv after it (left out = any)."""
 
     cmd: Annotated[str, Field(min_length=1)]
     args: tuple[ArgumentPattern, ...] | None = None
 
     @property
-    def literal(self) -> bool:
+    def is_literal(self) -> bool:
         """Whether it allows exactly one command."""
         return self.args is not None and all(isinstance(argument, str) for argument in self.args)
 
@@ -122,7 +122,7 @@ class ShellRequires(_Model):
         )
 
 
-class Requires(_Model):
+class Requires(_FrozenModel):
     """The declared needs of a tool. Its runtime has nothing else."""
 
     fs: FsRequires = FsRequires()
@@ -130,7 +130,7 @@ class Requires(_Model):
     shell: tuple[ShellRequires, ...] = ()
     capabilities: tuple[str, ...] = ()
 
-    def faults(self) -> list[tuple[str, str]]:
+    def find_faults(self) -> list[tuple[str, str]]:
         """Return ``(place, problem)`` for each unknown variable or capability, and each invalid pattern."""
         found: list[tuple[str, str]] = []
         for name, patterns in (("fs.read", self.fs.read), ("fs.write", self.fs.write)):
@@ -150,17 +150,17 @@ class Requires(_Model):
         return found
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether nothing is required."""
         return not (self.fs.read or self.fs.write or self.net.hosts or self.shell or self.capabilities)
 
 
-NOTHING = Requires()
+NO_REQUIREMENTS = Requires()
 """The requirements of most tools."""
 
 
 @dataclass(frozen=True, slots=True)
-class Variables:
+class PathVariables:
     """The values of ``{workspace}``, ``{ad-hoc}``, ``{user-data}`` and ``{output}``.
 
     They are absolute, canonical folders. An empty value closes the scope.
@@ -178,7 +178,7 @@ class Variables:
     output: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
 
-    def of(self, name: str, *, reading: bool = False) -> tuple[str, ...]:
+    def values_of(self, name: str, *, reading: bool = False) -> tuple[str, ...]:
         """Return the folders of a variable."""
         workspace = (*self.workspace, *self.readable) if reading else self.workspace
         every = {"workspace": workspace, "ad-hoc": self.ad_hoc, "user-data": self.user_data, "output": self.output}
@@ -186,7 +186,7 @@ class Variables:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class CapabilityLayer:
     """One expanded requirement set: absolute path patterns, hosts, programs, named capabilities."""
 
     owner: str
@@ -201,26 +201,26 @@ class Layer:
 class CapabilitySet:
     """What a call may touch at most: every layer must allow it. No layers allow nothing."""
 
-    layers: tuple[Layer, ...] = field(default=())
+    layers: tuple[CapabilityLayer, ...] = field(default=())
 
-    def narrowed(self, *layers: Layer) -> CapabilitySet:
+    def narrow(self, *layers: CapabilityLayer) -> CapabilitySet:
         """Return the set with further layers."""
         return CapabilitySet((*self.layers, *layers))
 
-    def offline(self) -> CapabilitySet:
+    def without_hosts(self) -> CapabilitySet:
         """Return the set without any host."""
-        if not self.uses("net.fetch"):
+        if not self.may_use("net.fetch"):
             return self
         return CapabilitySet(tuple(replace(layer, hosts=()) for layer in self.layers))
 
-    def reading(self) -> CapabilitySet:
+    def without_writing(self) -> CapabilitySet:
         """Return the set without writable paths and hosts."""
         return CapabilitySet(tuple(replace(layer, fs_write=(), hosts=()) for layer in self.layers))
 
-    def refusing_layer(self, capability: Capability, target: str | Sequence[str]) -> Layer | None:
+    def refusing_layer(self, capability: Capability, target: str | Sequence[str]) -> CapabilityLayer | None:
         """Return the first layer that does not cover ``target`` (an absolute path, ``host[:port]``, or an argv)."""
         if not self.layers:
-            return Layer("nothing")
+            return CapabilityLayer("nothing")
         for layer in self.layers:
             if not _covers(layer, capability, target):
                 return layer
@@ -230,7 +230,7 @@ class CapabilitySet:
         """Return whether every layer covers ``target``."""
         return self.refusing_layer(capability, target) is None
 
-    def test(self, capability: Literal["fs.read", "fs.write", "net.fetch"]) -> Callable[[str], object]:
+    def make_test(self, capability: Literal["fs.read", "fs.write", "net.fetch"]) -> Callable[[str], object]:
         """Return a fast form of :meth:`allows` for many paths or hosts.
 
         Check a false answer again with :meth:`allows`. A layer that has all the patterns of another one is left out,
@@ -239,32 +239,32 @@ class CapabilitySet:
         wanted = {frozenset(map(str, _patterns(layer, capability))) for layer in self.layers}
         least = [some for some in wanted if not any(other < some for other in wanted)]
         if not least or frozenset() in least:
-            return _nothing
+            return _allow_nothing
         try:
             if capability == "net.fetch":
-                hosts = [[read_pattern(pattern) for pattern in some] for some in least]
+                hosts = [[parse_host_pattern(pattern) for pattern in some] for some in least]
                 return lambda host: _every_covers(hosts, host)
             tests = [re.compile(any_path_source(sorted(some)) + r"\Z", re.DOTALL).match for some in least]
         except ValueError:
-            return _nothing  # a fault in a pattern shows where each is asked by itself
+            return _allow_nothing  # a fault in a pattern shows where each is asked by itself
         return tests[0] if len(tests) == 1 else lambda path: all(test(path) is not None for test in tests)
 
-    def has(self, name: str) -> bool:
+    def has_capability(self, name: str) -> bool:
         """Return whether every layer has the named capability ``name``."""
         return bool(self.layers) and all(name in layer.capabilities for layer in self.layers)
 
-    def uses(self, capability: Capability) -> bool:
+    def may_use(self, capability: Capability) -> bool:
         """Return whether any target at all could be allowed in every layer, by declarations alone."""
         return bool(self.layers) and all(bool(_patterns(layer, capability)) for layer in self.layers)
 
-    def folders(self, capability: Literal["fs.read", "fs.write"]) -> tuple[str, ...]:
+    def covering_folders(self, capability: Literal["fs.read", "fs.write"]) -> tuple[str, ...]:
         """Return the absolute folders that hold everything that could be allowed; a sandbox mounts these.
 
         A folder is included only if every layer reaches into it or above it.
         """
         if not self.layers:
             return ()
-        reach = [frozenset(_folder(p) for p in _patterns(layer, capability)) for layer in self.layers]  # pyright: ignore[reportArgumentType]
+        reach = [frozenset(_literal_folder(p) for p in _patterns(layer, capability)) for layer in self.layers]  # pyright: ignore[reportArgumentType]
         kept = {
             folder
             for folders in reach
@@ -274,30 +274,30 @@ class CapabilitySet:
         return tuple(sorted(f for f in kept if not any(f != o and _is_beneath(f, o) for o in kept)))
 
 
-def expand(requires: Requires, variables: Variables, owner: str) -> Layer:
+def expand_requires(requires: Requires, variables: PathVariables, owner: str) -> CapabilityLayer:
     """Fill the variables. A pattern with an empty variable disappears, so its scope is closed."""
-    return Layer(
+    return CapabilityLayer(
         owner,
-        _expanded(requires.fs.read, variables, reading=True),
-        _expanded(requires.fs.write, variables),
+        _expand_patterns(requires.fs.read, variables, reading=True),
+        _expand_patterns(requires.fs.write, variables),
         tuple(requires.net.hosts),
         tuple(requires.shell),
         frozenset(requires.capabilities),
     )
 
 
-def union(owner: str, layers: Iterable[Layer]) -> Layer:
+def union_of_layers(owner: str, layers: Iterable[CapabilityLayer]) -> CapabilityLayer:
     """Return one layer that allows what any of ``layers`` allows."""
     every = tuple(layers)
     shell: list[ShellRequires] = []
     for program in chain.from_iterable(layer.shell for layer in every):
         if program not in shell:
             shell.append(program)
-    return Layer(
+    return CapabilityLayer(
         owner,
-        _merged(layer.fs_read for layer in every),
-        _merged(layer.fs_write for layer in every),
-        _merged(layer.hosts for layer in every),
+        _merge_patterns(layer.fs_read for layer in every),
+        _merge_patterns(layer.fs_write for layer in every),
+        _merge_patterns(layer.hosts for layer in every),
         tuple(shell),
         frozenset(chain.from_iterable(layer.capabilities for layer in every)),
     )
@@ -321,7 +321,7 @@ def _faults_in_path(pattern: str) -> list[str]:
     return found
 
 
-def _expanded(patterns: Iterable[str], variables: Variables, *, reading: bool = False) -> tuple[str, ...]:
+def _expand_patterns(patterns: Iterable[str], variables: PathVariables, *, reading: bool = False) -> tuple[str, ...]:
     """Return absolute patterns. A faulty pattern is dropped, so its paths stay closed."""
     found: list[str] = []
     for pattern in patterns:
@@ -329,17 +329,17 @@ def _expanded(patterns: Iterable[str], variables: Variables, *, reading: bool = 
             continue
         match = _VARIABLE.match(pattern)
         name = match.group(1) if match else "workspace"
-        roots = ("/",) if pattern.startswith("/") else variables.of(name, reading=reading)
+        roots = ("/",) if pattern.startswith("/") else variables.values_of(name, reading=reading)
         tail = [part for part in pattern[match.end() if match else 0 :].split("/") if part not in ("", ".")]
-        found += ["/".join((escape(root.rstrip("/")), *tail)) or "/" for root in roots]
+        found += ["/".join((escape_pattern(root.rstrip("/")), *tail)) or "/" for root in roots]
     return tuple(dict.fromkeys(found))
 
 
-def _merged(several: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+def _merge_patterns(several: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(chain.from_iterable(several)))
 
 
-def _patterns(layer: Layer, capability: Capability) -> Sequence[object]:
+def _patterns(layer: CapabilityLayer, capability: Capability) -> Sequence[object]:
     match capability:
         case "fs.read":
             return layer.fs_read
@@ -351,7 +351,7 @@ def _patterns(layer: Layer, capability: Capability) -> Sequence[object]:
             return layer.shell
 
 
-def _covers(layer: Layer, capability: Capability, target: str | Sequence[str]) -> bool:
+def _covers(layer: CapabilityLayer, capability: Capability, target: str | Sequence[str]) -> bool:
     """Return whether a layer covers a target.
 
     It uses plain loops: every call of every tool comes through here, and a search once for each file.
@@ -368,13 +368,13 @@ def _covers(layer: Layer, capability: Capability, target: str | Sequence[str]) -
     return False
 
 
-def _nothing(_target: str) -> bool:
+def _allow_nothing(_target: str) -> bool:
     return False
 
 
 def _every_covers(layers: Sequence[Sequence[HostPattern]], text: str) -> bool:
     try:
-        host = read_host(text)
+        host = parse_host(text)
     except ValueError:
         return False
     for patterns in layers:
@@ -386,7 +386,7 @@ def _every_covers(layers: Sequence[Sequence[HostPattern]], text: str) -> bool:
     return True
 
 
-def _folder(pattern: object) -> str:
+def _literal_folder(pattern: object) -> str:
     text = str(pattern)
     prefix = literal_prefix(text)
     if not has_wildcard(text):

@@ -9,32 +9,32 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from handrail.contract.errors import Fault
-from handrail.contract.schema.schema import path_text
-from handrail.contract.tool.manifest import unknown_key
+from handrail.contract.errors import Diagnostic
+from handrail.contract.schema.validation import format_path
+from handrail.contract.tool.manifest import describe_unknown_key
 from handrail.contract.tool.names import LOCKED_IDS, fault_in_id
 from handrail.contract.tool.spec import ToolSpec
 
 SHORTEST_TIMEOUT_MS, LONGEST_TIMEOUT_MS = 100, 7 * 24 * 3_600_000
 LEAST_OUTPUT, MOST_OUTPUT = 1_024, 16 * 1024 * 1024
-MOST_ENTRIES = 100_000
-MOST_CONFIG = 64 * 1024
+MAX_ENTRIES = 100_000
+MAX_CONFIG_BYTES = 64 * 1024
 """Bytes of a tool's values as JSON. A program gets them in one variable, which the system limits."""
 LIMITS = ("timeout_ms", "max_output", "max_entries")
 """The fields of a declaration that an operator may override."""
 
 
-class _Table(BaseModel):
+class _ToolSettingsTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
-class NamedSecret(_Table):
+class NamedSecret(_ToolSettingsTable):
     """``{ secret = "NAME" }``: a setting whose value is that of a secret."""
 
     secret: Annotated[str, Field(description="Its name in the table of secrets.")]
 
 
-class ToolSettings(_Table):
+class ToolSettings(_ToolSettingsTable):
     """``[tools."ID"]``: an operator's settings for one tool."""
 
     enabled: Annotated[bool, Field(description="Whether agents have the tool; false turns it off.")] = True
@@ -64,7 +64,7 @@ class ToolSettings(_Table):
         int | None,
         Field(
             ge=1,
-            le=MOST_ENTRIES,
+            le=MAX_ENTRIES,
             description="How many entries of a list a model reads, instead of the tool's own limit.",
         ),
     ] = None
@@ -77,7 +77,7 @@ class ToolSettings(_Table):
 
     @field_validator("answered_by")
     @classmethod
-    def _is_no_locked_id(cls, tool: str | None) -> str | None:
+    def _check_answering_id(cls, tool: str | None) -> str | None:
         if tool in LOCKED_IDS:
             raise ValueError("is a locked id itself; expected the id of another tool")
         if tool is not None and (problem := fault_in_id(tool)) is not None:
@@ -107,13 +107,13 @@ class SettingsLayer(NamedTuple):
     where: tuple[str, ...] = ("tools",)
     known: bool = False
 
-    def fault(self, tool: str, problem: str, *, key: str | None = None) -> Fault:
+    def make_fault(self, tool: str, problem: str, *, key: str | None = None) -> Diagnostic:
         """Return a fault in the layer's settings for ``tool``."""
         inner = () if key is None else ("config", key) if self.where == ("tools",) else (key,)
-        return Fault(self.source, path_text((*self.where, tool, *inner)), problem)
+        return Diagnostic(self.source, format_path((*self.where, tool, *inner)), problem)
 
 
-def given_layer(source: str, values: ToolConfig, *, known: bool = False) -> SettingsLayer:
+def make_settings_layer(source: str, values: ToolConfig, *, known: bool = False) -> SettingsLayer:
     """Return a layer of the ``tool_config`` values of an agent's manifest or a program.
 
     :param known: whether each id must be the id of a tool
@@ -122,7 +122,7 @@ def given_layer(source: str, values: ToolConfig, *, known: bool = False) -> Sett
     return SettingsLayer(source, tools, ("tool_config",), known)
 
 
-def in_force(spec: ToolSpec, layers: Iterable[SettingsLayer]) -> tuple[ToolSpec, list[Fault]]:
+def apply_settings(spec: ToolSpec, layers: Iterable[SettingsLayer]) -> tuple[ToolSpec, list[Diagnostic]]:
     """Return the declaration with the operator's limits and values, and the faults of invalid values.
 
     :param layers: the weakest first
@@ -130,7 +130,7 @@ def in_force(spec: ToolSpec, layers: Iterable[SettingsLayer]) -> tuple[ToolSpec,
     """
     changes: dict[str, Any] = {}
     values: dict[str, str] = {}
-    faults: list[Fault] = []
+    faults: list[Diagnostic] = []
     for layer in layers:
         own = layer.tools.get(spec.id)
         if own is None:
@@ -138,17 +138,17 @@ def in_force(spec: ToolSpec, layers: Iterable[SettingsLayer]) -> tuple[ToolSpec,
         limits = own.limits
         if limits and spec.provider_support:
             problem = f"{' and '.join(limits)}: the provider of the model runs this tool, so limits of the kernel do not apply; remove the setting"
-            faults.append(layer.fault(spec.id, problem))
+            faults.append(layer.make_fault(spec.id, problem))
         changes |= limits
         for key, given in own.config.items():
             problem = _fault_in_value(spec, key, given)
             if problem is not None:
-                faults.append(layer.fault(spec.id, problem, key=key))
+                faults.append(layer.make_fault(spec.id, problem, key=key))
             elif isinstance(given, str):
                 values[key] = given
-        if (size := len(json.dumps(values))) > MOST_CONFIG:
-            problem = f"the values of the settings have {size:,} bytes together; the maximum for a program is {MOST_CONFIG:,}. Put the rest into a file, and its path here"
-            return spec, [*faults, layer.fault(spec.id, problem)]
+        if (size := len(json.dumps(values))) > MAX_CONFIG_BYTES:
+            problem = f"the values of the settings have {size:,} bytes together; the maximum for a program is {MAX_CONFIG_BYTES:,}. Put the rest into a file, and its path here"
+            return spec, [*faults, layer.make_fault(spec.id, problem)]
     if values:
         changes["config"] = {
             key: replace(one, default=values[key]) if key in values else one for key, one in spec.config.items()
@@ -156,7 +156,7 @@ def in_force(spec: ToolSpec, layers: Iterable[SettingsLayer]) -> tuple[ToolSpec,
     return (replace(spec, **changes) if changes else spec), faults
 
 
-def line_to_add(tool: str, key: str, *, secret: bool = False) -> str:
+def settings_line(tool: str, key: str, *, secret: bool = False) -> str:
     """Return the configuration line that sets one setting of a tool, for texts to the operator."""
     value = '{ secret = "…" }' if secret else '"…"'
     return f'{key} = {value} under [tools."{tool}".config] of handrail.toml'
@@ -166,7 +166,7 @@ def _fault_in_value(spec: ToolSpec, key: str, given: str | NamedSecret) -> str |
     """Return why ``key`` cannot have the value, or None. The text never repeats a value: it may be a secret."""
     declared = spec.config.get(key)
     if declared is None:
-        known = unknown_key(key, spec.config) if spec.config else "unknown key; the tool declares no settings"
+        known = describe_unknown_key(key, spec.config) if spec.config else "unknown key; the tool declares no settings"
         return f"{known}{' ' if known.endswith('?') else '; '}handrail tools --json lists the settings of each tool"
     if declared.secret and isinstance(given, str):
         return (

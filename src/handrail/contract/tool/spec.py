@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol, cast, get_args, get_origi
 from pydantic_core import to_json
 
 from handrail.contract.tool.names import fault_in_id, wire_name
-from handrail.contract.tool.requires import CAPABILITIES, NOTHING, Requires
+from handrail.contract.tool.requires import CAPABILITIES, NO_REQUIREMENTS, Requires
 
 # Stateful tools: one call opens a state, later calls take steps of it, and one closes it.
 #
@@ -33,7 +33,7 @@ StateEnd = Literal["done", "closed", "expired", "failed", "timeout", "cancelled"
 
 
 @dataclass(frozen=True, slots=True)
-class GoesOn:
+class StateArguments:
     """The arguments of a built-in tool that continues the tool session of another call.
 
     :param argument: the argument with the id of the tool session
@@ -45,7 +45,7 @@ class GoesOn:
 
 
 @dataclass(frozen=True, slots=True)
-class OfJob:
+class JobArgument:
     """The argument of a built-in tool that names a job of the session.
 
     :param argument: the argument with the id of the job
@@ -58,7 +58,7 @@ class OfJob:
     running: bool = False
 
 
-class Opened(Protocol):
+class ToolSession(Protocol):
     """The tool session that a call continues. The call was evaluated as a call of the open tool."""
 
     async def step(self) -> object:
@@ -74,12 +74,12 @@ class Opened(Protocol):
 
 
 SideEffect = Literal["read", "write", "external"]
-Mode = Literal["direct", "background", "stateful"]
-Exposure = Literal["edge", "core", "both", "none"]
+CallMode = Literal["direct", "background", "stateful"]
+OutputExposure = Literal["edge", "core", "both", "none"]
 LockMode = Literal["S", "X"]
-Kind = Literal["read", "edit", "delete", "move", "search", "execute", "think", "fetch", "other"]
+ToolKind = Literal["read", "edit", "delete", "move", "search", "execute", "think", "fetch", "other"]
 """ACP's kinds. They choose icons and diffs in editors."""
-Bucket = Literal["first", "normal", "last"]
+PromptOrder = Literal["first", "normal", "last"]
 """The position of a tool's guidance among that of the other tools."""
 Cancellable = Literal["cooperative", "process"]
 
@@ -88,15 +88,15 @@ DEFAULT_BUILD_TIMEOUT_MS = 600_000
 MAX_BUILD_TIMEOUT_MS = 3_600_000
 DEFAULT_MAX_OUTPUT = 64 * 1024
 _LLM_VIEW = frozenset({"id", "description", "parameters"})
-TOLD_BESIDE = ("guidance", "documentation", "manual_first", "step_parameters", "output_schema")
+MODEL_TEXT_FIELDS = ("guidance", "documentation", "manual_first", "step_parameters", "output_schema")
 """Further texts of a tool that a model reads: in the prompt, in its documentation, with its first step and over MCP."""
 _CAPABILITY_OF_FORMAT = {"host": "net.fetch", "uri": "net.fetch", "command": "shell.run"}
 _CHOICES: Mapping[str, Sequence[str]] = {
     "side_effect": get_args(SideEffect),
-    "mode": get_args(Mode),
-    "exposure": get_args(Exposure),
-    "kind": get_args(Kind),
-    "guidance_bucket": get_args(Bucket),
+    "mode": get_args(CallMode),
+    "exposure": get_args(OutputExposure),
+    "kind": get_args(ToolKind),
+    "guidance_bucket": get_args(PromptOrder),
     "cancellable": get_args(Cancellable),
 }
 _WAITS_FOR = {"ask": "people", "jobs": "jobs", "agents": "agents"}
@@ -131,9 +131,9 @@ class LockSpec:
         """The argument names that the template needs."""
         return placeholders(self.resource)
 
-    def filled(self, arguments: Mapping[str, Any]) -> str:
+    def fill(self, arguments: Mapping[str, Any]) -> str:
         """Return the text of the resource for these arguments. The arbiter makes paths canonical."""
-        return fill(self.resource, arguments)
+        return fill_template(self.resource, arguments)
 
     def __str__(self) -> str:
         return f"{self.resource}:{self.mode}"
@@ -153,14 +153,14 @@ class ConfigKey:
 class ToolSpec:
     """The declaration of one tool. Immutable: a change is another spec with another hash.
 
-    The first three fields are the *LLM view*; of the others a model reads :data:`TOLD_BESIDE`. ``parameters`` is a
+    The first three fields are the *LLM view*; of the others a model reads :data:`MODEL_TEXT_FIELDS`. ``parameters`` is a
     JSON Schema (2020-12) for one object. Times are milliseconds, sizes are bytes.
     """
 
     id: str
     description: str
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
-    requires: Requires = NOTHING
+    requires: Requires = NO_REQUIREMENTS
 
     side_effect: SideEffect = "external"
     locks: tuple[LockSpec, ...] | None = None
@@ -171,7 +171,7 @@ class ToolSpec:
     timeout_argument: str | None = None
     """The argument, in milliseconds, with which a caller may shorten ``timeout_ms``."""
     idempotent: bool = False
-    mode: Mode = "direct"
+    mode: CallMode = "direct"
     step_parameters: Mapping[str, Any] | None = None
     """A JSON Schema of the input of a stateful tool's step; None: any JSON."""
     background_argument: str | None = None
@@ -181,10 +181,10 @@ class ToolSpec:
     locks_background: tuple[LockSpec, ...] = ()
     cancellable: Cancellable = "cooperative"
     persistent: bool = False
-    open_ended: bool = False
+    long_running: bool = False
     """Whether its jobs run until they are stopped: an agent run does not wait for them, and the end of their output
     is kept. Only code can set it, not a manifest."""
-    only_its_command: bool = False
+    single_command: bool = False
     """Whether it only runs one command through ``runtime.shell``. A call whose command is proved to change nothing
     then runs read-only, in parallel with others. Only code can set it, not a manifest."""
     secrets: tuple[str, ...] = ()
@@ -197,23 +197,23 @@ class ToolSpec:
     output_schema: Mapping[str, Any] | None = None
     """A JSON Schema of the output, always an object, for MCP clients. None: not declared."""
     provider_support: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
-    """Providers that run the tool themselves, each with its options; see :mod:`handrail.contract.tool.native`. Empty
+    """Providers that run the tool themselves, each with its options; see :mod:`handrail.contract.tool.provider_tools`. Empty
     for every tool that runs here. Only an agent's manifest sets it."""
 
     max_output: int = DEFAULT_MAX_OUTPUT
     max_entries: int | None = None
     """Cut a list-shaped output after this many entries, in addition to the limit in bytes."""
-    exposure: Exposure = "both"
+    exposure: OutputExposure = "both"
     prompt_mask: bool = False
 
     version: str = ""
     category: str | None = None
     tier: str | None = None
-    kind: Kind = "other"
+    kind: ToolKind = "other"
     guidance: str = ""
-    guidance_bucket: Bucket = "normal"
+    guidance_order: PromptOrder = "normal"
     documentation: str = ""
-    manual_first: bool = False
+    documentation_required: bool = False
     """Whether a model must read the documentation, with ``info``, in the same session before it calls the tool."""
 
     @property
@@ -303,11 +303,11 @@ def properties_of(parameters: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]
 
 def branches_of(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the alternatives and parts of a schema that are written in it."""
-    found = [one for keyword in ("anyOf", "oneOf", "allOf") for one in values_of(schema.get(keyword))]
+    found = [one for keyword in ("anyOf", "oneOf", "allOf") for one in list_members(schema.get(keyword))]
     return [cast("Mapping[str, Any]", one) for one in found if isinstance(one, Mapping)]
 
 
-def values_of(value: object) -> Sequence[object]:
+def list_members(value: object) -> Sequence[object]:
     """Return the members of a list; nothing for any other value."""
     return cast("list[object]", value) if isinstance(value, list) else ()
 
@@ -317,7 +317,7 @@ def placeholders(template: str) -> tuple[str, ...]:
     return tuple(a or b for a, b in _PLACEHOLDER.findall(template))
 
 
-def fill(template: str, arguments: Mapping[str, Any]) -> str:
+def fill_template(template: str, arguments: Mapping[str, Any]) -> str:
     """Fill a template with arguments. An absent optional argument becomes the empty text."""
 
     def value(match: re.Match[str]) -> str:
@@ -327,7 +327,7 @@ def fill(template: str, arguments: Mapping[str, Any]) -> str:
     return _PLACEHOLDER.sub(value, template)
 
 
-def faults_in(spec: ToolSpec) -> list[tuple[str, str]]:
+def find_spec_faults(spec: ToolSpec) -> list[tuple[str, str]]:
     """Return ``(place, problem)`` for every fault of ``spec`` that needs no compiled schema."""
     found: list[tuple[str, str]] = []
     if problem := fault_in_id(spec.id):
@@ -342,11 +342,11 @@ def faults_in(spec: ToolSpec) -> list[tuple[str, str]]:
         if len(text) > most:
             return [*found, (place, f"has {len(text):,} characters; the maximum is {most:,}. Shorten it")]
     told = {"llm.description": spec.description, "llm.parameters": spec.parameters}
-    told |= {f"runtime.{name}": getattr(spec, name) for name in TOLD_BESIDE}
+    told |= {f"runtime.{name}": getattr(spec, name) for name in MODEL_TEXT_FIELDS}
     for place, value in told.items():
-        if value and (problem := _unseen_in(value)):
+        if value and (problem := _find_unseen(value)):
             found.append((place, problem))
-    found += [(f"runtime.{place}", problem) for place, problem in spec.requires.faults()]
+    found += [(f"runtime.{place}", problem) for place, problem in spec.requires.find_faults()]
     for place, choices in _CHOICES.items():  # Python does not hold anybody to a Literal
         if (chosen := getattr(spec, place)) not in choices:
             found.append((f"runtime.{place}", f"is {chosen!r}; expected {', '.join(choices)}"))
@@ -401,7 +401,7 @@ def faults_in(spec: ToolSpec) -> list[tuple[str, str]]:
         found.append(("runtime.timeout_ms", f"is {spec.timeout_ms}; expected a positive number of milliseconds"))
     if spec.output_schema is not None and spec.output_schema.get("type") != "object":
         found.append(("runtime.output_schema", 'has no "type": "object"; declare an object'))
-    if spec.manual_first and not spec.documentation.strip():
+    if spec.documentation_required and not spec.documentation.strip():
         found.append(
             ("runtime.manual_first", "needs documentation that a model can read; write it under documentation")
         )
@@ -429,7 +429,7 @@ def _faults_in_steps(spec: ToolSpec, known: Mapping[str, Any]) -> Iterator[tuple
         yield f"llm.parameters.{STEP_INPUT}", "is reserved for the input of a step; choose another name"
 
 
-def _plain(value: object) -> bool:
+def _is_plain_ascii(value: object) -> bool:
     """Return whether all texts in ``value`` are plain ASCII without control characters.
 
     Tabs and line ends are allowed. One quick look is enough, and most values pass.
@@ -443,12 +443,12 @@ def _plain(value: object) -> bool:
     return b"\\" not in text or _CONTROL_IN_JSON.search(text) is None
 
 
-def _unseen_in(value: object) -> str | None:
+def _find_unseen(value: object) -> str | None:
     """Return the problem with the first character that people would not see, or see differently.
 
     Such a text could say something to the model that no user has approved.
     """
-    if _plain(value):
+    if _is_plain_ascii(value):
         return None
     rest: list[Any] = [value]
     passed: set[int] = set()
@@ -463,9 +463,9 @@ def _unseen_in(value: object) -> str | None:
         elif isinstance(one, (list, tuple)):
             rest += cast("Sequence[Any]", one)
         elif isinstance(one, str) and not (one.isascii() and one.isprintable()):
-            from handrail.contract.text.neutral import found
+            from handrail.contract.text.neutralisation import find_hidden
 
-            for piece in found(one):
+            for piece in find_hidden(one):
                 if piece.kind in ("control", "invisible", "direction"):
                     return f"contains {piece.shown}, which a model reads and people do not see; remove it"
     return None
@@ -474,37 +474,37 @@ def _unseen_in(value: object) -> str | None:
 # Type checks of a spec's fields, since Python does not enforce annotations.
 
 
-def _texts(value: object) -> bool:
+def _are_texts(value: object) -> bool:
     return isinstance(value, tuple) and all(isinstance(one, str) for one in cast("tuple[Any, ...]", value))
 
 
-def _locks(value: object) -> bool:
+def _are_locks(value: object) -> bool:
     return isinstance(value, tuple) and all(isinstance(one, LockSpec) for one in cast("tuple[Any, ...]", value))
 
 
-def _number(value: object) -> bool:
+def _is_number(value: object) -> bool:
     return type(value) is int
 
 
-def _flag(value: object) -> bool:
+def _is_flag(value: object) -> bool:
     return value is True or value is False
 
 
-def _text(value: object) -> bool:
+def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _object(value: object) -> bool:
+def _is_object(value: object) -> bool:
     return isinstance(value, Mapping)
 
 
-def _settings(value: object) -> bool:
+def _are_settings(value: object) -> bool:
     return isinstance(value, Mapping) and all(
         isinstance(one, ConfigKey) for one in cast("Mapping[Any, Any]", value).values()
     )
 
 
-def _templates(value: object) -> bool:
+def _are_templates(value: object) -> bool:
     return isinstance(value, Mapping) and all(isinstance(one, str) for one in cast("Mapping[Any, Any]", value).values())
 
 
@@ -515,7 +515,7 @@ class FieldType(NamedTuple):
     """
 
     type: Any
-    may_be_none: bool
+    is_optional: bool
 
 
 def _field_type(annotation: Any) -> FieldType:
@@ -528,18 +528,18 @@ FIELDS: Mapping[str, FieldType] = {name: _field_type(one) for name, one in get_t
 
 _TEXT, _OBJECT = "text", "a mapping"
 _BY_TYPE: Mapping[Any, tuple[Callable[[object], bool], str]] = {
-    str: (_text, _TEXT),
-    int: (_number, "a whole number"),
-    bool: (_flag, "True or False"),
-    Mapping[str, Any]: (_object, _OBJECT),
-    Mapping[str, Mapping[str, Any]]: (_object, _OBJECT),
-    Mapping[str, str]: (_templates, 'a mapping of texts, as in {"fs.read": "{path}"}'),
+    str: (_is_text, _TEXT),
+    int: (_is_number, "a whole number"),
+    bool: (_is_flag, "True or False"),
+    Mapping[str, Any]: (_is_object, _OBJECT),
+    Mapping[str, Mapping[str, Any]]: (_is_object, _OBJECT),
+    Mapping[str, str]: (_are_templates, 'a mapping of texts, as in {"fs.read": "{path}"}'),
     Mapping[str, ConfigKey]: (
-        _settings,
+        _are_settings,
         'a mapping of ConfigKey, as in {"units": ConfigKey("metric or imperial")}',
     ),
-    tuple[LockSpec, ...]: (_locks, 'a tuple of LockSpec, as in (LockSpec.parse("file:{path}:S"),)'),
-    tuple[str, ...]: (_texts, "a tuple of texts"),
+    tuple[LockSpec, ...]: (_are_locks, 'a tuple of LockSpec, as in (LockSpec.parse("file:{path}:S"),)'),
+    tuple[str, ...]: (_are_texts, "a tuple of texts"),
     Requires: (lambda value: isinstance(value, Requires), "Requires, as in Requires.model_validate({…})"),
 }
 """The test of a value that is not None, and the text of what was expected."""
@@ -549,7 +549,7 @@ _SAID_OF = {
     "build": 'a tuple of words, as in ("make", "run")',
 }
 
-EXPECTED: Mapping[str, tuple[Callable[[object], bool], str]] = {
+EXPECTED_TYPES: Mapping[str, tuple[Callable[[object], bool], str]] = {
     name: (_BY_TYPE[one.type][0], _SAID_OF.get(name, _BY_TYPE[one.type][1]))
     for name, one in FIELDS.items()
     if get_origin(one.type) is not Literal
@@ -558,14 +558,14 @@ EXPECTED: Mapping[str, tuple[Callable[[object], bool], str]] = {
 _OF_A_MODEL = {"id": "llm.name", "description": "llm.description", "parameters": "llm.parameters"}
 
 
-def of_wrong_type(spec: ToolSpec) -> Iterator[tuple[str, str]]:
+def find_type_faults(spec: ToolSpec) -> Iterator[tuple[str, str]]:
     """Yield ``(place, problem)`` for each field with a value of a wrong type.
 
     If there is any, the rest of the spec cannot be checked.
     """
-    for name, (fits, expected) in EXPECTED.items():
+    for name, (fits, expected) in EXPECTED_TYPES.items():
         value: object = getattr(spec, name)
-        if not (FIELDS[name].may_be_none if value is None else fits(value)):
+        if not (FIELDS[name].is_optional if value is None else fits(value)):
             place = _OF_A_MODEL.get(name) or f"runtime.{name}"
             yield place, f"is {_shown(value)}; expected {expected}"
 

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from handrail.contract.doors.offers import SourceRequest
-from handrail.contract.doors.runtime import Question, Runtime
-from handrail.contract.schema.schema import InvalidSchema, Schema, compile_schema, of_step
-from handrail.contract.tool.spec import GoesOn, OfJob, ToolSpec, faults_in, of_wrong_type
+from handrail.contract.services.resources import SourceRequest
+from handrail.contract.services.runtime import UserQuestion, Runtime
+from handrail.contract.schema.validation import InvalidSchema, Schema, compile_schema, make_step_schema
+from handrail.contract.tool.spec import StateArguments, JobArgument, ToolSpec, find_spec_faults, find_type_faults
 
 
 class Tool(abc.ABC):
@@ -35,19 +35,19 @@ class Tool(abc.ABC):
     origin: str | None = None
     """``mcp:SERVER:TOOL`` for a tool of an upstream MCP server, by which rules may name it."""
 
-    asks_source: SourceRequest | None = None
+    source_request: SourceRequest | None = None
     """The request that its call sends to a source of resources and prompts; rules evaluate it. For built-in tools
     only."""
 
-    goes_on: GoesOn | None = None
+    state_arguments: StateArguments | None = None
     """The arguments that name the tool session that a call steps. Rules evaluate the call as one of that tool. For
     built-in tools only."""
 
-    types = False
+    types_input = False
     """Whether its arguments are typed into a terminal of the session, whose program decides how a call is evaluated.
     For built-in tools only."""
 
-    of_job: OfJob | None = None
+    job_argument: JobArgument | None = None
     """The argument that names a job of the session. A call with an unknown job is rejected before approval. For
     built-in tools only."""
 
@@ -75,14 +75,14 @@ class Tool(abc.ABC):
         :raises ToolError: ``invalid_input``, with the problem and what is valid
         """
 
-    def hands_to(self, args: dict[str, Any]) -> str | None:
+    def delegation_target(self, args: dict[str, Any]) -> str | None:
         """Return the agent to which a call with these validated ``args`` delegates.
 
         The kernel decides before the call runs whether that is possible. For built-in tools only.
         """
         return None
 
-    def questions(self, args: dict[str, Any]) -> Sequence[Question] | Awaitable[Sequence[Question]]:
+    def questions(self, args: dict[str, Any]) -> Sequence[UserQuestion] | Awaitable[Sequence[UserQuestion]]:
         """Return the questions for the user before this call runs, from its validated ``args``.
 
         The call waits for the answers without locks and without a time-out, also across restarts. Then
@@ -106,7 +106,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedSpec:
     """The results of the checks of a spec.
 
     :param problems: ``(place, problem)``, all of them; if there are any, there is no usable schema
@@ -119,7 +119,7 @@ class Checked:
     """The schema of a step's input, as the argument ``input``; None if the spec does not declare it."""
 
 
-class OfSpecs(Generic[T]):
+class SpecCache(Generic[T]):
     """A cache of values computed from specs, as long as the specs live. Safe in any thread.
 
     :param make: computes the value, once for each spec; a spec is known by its identity, because equal specs are rare
@@ -146,10 +146,10 @@ class OfSpecs(Generic[T]):
         return made
 
 
-def _check(spec: ToolSpec) -> Checked:
-    if wrong := tuple(of_wrong_type(spec)):
-        return Checked(wrong, None, "")
-    problems = faults_in(spec)
+def _check(spec: ToolSpec) -> CheckedSpec:
+    if wrong := tuple(find_type_faults(spec)):
+        return CheckedSpec(wrong, None, "")
+    problems = find_spec_faults(spec)
     schema = step = None
     try:
         schema = compile_schema(spec.parameters)
@@ -157,14 +157,14 @@ def _check(spec: ToolSpec) -> Checked:
         problems += [(f"llm.parameters.{where}".rstrip("."), problem) for where, problem in error.problems]
     if spec.step_parameters is not None:
         try:
-            step = compile_schema(of_step(spec.step_parameters))
+            step = compile_schema(make_step_schema(spec.step_parameters))
         except InvalidSchema as error:
             faults = [
                 (where.removeprefix("properties.input").lstrip("."), problem) for where, problem in error.problems
             ]
             problems += [(f"runtime.step_parameters.{where}".rstrip("."), problem) for where, problem in faults]
-    return Checked(tuple(problems), schema, "" if problems else spec.definition_hash, step)
+    return CheckedSpec(tuple(problems), schema, "" if problems else spec.definition_hash, step)
 
 
-checked = OfSpecs(_check, keeps=lambda made: not made.problems)
+check_spec = SpecCache(_check, keeps=lambda made: not made.problems)
 """The checks of a spec, which no other tool and no machine changes."""

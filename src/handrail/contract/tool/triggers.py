@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from handrail.contract.doors.channels import Trigger
-from handrail.contract.doors.runtime import Runtime
+from handrail.contract.services.channels import Trigger
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
 
-OWN = ("prompt", "name")
+COMMON_PARAMETERS = ("prompt", "name")
 """Parameters of every tool that adds a trigger."""
 TRIGGER_PROMPT = {
     "type": "string",
@@ -41,7 +41,7 @@ TRIGGER_NAME = {
 
 
 @dataclass(frozen=True, slots=True)
-class Fired:
+class TriggerEvent:
     """One firing of a trigger.
 
     :param text: what happened, for the model; if empty, the model gets only the prompt. It is data, labelled as
@@ -52,11 +52,11 @@ class Fired:
 
     text: str = ""
     position: Any = None
-    last: bool = False
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class TriggerContext:
     """The context of one wait.
 
     :param arguments: of the tool call, without prompt and name
@@ -71,18 +71,18 @@ class Waiting:
     workdir: str
     arguments: Mapping[str, Any]
     position: Any
-    fired: int
+    fire_count: int
     since_ns: int = 0
 
 
-def trigger_spec(id: str, description: str, properties: Mapping[str, Any], *required: str) -> ToolSpec:
+def make_trigger_spec(id: str, description: str, properties: Mapping[str, Any], *required: str) -> ToolSpec:
     """Return the spec of a tool that adds triggers.
 
     :param properties: JSON Schemas of its own parameters, in addition to ``prompt`` and ``name``
     :param required: those of them that are required
     :raises ValueError: for a parameter named like one of those
     """
-    if taken := set(OWN) & set(properties):
+    if taken := set(COMMON_PARAMETERS) & set(properties):
         raise ValueError(f"{id}: the parameter {', '.join(sorted(taken))} exists in every trigger; choose another name")
     return ToolSpec(
         id=id,
@@ -102,7 +102,7 @@ def trigger_spec(id: str, description: str, properties: Mapping[str, Any], *requ
 
 
 class TriggerTool(Tool):
-    """A class of triggers. Set ``spec`` with :func:`trigger_spec`, and write :meth:`wait` or :meth:`next_ns`.
+    """A class of triggers. Set ``spec`` with :func:`make_trigger_spec`, and write :meth:`wait` or :meth:`next_ns`.
 
     A trigger waits until its session is closed, in the process that has the session open and knows the class. If
     :meth:`wait` raises five times in a row, or :meth:`next_ns` once, the session gets the error, and the trigger
@@ -116,7 +116,7 @@ class TriggerTool(Tool):
                 f"{cls.__name__} defines neither wait() nor next_ns(). Define one of them: it decides when the trigger fires."
             )
 
-    async def wait(self, waiting: Waiting) -> Fired:
+    async def wait(self, context: TriggerContext) -> TriggerEvent:
         """Wait until the trigger fires.
 
         The kernel calls it again with the returned position, also in a new process. Each firing is delivered once,
@@ -129,21 +129,21 @@ class TriggerTool(Tool):
         raise TypeError(f"{type(self).__name__} does not fire by time. Call wait(), not next_ns().")
 
     @property
-    def by_time(self) -> bool:
+    def is_scheduled(self) -> bool:
         """Whether it fires at known times."""
         return type(self).next_ns is not TriggerTool.next_ns
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        arguments = {key: value for key, value in args.items() if key not in OWN}
-        return described(await runtime.triggers.add(self, arguments, args["prompt"], name=args.get("name")))
+        arguments = {key: value for key, value in args.items() if key not in COMMON_PARAMETERS}
+        return describe_trigger(await runtime.triggers.add_custom(self, arguments, args["prompt"], name=args.get("name")))
 
 
-def described(trigger: Trigger) -> dict[str, object]:
+def describe_trigger(trigger: Trigger) -> dict[str, object]:
     """Return a trigger in the form for a model."""
     shown: dict[str, object] = {"trigger_id": trigger.name, "kind": trigger.kind, "prompt": trigger.prompt}
-    if trigger.every_ns is not None:
-        shown["interval"] = trigger.every_ns / 1e9
-        shown["once"] = trigger.once
+    if trigger.interval_ns is not None:
+        shown["interval"] = trigger.interval_ns / 1e9
+        shown["once"] = trigger.is_one_shot
     for name in ("cron", "channel", "sender", "tool", "fault"):
         if (value := getattr(trigger, name)) is not None:
             shown[name] = value
@@ -152,8 +152,8 @@ def described(trigger: Trigger) -> dict[str, object]:
     if trigger.next_ns is not None:
         at = datetime.fromtimestamp(trigger.next_ns / 1e9, tz=UTC).astimezone()
         shown["next"] = at.isoformat(timespec="seconds")
-    if trigger.fired:
-        shown["fired"] = trigger.fired
+    if trigger.fire_count:
+        shown["fired"] = trigger.fire_count
     return shown
 
 
@@ -168,7 +168,7 @@ _FIELDS = (
 )
 
 
-def plain_cron(cron: str) -> str:
+def normalise_cron(cron: str) -> str:
     """Return a schedule with single spaces between its fields.
 
     :raises ToolError: ``invalid_input`` for a text that is not a schedule, or for a time that never comes

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from handrail.frontends.mcp.stdio import LineWriter
 
 INVALID_REQUEST, PARSE_ERROR = -32600, -32700
-HEARD: Mapping[str, type[BaseModel]] = {"session/cancel": schema.CancelNotification}
+KNOWN_NOTIFICATIONS: Mapping[str, type[BaseModel]] = {"session/cancel": schema.CancelNotification}
 """The supported notifications with their form. Others, and invalid ones, are dropped."""
-_NO_OBJECT = "Invalid message. Expected one JSON object"
+_EXPECTED_OBJECT = "Invalid message. Expected one JSON object"
 
 
-class Messages(Protocol):
+class MessageTransport(Protocol):
     """One side of a connection, in the form that the SDK requires."""
 
     async def send(self, message: dict[str, Any]) -> None: ...
@@ -33,7 +33,7 @@ class Messages(Protocol):
     async def close(self) -> None: ...
 
 
-class Piped:
+class PipeTransport:
     """A transport with messages as lines of JSON.
 
     :param lines: the lines, already limited in length and depth
@@ -49,7 +49,7 @@ class Piped:
         :raises OSError: for a request or notification, if the client has disconnected
         """
         try:
-            await self._output.write(as_line(message))
+            await self._output.write(to_line(message))
             await self._output.flush()
         except (BrokenPipeError, ConnectionResetError):
             if "method" in message:
@@ -62,12 +62,12 @@ class Piped:
             try:
                 message = orjson.loads(line)
             except orjson.JSONDecodeError as error:
-                await self.send(refusal(None, PARSE_ERROR, f"Invalid JSON in a line: {error}"))
+                await self.send(error_message(None, PARSE_ERROR, f"Invalid JSON in a line: {error}"))
                 continue
             if message is not None:
                 return message
             await self.send(
-                refusal(None, INVALID_REQUEST, f"{_NO_OBJECT}, not null.")
+                error_message(None, INVALID_REQUEST, f"{_EXPECTED_OBJECT}, not null.")
             )  # None means the end of messages
         return None
 
@@ -75,10 +75,10 @@ class Piped:
         pass  # the owner of the pipe closes it
 
 
-class Checked:
+class ValidatingTransport:
     """A transport that passes on only valid messages of another transport."""
 
-    def __init__(self, messages: Messages) -> None:
+    def __init__(self, messages: MessageTransport) -> None:
         self._messages = messages
         self._until: float | None = None
         self._sending: set[asyncio.Timeout] = set()
@@ -99,7 +99,7 @@ class Checked:
             if "method" in message:
                 raise
 
-    def end_within(self, seconds: float) -> None:
+    def limit_send_time(self, seconds: float) -> None:
         """Limit the time of all sends from now on, because a disconnected client may have left the pipe open."""
         self._until = asyncio.get_running_loop().time() + seconds
         for bound in self._sending:
@@ -111,41 +111,41 @@ class Checked:
     async def receive(self) -> dict[str, Any] | None:
         while (message := cast("object", await self._messages.receive())) is not None:
             if not isinstance(message, dict):
-                await self.send(refusal(None, INVALID_REQUEST, f"{_NO_OBJECT}."))
+                await self.send(error_message(None, INVALID_REQUEST, f"{_EXPECTED_OBJECT}."))
                 continue
             found = cast("dict[str, Any]", message)
-            if (answer := self._refused(found)) is not None:
+            if (answer := self._request_error(found)) is not None:
                 await self.send(answer)
-            elif (sound := _sound(found)) is not None:
+            elif (sound := _sanitize_message(found)) is not None:
                 return sound
         return None
 
-    def _refused(self, message: dict[str, Any]) -> dict[str, Any] | None:
+    def _request_error(self, message: dict[str, Any]) -> dict[str, Any] | None:
         """Return the error for an invalid request, or None."""
         if "id" not in message or ("method" not in message and message.keys() & {"result", "error"}):
             return None
         asked, method, params = message["id"], message.get("method"), message.get("params")
         if isinstance(asked, bool) or not isinstance(asked, (str, int)):
-            return refusal(None, INVALID_REQUEST, "Invalid `id`. Expected a string or an integer.")
+            return error_message(None, INVALID_REQUEST, "Invalid `id`. Expected a string or an integer.")
         if not isinstance(method, str):
-            return refusal(asked, INVALID_REQUEST, "Invalid `method`. Expected a string.")
+            return error_message(asked, INVALID_REQUEST, "Invalid `method`. Expected a string.")
         if params is not None and not isinstance(params, dict):
-            return refusal(asked, INVALID_REQUEST, "Invalid `params`. Expected a JSON object.")
+            return error_message(asked, INVALID_REQUEST, "Invalid `params`. Expected a JSON object.")
         return None
 
 
-def _sound(message: dict[str, Any]) -> dict[str, Any] | None:
+def _sanitize_message(message: dict[str, Any]) -> dict[str, Any] | None:
     """Return a message in the form for the SDK, or None to drop it."""
     if "method" not in message:
-        return _sound_answer(message)
+        return _sanitize_answer(message)
     method, params = message["method"], cast("object", message.get("params") or {})
     if not isinstance(params, dict) or not isinstance(method, str):
         return None
     own = {key: value for key, value in cast("dict[str, Any]", params).items() if key != "_meta"}
-    return {**message, "params": own} if "id" in message or _heard(method, own) else None
+    return {**message, "params": own} if "id" in message or _is_known_notification(method, own) else None
 
 
-def _sound_answer(message: dict[str, Any]) -> dict[str, Any] | None:
+def _sanitize_answer(message: dict[str, Any]) -> dict[str, Any] | None:
     if isinstance(message.get("id"), bool) or not isinstance(message.get("id"), int):
         return None  # not an answer to one of our requests, whose IDs are integers
     error = message.get("error")
@@ -162,12 +162,12 @@ def _sound_answer(message: dict[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _heard(method: str, params: dict[str, Any]) -> bool:
+def _is_known_notification(method: str, params: dict[str, Any]) -> bool:
     """Return whether a notification is supported and valid.
 
     An invalid one gets no error, because it expects no answer.
     """
-    form = HEARD.get(method)
+    form = KNOWN_NOTIFICATIONS.get(method)
     if form is None:
         return False
     try:
@@ -177,12 +177,12 @@ def _heard(method: str, params: dict[str, Any]) -> bool:
     return True
 
 
-def refusal(asked: str | int | None, code: int, text: str) -> dict[str, Any]:
+def error_message(asked: str | int | None, code: int, text: str) -> dict[str, Any]:
     """Return a JSON-RPC error message."""
     return {"jsonrpc": "2.0", "id": asked, "error": {"code": code, "message": text}}
 
 
-def as_line(message: dict[str, Any]) -> str:
+def to_line(message: dict[str, Any]) -> str:
     """Return a message as one line. Values without a JSON form become strings."""
     try:
         return orjson.dumps(message, default=str, option=orjson.OPT_APPEND_NEWLINE).decode()

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 def main() -> None:
     """Run the ``handrail`` program. The kernel is loaded only when a command needs it."""
-    from handrail.origins.search_path import leave_out_current_folder
+    from handrail.origins.search_path import remove_current_folder
 
-    leave_out_current_folder()
+    remove_current_folder()
     import gc
     import sys
 

@@ -43,9 +43,9 @@ COMMANDS = {
 }
 """Each command is in ``frontends/cli/commands/<name>.py`` as ``command``."""
 
-OUTPUT, ERROR, USAGE, DENIED, PARKED, CANNOT_START, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+OUTPUT, ERROR, USAGE, DENIED, AWAITING_APPROVAL, CANNOT_START, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a file or disk that takes no more output. The store reports errors of its own files in another way."""
 
 EPILOG = (
@@ -54,7 +54,7 @@ EPILOG = (
 )
 
 
-class Commands(click.Group):
+class LazyCommandGroup(click.Group):
     """A group that knows its commands' names and summaries without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -88,7 +88,7 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.command(cls=Commands, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=LazyCommandGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="handrail", message="%(prog)s %(version)s")
 def handrail() -> None:
     """Run tool calls of LLM agents safely: validated, authorized, locked, sandboxed and logged."""
@@ -98,12 +98,12 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line, and return the exit code. Failures are written to stderr."""
     _open_streams()
     try:
-        return _carried_out(arguments)
+        return _run_command(arguments)
     finally:
-        _give_up_on(sys.stderr)
+        _discard_output(sys.stderr)
 
 
-def _carried_out(arguments: Sequence[str]) -> int:
+def _run_command(arguments: Sequence[str]) -> int:
     try:
         code = handrail.main(list(arguments), prog_name="handrail", standalone_mode=False)
         sys.stdout.flush()
@@ -114,28 +114,28 @@ def _carried_out(arguments: Sequence[str]) -> int:
             error.show()
             return USAGE
         where = f"{context.command_path}: " if context is not None else "handrail: "
-        _say(f"{where}{error.format_message()}")
+        _print_error(f"{where}{error.format_message()}")
         if context is not None:
-            _say(f"Try: {context.command_path} --help")
+            _print_error(f"Try: {context.command_path} --help")
         return USAGE
     except click.ClickException as error:
-        _say(f"handrail: {error.format_message()}")
+        _print_error(f"handrail: {error.format_message()}")
         return USAGE
     except (click.Abort, KeyboardInterrupt):
-        _say("handrail: interrupted")
+        _print_error("handrail: interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        _give_up_on(sys.stdout)  # the reader of the output has ended
+        _discard_output(sys.stdout)  # the reader of the output has ended
         return ERROR
     except Exception as error:
         if os.environ.get("HANDRAIL_DEBUG") == "1":
             from traceback import format_exception
 
-            _say("".join(format_exception(error)))
+            _print_error("".join(format_exception(error)))
             return ERROR
-        if isinstance(error, OSError) and error.errno in _UNWRITABLE and error.filename is None:
-            return _unwritten(error)
-        return _failed(error)
+        if isinstance(error, OSError) and error.errno in _WRITE_ERRORS and error.filename is None:
+            return _report_write_error(error)
+        return _report_failure(error)
 
 
 def _open_streams() -> None:
@@ -148,14 +148,14 @@ def _open_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _unwritten(error: OSError) -> int:
+def _report_write_error(error: OSError) -> int:
     """Report output that could not be written, for example to a full disk."""
-    _give_up_on(sys.stdout)
-    _say(f"handrail: Could not write the output: {error.strerror}.")
+    _discard_output(sys.stdout)
+    _print_error(f"handrail: Could not write the output: {error.strerror}.")
     return ERROR
 
 
-def _give_up_on(stream: TextIO) -> None:
+def _discard_output(stream: TextIO) -> None:
     """Discard the rest of a stream that takes no more output.
 
     Otherwise Python tries again at exit, and changes the exit code.
@@ -166,20 +166,20 @@ def _give_up_on(stream: TextIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _failed(error: Exception) -> int:
+def _report_failure(error: Exception) -> int:
     from handrail.contract.errors import HandrailError, LoadError, LogUnavailable, StartError, UsageError
 
     if not isinstance(error, HandrailError):
-        _say(f"handrail: internal error: {type(error).__name__}: {error}")
-        _say("This is a bug. Set HANDRAIL_DEBUG=1 to see the traceback, and report it.")
+        _print_error(f"handrail: internal error: {type(error).__name__}: {error}")
+        _print_error("This is a bug. Set HANDRAIL_DEBUG=1 to see the traceback, and report it.")
         return ERROR
-    _say(f"handrail: {error}")
+    _print_error(f"handrail: {error}")
     if isinstance(error, UsageError):
         return USAGE
     return CANNOT_START if isinstance(error, (LoadError, StartError, LogUnavailable)) else ERROR
 
 
-def _say(text: str) -> None:
-    from handrail.frontends.cli.show import note
+def _print_error(text: str) -> None:
+    from handrail.frontends.cli.output import print_note
 
-    note(text)
+    print_note(text)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec
 import click
 
 from handrail.contract.modes import MODES
-from handrail.frontends.cli.completing import agents, files, folders
-from handrail.origins.imports import guarded
+from handrail.frontends.cli.shell_completion import agents, files, folders
+from handrail.origins.imports import guard_imports
 
 if TYPE_CHECKING:
     from handrail.agent.budget import Budget
@@ -28,7 +28,7 @@ _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class CommandOptions:
     """The common options of a command.
 
     :param state: the state folder; None for ``HANDRAIL_STATE`` or the platform's
@@ -54,7 +54,7 @@ class Setting:
     mode: str | None = None
 
 
-_PLACE = (
+_WORKSPACE = (
     click.option(
         "--workspace",
         "-C",
@@ -110,7 +110,7 @@ _SESSION = (
 )
 
 
-def alone(environment: Mapping[str, str]) -> bool:
+def is_headless(environment: Mapping[str, str]) -> bool:
     """Return whether ``HANDRAIL_HEADLESS``, or else ``CI``, sets headless mode. Build machines set ``CI``.
 
     :raises UsageError: for an invalid value of ``HANDRAIL_HEADLESS``
@@ -123,28 +123,28 @@ def alone(environment: Mapping[str, str]) -> bool:
     return environment.get("CI", "").strip().lower() not in ("", *_NO)
 
 
-def common(function: Callable[Concatenate[Setting, P], int]) -> Callable[..., int]:
-    """Add the options of a command that makes calls, and pass them as one :class:`Setting`."""
-    return _with(function, (*_PLACE[:2], *_CONFIGURATION, _AGENT, *_SESSION, *_PLACE[2:]))
+def call_options(function: Callable[Concatenate[CommandOptions, P], int]) -> Callable[..., int]:
+    """Add the options of a command that makes calls, and pass them as one :class:`CommandOptions`."""
+    return _add_options(function, (*_WORKSPACE[:2], *_CONFIGURATION, _AGENT, *_SESSION, *_WORKSPACE[2:]))
 
 
-def equipped(function: Callable[Concatenate[Setting, P], int]) -> Callable[..., int]:
+def agent_options(function: Callable[Concatenate[CommandOptions, P], int]) -> Callable[..., int]:
     """Add the options of a command that uses an agent's tools, sessions or jobs, and makes no calls."""
-    return _with(function, (*_PLACE[:2], *_CONFIGURATION, _AGENT, *_PLACE[2:]))
+    return _add_options(function, (*_WORKSPACE[:2], *_CONFIGURATION, _AGENT, *_WORKSPACE[2:]))
 
 
-def configured(function: Callable[Concatenate[Setting, P], int]) -> Callable[..., int]:
+def configuration_options(function: Callable[Concatenate[CommandOptions, P], int]) -> Callable[..., int]:
     """Add the options of a command that reads a workspace and its configuration, and makes no calls."""
-    return _with(function, (*_PLACE[:2], *_CONFIGURATION, *_PLACE[2:]))
+    return _add_options(function, (*_WORKSPACE[:2], *_CONFIGURATION, *_WORKSPACE[2:]))
 
 
-def located(function: Callable[Concatenate[Setting, P], int]) -> Callable[..., int]:
+def workspace_options(function: Callable[Concatenate[CommandOptions, P], int]) -> Callable[..., int]:
     """Add the options of a command that only reads the stored state of a workspace."""
-    return _with(function, _PLACE)
+    return _add_options(function, _WORKSPACE)
 
 
-def _with(
-    function: Callable[Concatenate[Setting, P], int],
+def _add_options(
+    function: Callable[Concatenate[CommandOptions, P], int],
     options: Sequence[Callable[[Callable[..., int]], Callable[..., int]]],
 ) -> Callable[..., int]:
     def gathered(
@@ -152,10 +152,10 @@ def _with(
     ) -> int:
         given: Any = kwargs
         config, rules, settings = given.pop("config", None), given.pop("rules", ()), given.pop("settings", ())
-        headless = given.pop("headless", False) or alone(os.environ)
+        headless = given.pop("headless", False) or is_headless(os.environ)
         agent, mode = given.pop("agent", None), given.pop("mode", None)
-        setting = Setting(workspace, state, config, rules, headless, as_json, allow_home, settings, agent, mode)
-        with guarded(os.path.expanduser(workspace)):  # noqa: PTH111
+        setting = CommandOptions(workspace, state, config, rules, headless, as_json, allow_home, settings, agent, mode)
+        with guard_imports(os.path.expanduser(workspace)):  # noqa: PTH111
             return function(setting, *args, **kwargs)
 
     wrapped: Callable[..., int] = update_wrapper(gathered, function)
@@ -169,7 +169,7 @@ def _with(
 _TEN_YEARS = {"seconds": 10 * 365 * 86_400, "days": 10 * 365}
 
 
-class Amount(click.FloatRange):
+class DurationRange(click.FloatRange):
     """An option type for a duration in seconds or days, up to ten years.
 
     Unlike :class:`click.FloatRange` it rejects ``nan`` and infinite values.
@@ -200,7 +200,7 @@ class Amount(click.FloatRange):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ModelOptions:
     """The options for a model; None means the agent's value.
 
     See :func:`handrail.agent.providers.open_model` for their meaning.
@@ -214,7 +214,7 @@ class Asked:
     max_calls: int | None
     max_seconds: float | None
 
-    def opened(self, manifest: AgentManifest, without: str) -> Model:
+    def open_model_for(self, manifest: AgentManifest, without: str) -> Model:
         """Open the model for an agent. The caller closes it.
 
         :param without: the error text if no model is set
@@ -229,7 +229,7 @@ class Asked:
         return open_model(spec, base_url=self.base_url or its_own or None, text_calls=self.text_calls)
 
     @property
-    def again(self) -> str:
+    def repeat_options(self) -> str:
         """The options for the same model, for the command that resumes a session."""
         given = {"--model": self.model, "--base-url": self.base_url, "--text-calls": self.text_calls}
         return "".join(f" {option} {quote(value)}" for option, value in given.items() if value is not None)
@@ -239,10 +239,10 @@ class Asked:
         from handrail.agent.budget import Budget
 
         bounds: dict[str, Any] = {"turns": self.max_turns, "tokens": self.max_tokens}
-        return Budget.of(manifest.budgets, **bounds, calls=self.max_calls, seconds=self.max_seconds)
+        return Budget.resolve(manifest.budgets, **bounds, calls=self.max_calls, seconds=self.max_seconds)
 
 
-def asked_for(of: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+def model_options(of: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Add the model options to a command, and pass them as one :class:`Asked` by the name ``asked``.
 
     :param of: the scope of each limit, such as " for each prompt"; "" if the command is one run
@@ -278,14 +278,14 @@ def asked_for(of: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
         ),
         click.option(
             "--max-seconds",
-            type=Amount("seconds", above=True),
+            type=DurationRange("seconds", above=True),
             help=f"Maximum wall-clock time in seconds{of}. Default: the agent's, or no limit.",
         ),
     )
 
     def added(function: Callable[..., int]) -> Callable[..., int]:
         def gathered(*args: Any, **given: Any) -> int:
-            kept = Asked(**{name: given.pop(name) for name in Asked.__slots__})
+            kept = ModelOptions(**{name: given.pop(name) for name in ModelOptions.__slots__})
             return function(*args, **given, asked=kept)
 
         wrapped: Callable[..., int] = update_wrapper(gathered, function)

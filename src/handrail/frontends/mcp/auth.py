@@ -32,21 +32,21 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 
-MAX_FILE = 64 * 1024
-MIN_TOKEN = 16
+MAX_TOKEN_FILE_BYTES = 64 * 1024
+MIN_TOKEN_LENGTH = 16
 """Minimum number of characters, because shorter tokens can be guessed."""
-MAX_TOKEN = 16 * 1024
-MAX_ANSWER = 1024 * 1024
+MAX_TOKEN_LENGTH = 16 * 1024
+MAX_ANSWER_BYTES = 1024 * 1024
 TIMEOUT_S = 10.0
-KEYS_GOOD_S = 600.0
-KEYS_ANEW_S = 30.0
+KEY_CACHE_S = 600.0
+KEY_REFRESH_S = 30.0
 """Seconds after which keys are fetched again for a token that an unknown key signed."""
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Asymmetric algorithms only: a key that verifies tokens cannot sign them."""
 LEEWAY_S = 30
 
 
-class GivenTokens(TokenVerifier):
+class StaticTokenVerifier(TokenVerifier):
     """A verifier of tokens that the operator issued, in a file or as secrets.
 
     :param resource: the URL of this server, for which the tokens are valid
@@ -83,7 +83,7 @@ def read_tokens(path: str) -> dict[str, str]:
                 raise StartError(f"{path} is not a regular file. Pass a file with one token on each line.")
             if os.name != "nt" and stat.S_IMODE(about.st_mode) & 0o077:
                 raise StartError(f"Other users can read {path}. Run `chmod 600` on it.")
-            text = file.read(MAX_FILE + 1).decode("utf-8")
+            text = file.read(MAX_TOKEN_FILE_BYTES + 1).decode("utf-8")
     except (OSError, UnicodeError) as error:
         raise StartError(f"Could not read the tokens in {path}: {error}") from None
     found: dict[str, str] = {}
@@ -92,20 +92,20 @@ def read_tokens(path: str) -> dict[str, str]:
         if not words or words[0].startswith("#"):
             continue
         name, token = (words[0], words[1]) if len(words) == 2 else (f"token-{number}", words[0])
-        if len(words) > 2 or len(token) < MIN_TOKEN or token in found:
+        if len(words) > 2 or len(token) < MIN_TOKEN_LENGTH or token in found:
             raise UsageError(
-                f"Invalid line {number} in {path}. Expected TOKEN or NAME TOKEN, with at least {MIN_TOKEN} characters in "
+                f"Invalid line {number} in {path}. Expected TOKEN or NAME TOKEN, with at least {MIN_TOKEN_LENGTH} characters in "
                 "the token, and each token once."
             )
         found[token] = name
-    if not found or len(text) > MAX_FILE:
+    if not found or len(text) > MAX_TOKEN_FILE_BYTES:
         raise UsageError(
-            f"{path} has no tokens, or is larger than {MAX_FILE:,} bytes. Expected one token on each line."
+            f"{path} has no tokens, or is larger than {MAX_TOKEN_FILE_BYTES:,} bytes. Expected one token on each line."
         )
     return found
 
 
-class AuthServerTokens(TokenVerifier):
+class JwtTokenVerifier(TokenVerifier):
     """A verifier of signed access tokens of one authorization server, with the server's public keys.
 
     :param issuer: the authorization server
@@ -116,17 +116,17 @@ class AuthServerTokens(TokenVerifier):
         self._issuer = issuer.rstrip("/")
         self._resource = resource
         self._keys: Mapping[str, Any] = {}
-        self._fetched = -KEYS_GOOD_S
+        self._fetched = -KEY_CACHE_S
         self._fetching = asyncio.Lock()
 
     async def verify_token(self, token: str) -> AccessToken | None:
         import jwt
 
-        if len(token) > MAX_TOKEN:
+        if len(token) > MAX_TOKEN_LENGTH:
             return None
         try:
             header = jwt.get_unverified_header(token)
-            key = await self._key(header.get("kid"))
+            key = await self._signing_key(header.get("kid"))
             if key is None or header.get("alg") not in ALGORITHMS:
                 return None
             claims: dict[str, Any] = jwt.decode(
@@ -147,33 +147,33 @@ class AuthServerTokens(TokenVerifier):
         return AccessToken(
             token="",
             client_id=client,
-            scopes=scopes_in(claims),
+            scopes=token_scopes(claims),
             expires_at=int(claims["exp"]) + LEEWAY_S,
             resource=self._resource,
             subject=subject if isinstance(subject, str) else None,
             claims={"iss": self._issuer},
         )
 
-    async def _key(self, key_id: object) -> Any:
+    async def _signing_key(self, key_id: object) -> Any:
         """Return the key that signed a token, or the server's only key if the token names none."""
         async with self._fetching:
             age = time.monotonic() - self._fetched
             unknown = key_id is not None and key_id not in self._keys
-            if age > KEYS_GOOD_S or (unknown and age > KEYS_ANEW_S):
+            if age > KEY_CACHE_S or (unknown and age > KEY_REFRESH_S):
                 self._fetched = time.monotonic()
-                self._keys = await self._fetch() or self._keys
+                self._keys = await self._fetch_keys() or self._keys
         if key_id is None:
             return next(iter(self._keys.values())) if len(self._keys) == 1 else None
         return self._keys.get(key_id) if isinstance(key_id, str) else None
 
-    async def _fetch(self) -> Mapping[str, Any]:
+    async def _fetch_keys(self) -> Mapping[str, Any]:
         """Return the server's keys by ID, or an empty mapping if they cannot be fetched."""
         import jwt
 
-        if (where := await endpoint_of(self._issuer, "jwks_uri")) is None:
+        if (where := await discover_endpoint(self._issuer, "jwks_uri")) is None:
             return {}
         found: dict[str, Any] = {}
-        for number, key in enumerate(cast("list[Any]", (await _json_of(where)).get("keys") or [])):
+        for number, key in enumerate(cast("list[Any]", (await _fetch_json(where)).get("keys") or [])):
             if isinstance(key, dict) and cast("dict[str, Any]", key).get("kty") != "oct":
                 try:
                     read = jwt.PyJWK.from_dict(cast("dict[str, Any]", key))
@@ -183,7 +183,7 @@ class AuthServerTokens(TokenVerifier):
         return found
 
 
-class AnyOf(TokenVerifier):
+class AnyTokenVerifier(TokenVerifier):
     """A verifier that accepts each token that one of several verifiers accepts."""
 
     def __init__(self, verifiers: Sequence[TokenVerifier]) -> None:
@@ -196,21 +196,21 @@ class AnyOf(TokenVerifier):
         return None
 
 
-def check_address(url: str, what: str) -> str:
+def check_secure_url(url: str, what: str) -> str:
     """Check that a URL is safe for tokens and keys: https, or http on this machine.
 
     :param what: the name of the option or setting
     :return: the URL
     :raises UsageError: for any other URL
     """
-    if not may_fetch(url):
+    if not is_secure_url(url):
         raise UsageError(
             f"Invalid value for `{what}`: {url!r}. Expected an https:// URL, or http:// on 127.0.0.1, [::1] or localhost."
         )
     return url
 
 
-def may_fetch(url: object) -> bool:
+def is_secure_url(url: object) -> bool:
     """Return whether a URL is protected against reading and changes on the network."""
     if not isinstance(url, str):
         return False
@@ -224,7 +224,7 @@ def may_fetch(url: object) -> bool:
     return parts.scheme == "https" or (parts.scheme == "http" and host in ("127.0.0.1", "::1", "localhost"))
 
 
-async def endpoint_of(issuer: str, name: str) -> str | None:
+async def discover_endpoint(issuer: str, name: str) -> str | None:
     """Return an endpoint from the metadata of an authorization server, or None if it is not available.
 
     Metadata of another issuer do not count.
@@ -233,8 +233,8 @@ async def endpoint_of(issuer: str, name: str) -> str | None:
     :param name: the metadata key, such as ``jwks_uri``
     """
     for about in _metadata_urls(issuer):
-        metadata = await _json_of(about)
-        if str(metadata.get("issuer", "")).rstrip("/") == issuer and may_fetch(found := metadata.get(name)):
+        metadata = await _fetch_json(about)
+        if str(metadata.get("issuer", "")).rstrip("/") == issuer and is_secure_url(found := metadata.get(name)):
             return cast("str", found)
     return None
 
@@ -253,7 +253,7 @@ def _metadata_urls(issuer: str) -> list[str]:
     ]
 
 
-async def _json_of(url: str) -> dict[str, Any]:
+async def _fetch_json(url: str) -> dict[str, Any]:
     """Return the JSON object at a URL, or an empty one if it is not available."""
     import httpx2
 
@@ -267,7 +267,7 @@ async def _json_of(url: str) -> dict[str, Any]:
             body = b""
             async for piece in response.aiter_bytes():
                 body += piece
-                if len(body) > MAX_ANSWER:
+                if len(body) > MAX_ANSWER_BYTES:
                     return {}
         import orjson
 
@@ -277,7 +277,7 @@ async def _json_of(url: str) -> dict[str, Any]:
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
-def scopes_in(claims: Mapping[str, Any]) -> list[str]:
+def token_scopes(claims: Mapping[str, Any]) -> list[str]:
     """Return the scopes of a token, from any of the forms in use."""
     given: Any = claims.get("scope") or claims.get("scp") or []
     words = given.split() if isinstance(given, str) else cast("list[Any]", given) if isinstance(given, list) else []
@@ -293,17 +293,17 @@ def scopes_in(claims: Mapping[str, Any]) -> list[str]:
 
 INTROSPECTION_TIMEOUT_S = 5.0
 """Seconds for one answer of the authorization server, and for its metadata."""
-MOST_ASKED = 64
+MAX_INTROSPECTIONS = 64
 """Maximum number of concurrent queries."""
-MOST_KNOWN = 1_000
+MAX_CACHED_TOKENS = 1_000
 """Maximum number of cached answers."""
-REFUSED_S = 10.0
+NEGATIVE_CACHE_S = 10.0
 """Maximum seconds for which a rejected token is cached."""
 RETRY_S = 5
 _log = logging.getLogger("handrail.mcp")
 
 
-class Unchecked(AuthenticationError):
+class TokenUncheckable(AuthenticationError):
     """A token could not be checked with the authorization server.
 
     The message gives the operator the reason.
@@ -311,7 +311,7 @@ class Unchecked(AuthenticationError):
 
 
 @dataclass(frozen=True, slots=True)
-class Introspection:
+class IntrospectionSettings:
     """How to query the authorization server about a token.
 
     :param url: the introspection endpoint; empty for the one in the server's metadata
@@ -326,74 +326,74 @@ class Introspection:
     cache_s: float = 30.0
 
 
-class _Known(NamedTuple):
+class _CachedToken(NamedTuple):
     found: AccessToken | None
     until: float
 
 
-class IntrospectedTokens(TokenVerifier):
+class IntrospectionVerifier(TokenVerifier):
     """A verifier that queries one authorization server about each access token.
 
     :param issuer: the authorization server
     :param resource: the audience that a token must have: the URL of this server
     """
 
-    def __init__(self, issuer: str, resource: str, how: Introspection) -> None:
+    def __init__(self, issuer: str, resource: str, how: IntrospectionSettings) -> None:
         self._issuer = issuer.rstrip("/")
         self._resource = resource.rstrip("/")
-        self._how = how
+        self._settings = how
         self._url = how.url
-        self._known: OrderedDict[bytes, _Known] = OrderedDict()
-        self._asking: dict[bytes, asyncio.Task[AccessToken | None]] = {}
-        self._told = ""
+        self._known: OrderedDict[bytes, _CachedToken] = OrderedDict()
+        self._queries: dict[bytes, asyncio.Task[AccessToken | None]] = {}
+        self._last_warning = ""
 
     async def verify_token(self, token: str) -> AccessToken | None:
         """Return the access that a token gives, or None for a rejected one.
 
         :raises Unchecked: if the authorization server cannot be reached, or does not answer
         """
-        if not token or len(token) > MAX_TOKEN or not (token.isascii() and token.isprintable()):
+        if not token or len(token) > MAX_TOKEN_LENGTH or not (token.isascii() and token.isprintable()):
             return None
         key = hashlib.sha256(token.encode()).digest()
         if (known := self._known.get(key)) is not None:
             if known.until > time.monotonic():
                 return known.found
             del self._known[key]
-        task = self._asking.get(key)
+        task = self._queries.get(key)
         if task is None:
-            if len(self._asking) >= MOST_ASKED:
-                raise Unchecked(f"Too many queries about tokens are running. The limit is {MOST_ASKED}.")
-            task = self._asking[key] = asyncio.create_task(self._asked(key, token), name="mcp: asks about a token")
-            task.add_done_callback(lambda done: self._answered(key, done))
+            if len(self._queries) >= MAX_INTROSPECTIONS:
+                raise TokenUncheckable(f"Too many queries about tokens are running. The limit is {MAX_INTROSPECTIONS}.")
+            task = self._queries[key] = asyncio.create_task(self._introspect(key, token), name="mcp: asks about a token")
+            task.add_done_callback(lambda done: self._on_introspected(key, done))
         return await asyncio.shield(task)
 
-    def _answered(self, key: bytes, done: asyncio.Task[AccessToken | None]) -> None:
-        del self._asking[key]
+    def _on_introspected(self, key: bytes, done: asyncio.Task[AccessToken | None]) -> None:
+        del self._queries[key]
         if not done.cancelled():
             done.exception()  # mark it as retrieved: the waiting request has it, and without one it is not needed
 
-    async def _asked(self, key: bytes, token: str) -> AccessToken | None:
+    async def _introspect(self, key: bytes, token: str) -> AccessToken | None:
         try:
             async with asyncio.timeout(INTROSPECTION_TIMEOUT_S):
-                claims = await self._claims(token)
-        except (Unchecked, TimeoutError) as error:
+                claims = await self._fetch_claims(token)
+        except (TokenUncheckable, TimeoutError) as error:
             why = str(error) or f"{self._issuer} did not answer within {INTROSPECTION_TIMEOUT_S:g} s."
-            if why != self._told:  # once, because any client can cause a query
-                self._told = why
+            if why != self._last_warning:  # once, because any client can cause a query
+                self._last_warning = why
                 _log.warning("Tokens of %s are not accepted: %s", self._issuer, why)
-            raise Unchecked(why) from None
-        self._told = ""
-        found = self._good(claims)
-        good_s = self._how.cache_s if found is not None else min(self._how.cache_s, REFUSED_S)
+            raise TokenUncheckable(why) from None
+        self._last_warning = ""
+        found = self._access_token(claims)
+        good_s = self._settings.cache_s if found is not None else min(self._settings.cache_s, NEGATIVE_CACHE_S)
         if found is not None and found.expires_at is not None:
             good_s = min(good_s, found.expires_at - time.time())
         if good_s > 0:
-            self._known[key] = _Known(found, time.monotonic() + good_s)
-            while len(self._known) > MOST_KNOWN:
+            self._known[key] = _CachedToken(found, time.monotonic() + good_s)
+            while len(self._known) > MAX_CACHED_TOKENS:
                 self._known.popitem(last=False)
         return found
 
-    async def _claims(self, token: str) -> Mapping[str, Any]:
+    async def _fetch_claims(self, token: str) -> Mapping[str, Any]:
         """Return the claims of a token, as the authorization server reports them.
 
         :raises Unchecked: if the server cannot be reached, or its answer is invalid
@@ -401,11 +401,11 @@ class IntrospectedTokens(TokenVerifier):
         import httpx2
 
         if not self._url:
-            where = await endpoint_of(self._issuer, "introspection_endpoint")
+            where = await discover_endpoint(self._issuer, "introspection_endpoint")
             if where is None:
-                raise Unchecked("Its metadata have no introspection endpoint. Set `url` in [mcp.serve.introspection].")
+                raise TokenUncheckable("Its metadata have no introspection endpoint. Set `url` in [mcp.serve.introspection].")
             self._url = where
-        how = self._how
+        how = self._settings
         form = {"token": token, "token_type_hint": "access_token"}
         headers = {"accept": "application/json"}
         if how.method == "post":
@@ -420,22 +420,22 @@ class IntrospectedTokens(TokenVerifier):
                 client.stream("POST", self._url, data=form, headers=headers) as response,
             ):
                 if response.status_code != 200:
-                    raise Unchecked(f"It answered a query about a token with HTTP {response.status_code}.")
+                    raise TokenUncheckable(f"It answered a query about a token with HTTP {response.status_code}.")
                 async for piece in response.aiter_bytes():
                     body += piece
-                    if len(body) > MAX_ANSWER:
-                        raise Unchecked(f"Its answer is longer than {MAX_ANSWER:,} bytes.")
+                    if len(body) > MAX_ANSWER_BYTES:
+                        raise TokenUncheckable(f"Its answer is longer than {MAX_ANSWER_BYTES:,} bytes.")
             said = orjson.loads(body)
         except (httpx2.HTTPError, OSError) as error:
-            raise Unchecked(f"The authorization server could not be reached: {type(error).__name__}.") from None
+            raise TokenUncheckable(f"The authorization server could not be reached: {type(error).__name__}.") from None
         except ValueError:
-            raise Unchecked("Its answer is not JSON.") from None
+            raise TokenUncheckable("Its answer is not JSON.") from None
         claims = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
         if not isinstance(claims.get("active"), bool):
-            raise Unchecked("Its answer does not contain `active`.")
+            raise TokenUncheckable("Its answer does not contain `active`.")
         return claims
 
-    def _good(self, claims: Mapping[str, Any]) -> AccessToken | None:
+    def _access_token(self, claims: Mapping[str, Any]) -> AccessToken | None:
         """Return the access that the claims of a token give here, or None."""
         if claims["active"] is not True or not _is_in_time(claims, time.time()):
             return None
@@ -453,7 +453,7 @@ class IntrospectedTokens(TokenVerifier):
         return AccessToken(
             token="",
             client_id=client,
-            scopes=scopes_in(claims),
+            scopes=token_scopes(claims),
             expires_at=None if ends is None else int(ends),
             resource=self._resource,
             subject=subject if isinstance(subject, str) else None,
@@ -461,7 +461,7 @@ class IntrospectedTokens(TokenVerifier):
         )
 
 
-def unchecked(_connection: HTTPConnection, _error: AuthenticationError) -> Response:
+def uncheckable_token_response(_connection: HTTPConnection, _error: AuthenticationError) -> Response:
     """Return the answer to a client whose token could not be checked. Only the operator gets the reason."""
     text = "The authorization server cannot be reached to check this token. Try again later."
     return JSONResponse(

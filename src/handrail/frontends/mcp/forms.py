@@ -10,49 +10,49 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest, Choice
-from handrail.contract.doors.peer import Ask
-from handrail.contract.doors.runtime import Question
-from handrail.frontends.cli.show import one_line, spelled_out
-from handrail.frontends.cli.terminal import request_lines
+from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest, ApprovalChoice
+from handrail.contract.services.client import ClientRequest
+from handrail.contract.services.runtime import UserQuestion
+from handrail.frontends.cli.output import to_one_line, escape_invisible
+from handrail.frontends.cli.terminal_approvals import request_lines
 
 TITLED_SINCE = "2025-11-25"
 """The first protocol version in which options have titles and several can be chosen."""
 DECISION, MESSAGE = "decision", "message"
 
 
-def approval_form(request: ApprovalRequest, changes: str | None, version: str) -> Ask:
+def approval_form(request: ApprovalRequest, changes: str | None, version: str) -> ClientRequest:
     """Return the form that asks the user for approval of a call.
 
     :param changes: the changes of the call to a file, as a diff
     :param version: the client's protocol version
     """
-    choices = dict(_choices(request))
-    decision = _one_of("Your decision", "", list(choices.items()), version)
+    choices = dict(_approval_choices(request))
+    decision = _choice_field("Your decision", "", list(choices.items()), version)
     message = {"type": "string", "title": "Message", "description": "After a rejection: a message to the model."}
     lines = request_lines(request, changes)
     lines += [f"{title}" for choice, title in choices.items() if choice not in ("once", "reject")]
     return _form("\n".join(lines), {DECISION: decision, MESSAGE: message}, (DECISION,))
 
 
-def _choices(request: ApprovalRequest) -> list[tuple[Choice, str]]:
-    found: list[tuple[Choice, str]] = [("once", "Allow once: this call, with exactly these arguments")]
-    for rule, narrow in ((request.always, True), (request.wider, False)):
+def _approval_choices(request: ApprovalRequest) -> list[tuple[ApprovalChoice, str]]:
+    found: list[tuple[ApprovalChoice, str]] = [("once", "Allow once: this call, with exactly these arguments")]
+    for rule, narrow in ((request.suggested_rule, True), (request.suggested_wider_rule, False)):
         if rule is not None:
-            shown = one_line(rule)
-            session: Choice = "session" if narrow else "session-wider"
-            project: Choice = "project" if narrow else "project-wider"
-            if not request.shared:
+            shown = to_one_line(rule)
+            session: ApprovalChoice = "session" if narrow else "session-wider"
+            project: ApprovalChoice = "project" if narrow else "project-wider"
+            if not request.is_shared:
                 found.append((session, f"Allow for this session: stores the rule  {shown}"))
             found.append((project, f"Allow for this project, in every session: stores the rule  {shown}"))
     found.append(("reject", "Reject"))
-    if request.never is not None:
-        found.append(("reject-always", f"Reject, in every session: stores the rule  {one_line(request.never)}"))
+    if request.suggested_deny is not None:
+        found.append(("reject-always", f"Reject, in every session: stores the rule  {to_one_line(request.suggested_deny)}"))
     found.append(("stop", "Reject, and end the session's work"))
     return found
 
 
-def approval_answer(request: ApprovalRequest, filled: Mapping[str, Any]) -> ApprovalAnswer:
+def read_approval_answer(request: ApprovalRequest, filled: Mapping[str, Any]) -> ApprovalAnswer:
     """Return the user's answer in a form of :func:`approval_form`.
 
     A dismissed form defers the request, so that it can still be answered elsewhere.
@@ -63,27 +63,27 @@ def approval_answer(request: ApprovalRequest, filled: Mapping[str, Any]) -> Appr
     if filled.get("action") != "accept" or not isinstance(content, Mapping):
         return ApprovalAnswer("later")
     given: Mapping[str, Any] = content  # pyright: ignore[reportUnknownVariableType]
-    for choice, _ in _choices(request):
+    for choice, _ in _approval_choices(request):
         if given.get(DECISION) == choice:
             message = given.get(MESSAGE)
             return ApprovalAnswer(choice, message[:10_000] if isinstance(message, str) else "")
     return ApprovalAnswer("later")
 
 
-def question_form(questions: Sequence[Question], version: str) -> Ask:
+def question_form(questions: Sequence[UserQuestion], version: str) -> ClientRequest:
     """Return one form for all questions, with a field for each, named ``q1``, ``q2`` and so on."""
     fields: dict[str, Any] = {}
     required: list[str] = []
     for number, question in enumerate(questions, 1):
         name = f"q{number}"
-        title = one_line(question.header) or f"Question {number}"
-        labels = [(option.label, _about(option.label, option.description)) for option in question.options]
-        text = spelled_out(question.question)
+        title = to_one_line(question.header) or f"Question {number}"
+        labels = [(option.label, _option_text(option.label, option.description)) for option in question.options]
+        text = escape_invisible(question.question)
         if not labels:
             fields[name] = {"type": "string", "title": title, "description": text}
             required.append(name)
         elif not question.multi_select:
-            fields[name] = _one_of(title, text, labels, version)
+            fields[name] = _choice_field(title, text, labels, version)
             required.append(name)
         elif version >= TITLED_SINCE:
             options = [{"const": label, "title": shown} for label, shown in labels]
@@ -97,12 +97,12 @@ def question_form(questions: Sequence[Question], version: str) -> Ask:
                     "description": text,
                     "default": False,
                 }
-    shown = [spelled_out(question.question) for question in questions]
+    shown = [escape_invisible(question.question) for question in questions]
     return _form("\n".join(shown), fields, tuple(required))
 
 
-def question_answers(
-    questions: Sequence[Question], filled: Mapping[str, Any], version: str
+def read_question_answers(
+    questions: Sequence[UserQuestion], filled: Mapping[str, Any], version: str
 ) -> list[list[str]] | str | None:
     """Return one list of answers per question, a text if the user declined, or None without an answer."""
     if filled.get("action") == "decline":
@@ -126,11 +126,11 @@ def question_answers(
     return answers
 
 
-def _about(label: str, description: str) -> str:
-    return f"{one_line(label)}: {one_line(description)}" if description else one_line(label)
+def _option_text(label: str, description: str) -> str:
+    return f"{to_one_line(label)}: {to_one_line(description)}" if description else to_one_line(label)
 
 
-def _one_of(title: str, description: str, options: Sequence[tuple[str, str]], version: str) -> dict[str, Any]:
+def _choice_field(title: str, description: str, options: Sequence[tuple[str, str]], version: str) -> dict[str, Any]:
     field: dict[str, Any] = {"type": "string", "title": title}
     if description:
         field["description"] = description
@@ -139,6 +139,6 @@ def _one_of(title: str, description: str, options: Sequence[tuple[str, str]], ve
     return {**field, "enum": [value for value, _ in options], "enumNames": [shown for _, shown in options]}
 
 
-def _form(message: str, fields: Mapping[str, Any], required: Sequence[str]) -> Ask:
+def _form(message: str, fields: Mapping[str, Any], required: Sequence[str]) -> ClientRequest:
     schema = {"type": "object", "properties": dict(fields), "required": list(required)}
-    return Ask("elicitation/create", {"mode": "form", "message": message, "requestedSchema": schema})
+    return ClientRequest("elicitation/create", {"mode": "form", "message": message, "requestedSchema": schema})

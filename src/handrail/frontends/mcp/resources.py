@@ -17,57 +17,57 @@ import orjson
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS
 
-from handrail.contract.doors.offers import AT_SOURCE
-from handrail.contract.envelopes import ARTIFACT_URI, artifact_uri, places_in
+from handrail.contract.services.resources import SOURCE_PREFIX
+from handrail.contract.envelopes import ARTIFACT_URI, artifact_uri, artifact_places
 from handrail.contract.errors import HandrailError
-from handrail.record.artifacts import Artifacts
+from handrail.record.artifacts import ArtifactStore
 
 if TYPE_CHECKING:
     from handrail.contract.call import Result
-    from handrail.contract.doors.memory import Skill
-    from handrail.contract.doors.offers import PromptSpec, ResourceSpec, ResourceTemplate
+    from handrail.contract.services.memory import SkillInfo
+    from handrail.contract.services.resources import PromptSpec, ResourceSpec, ResourceTemplate
     from handrail.contract.generation import Generation
-    from handrail.contract.tool.offering import Offering
-    from handrail.frontends.mcp.guest import Guest
+    from handrail.contract.tool.resource_provider import ResourceProvider
+    from handrail.frontends.mcp.client import ConnectedClient
     from handrail.kernel.kernel import Kernel
 
 
 OUTPUT_URI = "handrail://output/"
-MOST_KEPT = 200
+MAX_OUTPUTS = 200
 """Maximum number of outputs that one client can read as resources. The oldest are removed first."""
-MOST_INLINE = 8 * 1024 * 1024
+MAX_INLINE_BYTES = 8 * 1024 * 1024
 """Maximum bytes of artifacts in one answer. Further artifacts are links."""
-MOST_READ = 16 * 1024 * 1024
+MAX_READ_BYTES = 16 * 1024 * 1024
 """Maximum bytes of one output that is read as a resource."""
 
 
-class TooLong(Exception):
+class OutputTooLong(Exception):
     """An output is longer than the limit for one answer."""
 
 
-class Outputs:
+class OutputResources:
     """The output files and artifacts of one client's session, as resources.
 
     It gives access to nothing else of the workspace.
     """
 
-    def __init__(self, kernel: Kernel, guest: Guest) -> None:
-        self._guest = guest
-        self._artifacts = Artifacts(Path(kernel.state_folder) / "artifacts")
+    def __init__(self, kernel: Kernel, client: ConnectedClient) -> None:
+        self._guest = client
+        self._artifacts = ArtifactStore(Path(kernel.state_folder) / "artifacts")
         own = Path(kernel.state_folder)
         self._folders = own.parent.parent / "output" / own.name
         self._kept: OrderedDict[str, dict[str, Any]] = OrderedDict()
         """Listing entries by URI, the oldest first."""
         self._files: dict[str, Path] = {}
-        self.changes = 0
+        self.change_count = 0
         """Number of changes of the listing so far."""
 
     @property
-    def listed(self) -> list[dict[str, Any]]:
+    def listing(self) -> list[dict[str, Any]]:
         """The outputs in the form of MCP's resource listing, the oldest first."""
         return list(self._kept.values())
 
-    def note(self, tool_id: str, result: Result, refs: Mapping[str, str]) -> str | None:
+    def keep_result(self, tool_id: str, result: Result, refs: Mapping[str, str]) -> str | None:
         """List the files and artifacts of a result, and return the URI of its output file, if it has one.
 
         :param refs: the artifacts of the result, with their media types
@@ -84,14 +84,14 @@ class Outputs:
         return uri
 
     def _keep(self, uri: str, name: str, about: str, media_type: str) -> None:
-        self.changes += uri not in self._kept
+        self.change_count += uri not in self._kept
         self._kept[uri] = {"uri": uri, "name": name, "description": about, "mimeType": media_type}
         self._kept.move_to_end(uri)
-        while len(self._kept) > MOST_KEPT:
+        while len(self._kept) > MAX_OUTPUTS:
             gone, _ = self._kept.popitem(last=False)
             self._files.pop(gone, None)
 
-    async def contents(self, uri: str) -> list[dict[str, Any]] | None:
+    async def read_contents(self, uri: str) -> list[dict[str, Any]] | None:
         """Return the content of a listed output in MCP's form, or None for another URI.
 
         :raises TooLong: if the output is over the limit for one answer
@@ -101,15 +101,15 @@ class Outputs:
             return None
         media_type = known["mimeType"]
         if (path := self._files.get(uri)) is not None:
-            body = await asyncio.to_thread(_read, path)
+            body = await asyncio.to_thread(_read_file, path)
             return [{"uri": uri, "mimeType": media_type, "text": body.decode("utf-8", "replace")}]
         ref = uri.removeprefix(ARTIFACT_URI)
-        found = (await self.bytes_of([ref], MOST_READ)).get(ref)
+        found = (await self.read_artifacts([ref], MAX_READ_BYTES)).get(ref)
         if found is None:
-            raise TooLong(f"The artifact {ref} is larger than {MOST_READ:,} bytes, or no longer exists.")
+            raise OutputTooLong(f"The artifact {ref} is larger than {MAX_READ_BYTES:,} bytes, or no longer exists.")
         return [{"uri": uri, "mimeType": media_type, "blob": base64.b64encode(found).decode()}]
 
-    async def whole(self, result: Result) -> object:
+    async def read_full_data(self, result: Result) -> object:
         """Return the full data of a truncated result, from its output file.
 
         :raises TooLong: if the data are over the limit for one answer
@@ -122,14 +122,14 @@ class Outputs:
         if result.metadata.get("head_is") != "JSON text" or "output_lost" in result.metadata:
             raise OSError("The full output was not saved as JSON.")
         try:
-            return orjson.loads(await asyncio.to_thread(_read, path))
+            return orjson.loads(await asyncio.to_thread(_read_file, path))
         except orjson.JSONDecodeError as error:
             raise OSError(f"The saved output is not valid JSON: {error}") from None
 
-    async def bytes_of(self, refs: Iterable[str], most: int = MOST_INLINE) -> dict[str, bytes]:
+    async def read_artifacts(self, refs: Iterable[str], most: int = MAX_INLINE_BYTES) -> dict[str, bytes]:
         """Return the content of artifacts, up to ``most`` bytes in all.
 
-        :param refs: from :func:`placed`, because this method does not check to whom they belong
+        :param refs: from :func:`artifact_refs`, because this method does not check to whom they belong
         """
         found: dict[str, bytes] = {}
         for ref in refs:
@@ -143,33 +143,33 @@ class Outputs:
         return found
 
 
-def placed(result: Result) -> dict[str, str]:
+def artifact_refs(result: Result) -> dict[str, str]:
     """Return the artifacts that the kernel put into a result, with their media types.
 
     References that a tool wrote itself do not count, because they may name artifacts of other clients.
     """
     made = result.metadata.get("artifacts")
-    return {ref: kind for ref, kind in places_in(result.data) if ref in made} if made else {}
+    return {ref: kind for ref, kind in artifact_places(result.data) if ref in made} if made else {}
 
 
-def _read(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(descriptor, "rb") as file:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
             raise OSError("The path is not a regular file.")
-        if about.st_size > MOST_READ:
-            raise TooLong(
-                f"The output has {about.st_size:,} bytes. The limit is {MOST_READ:,}. Use the tool `read` with ranges."
+        if about.st_size > MAX_READ_BYTES:
+            raise OutputTooLong(
+                f"The output has {about.st_size:,} bytes. The limit is {MAX_READ_BYTES:,}. Use the tool `read` with ranges."
             )
-        return file.read(MOST_READ)
+        return file.read(MAX_READ_BYTES)
 
 
 # The resources and prompts of tool sources.
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class SourceListings:
     """The resources, templates and prompts of all sources of one generation, in MCP's form.
 
     The operator's own come first.
@@ -180,81 +180,81 @@ class Offered:
     prompts: tuple[dict[str, Any], ...]
 
 
-_offered: weakref.WeakKeyDictionary[Generation, Offered] = weakref.WeakKeyDictionary()
+_listings: weakref.WeakKeyDictionary[Generation, SourceListings] = weakref.WeakKeyDictionary()
 
 
-def offered_by(generation: Generation) -> Offered:
+def source_listings(generation: Generation) -> SourceListings:
     """Return the resources, templates and prompts of a generation's sources.
 
     The listing is made once for each generation. If two sources use one name, the third-party one gets its source's name
     as a prefix. Third-party entries name their origin.
     """
-    if (known := _offered.get(generation)) is not None:
+    if (known := _listings.get(generation)) is not None:
         return known
     resources: list[dict[str, Any]] = []
     templates: list[dict[str, Any]] = []
     prompts: list[dict[str, Any]] = []
     uris: set[str] = set()
     names: set[str] = set()
-    for offering in sorted(generation.offerings, key=lambda one: one.foreign):
+    for offering in sorted(generation.resource_providers, key=lambda one: one.is_third_party):
         for resource in offering.resources:
-            resources.append({**_resource(resource, offering), "uri": _apart(resource.uri, offering, uris)})
-        templates += [_template(template, offering) for template in offering.templates]
+            resources.append({**_resource_entry(resource, offering), "uri": _unique_name(resource.uri, offering, uris)})
+        templates += [_template_entry(template, offering) for template in offering.templates]
         for prompt in offering.prompts:
-            prompts.append({**_prompt(prompt, offering), "name": _apart(prompt.name, offering, names)})
-    found = _offered[generation] = Offered(tuple(resources), tuple(templates), tuple(prompts))
+            prompts.append({**_prompt_entry(prompt, offering), "name": _unique_name(prompt.name, offering, names)})
+    found = _listings[generation] = SourceListings(tuple(resources), tuple(templates), tuple(prompts))
     return found
 
 
-def _apart(name: str, offering: Offering, taken: set[str]) -> str:
-    if name in taken and offering.foreign:
-        return f"{AT_SOURCE}{offering.source}:{name}"
+def _unique_name(name: str, offering: ResourceProvider, taken: set[str]) -> str:
+    if name in taken and offering.is_third_party:
+        return f"{SOURCE_PREFIX}{offering.source}:{name}"
     taken.add(name)
     return name
 
 
-def _resource(spec: ResourceSpec, offering: Offering) -> dict[str, Any]:
+def _resource_entry(spec: ResourceSpec, offering: ResourceProvider) -> dict[str, Any]:
     told = {"name": spec.name, "title": spec.title, "description": spec.description}
-    return _told({**_more(spec.more, offering), **told, "mimeType": spec.media_type, "size": spec.size})
+    return _without_empty({**_extra_members(spec.more, offering), **told, "mimeType": spec.media_type, "size": spec.size})
 
 
-def _template(spec: ResourceTemplate, offering: Offering) -> dict[str, Any]:
+def _template_entry(spec: ResourceTemplate, offering: ResourceProvider) -> dict[str, Any]:
     told = {"uriTemplate": spec.uri_template, "name": spec.name, "title": spec.title, "description": spec.description}
-    return _told({**_more(spec.more, offering), **told, "mimeType": spec.media_type})
+    return _without_empty({**_extra_members(spec.more, offering), **told, "mimeType": spec.media_type})
 
 
-def _prompt(spec: PromptSpec, offering: Offering) -> dict[str, Any]:
+def _prompt_entry(spec: PromptSpec, offering: ResourceProvider) -> dict[str, Any]:
     arguments = [
-        _told({"name": one.name, "title": one.title, "description": one.description}) | {"required": one.required}
+        _without_empty({"name": one.name, "title": one.title, "description": one.description}) | {"required": one.required}
         for one in spec.arguments
     ]
     told = {"title": spec.title, "description": spec.description, "arguments": arguments}
-    return _told({**_more(spec.more, offering), **told})
+    return _without_empty({**_extra_members(spec.more, offering), **told})
 
 
-def _more(more: Mapping[str, Any], offering: Offering) -> dict[str, Any]:
-    if not offering.foreign:
+def _extra_members(more: Mapping[str, Any], offering: ResourceProvider) -> dict[str, Any]:
+    if not offering.is_third_party:
         return dict(more)
     meta: Any = more.get("_meta")
     kept: dict[str, Any] = dict(meta) if isinstance(meta, dict) else {}  # pyright: ignore[reportUnknownArgumentType]
     return {**more, "_meta": {**kept, "handrail/origin": offering.source}}
 
 
-def _told(members: Mapping[str, Any]) -> dict[str, Any]:
+def _without_empty(members: Mapping[str, Any]) -> dict[str, Any]:
     """Return the members without empty values."""
     return {key: value for key, value in members.items() if value not in ("", None, [])}
 
 
-def with_bytes(value: Any, stored: Mapping[str, bytes]) -> Any:
+def inline_artifacts(value: Any, stored: Mapping[str, bytes]) -> Any:
     """Return JSON data with artifacts as base64 in their places. Missing artifacts become None."""
     if isinstance(value, Mapping):
         members = cast("Mapping[str, Any]", value)
         ref = members.get("artifact")
         if isinstance(ref, str) and "media_type" in members:
             return base64.b64encode(stored[ref]).decode() if ref in stored else None
-        return {key: with_bytes(one, stored) for key, one in members.items()}
+        return {key: inline_artifacts(one, stored) for key, one in members.items()}
     if isinstance(value, list):
-        return [with_bytes(one, stored) for one in cast("list[Any]", value)]
+        return [inline_artifacts(one, stored) for one in cast("list[Any]", value)]
     return value
 
 
@@ -263,10 +263,10 @@ def with_bytes(value: Any, stored: Mapping[str, bytes]) -> Any:
 # To get one is a call of that tool, authorised and recorded like any call. The tool returns a skill's text once in a session.
 # A client may request a prompt again, and stateless clients may share a session, so the text is cached here.
 
-TOOL = "skill"
-APART = "skill:"
+SKILL_TOOL = "skill"
+SKILL_PREFIX = "skill:"
 """The prefix of a skill's prompt if a source has a prompt of that name."""
-MOST_SKILLS_KEPT = 100
+MAX_SKILL_TEXTS = 100
 """Maximum number of cached skill texts of one client. A removed text is available again in a new session."""
 _TASK = "task"
 _ARGUMENTS = [{"name": _TASK, "description": "The task for the skill, in your words", "required": False}]
@@ -276,30 +276,30 @@ _UNTRUSTED = "it comes from the workspace"
 class SkillPrompts:
     """The skills of one client's session as MCP prompts."""
 
-    def __init__(self, kernel: Kernel, guest: Guest) -> None:
+    def __init__(self, kernel: Kernel, client: ConnectedClient) -> None:
         self._kernel = kernel
-        self._guest = guest
-        self._given: dict[str, dict[str, Any]] = {}
+        self._guest = client
+        self._texts: dict[str, dict[str, Any]] = {}
         """The result data of the skill tool, by skill name."""
 
-    def listed(self, taken: Collection[str]) -> list[dict[str, Any]]:
+    def list_prompts(self, taken: Collection[str]) -> list[dict[str, Any]]:
         """Return the skills in the form of MCP's prompt listing.
 
         :param taken: the names of the prompts of sources
         """
-        return [_skill_prompt(skill, name) for name, skill in self._named(taken).items()]
+        return [_skill_prompt(skill, name) for name, skill in self._skills_by_prompt(taken).items()]
 
-    def named(self, name: str, taken: Collection[str]) -> Skill | None:
+    def find_skill(self, name: str, taken: Collection[str]) -> SkillInfo | None:
         """Return the skill of a prompt name, or None."""
-        return self._named(taken).get(name)
+        return self._skills_by_prompt(taken).get(name)
 
-    def _named(self, taken: Collection[str]) -> dict[str, Skill]:
-        if self._kernel.generation.resolve(TOOL) is None:
+    def _skills_by_prompt(self, taken: Collection[str]) -> dict[str, SkillInfo]:
+        if self._kernel.generation.resolve(SKILL_TOOL) is None:
             return {}
-        return {APART + one.name if one.name in taken else one.name: one for one in self._guest.session.skills}
+        return {SKILL_PREFIX + one.name if one.name in taken else one.name: one for one in self._guest.session.skills}
 
     @staticmethod
-    def check(arguments: Mapping[str, str]) -> str:
+    def task_argument(arguments: Mapping[str, str]) -> str:
         """Return the task in the arguments of a skill's prompt.
 
         :raises MCPError: for an unknown argument
@@ -309,7 +309,7 @@ class SkillPrompts:
             raise MCPError(INVALID_PARAMS, text)
         return arguments.get(_TASK, "")
 
-    def whole(self, result: Result) -> Result:
+    def with_full_text(self, result: Result) -> Result:
         """Return a result of the skill tool with the skill's text, also if the session already got it."""
         given: object = result.data
         if not result.ok or not isinstance(given, dict):
@@ -319,31 +319,31 @@ class SkillPrompts:
         if not isinstance(name, str):
             return result
         if data.get("content"):
-            while len(self._given) >= MOST_SKILLS_KEPT:
-                del self._given[next(iter(self._given))]
-            self._given[name] = data
-        return replace(result, data=self._given.get(name, data))
+            while len(self._texts) >= MAX_SKILL_TEXTS:
+                del self._texts[next(iter(self._texts))]
+            self._texts[name] = data
+        return replace(result, data=self._texts.get(name, data))
 
     @staticmethod
-    def messages(skill: Skill, data: Mapping[str, Any], task: str) -> dict[str, Any]:
+    def prompt_messages(skill: SkillInfo, data: Mapping[str, Any], task: str) -> dict[str, Any]:
         """Return the result data of the skill tool as an MCP prompt."""
         lines = [f"The skill {skill.name}, from {data['from']}.", str(data["content"])]
         if data.get("note"):
             lines.append(f"Note: {data['note']}")
         if files := data.get("files"):
             lines.append(f"Files of the skill: {', '.join(map(str, files))}")
-        said = [_said("\n\n".join(lines)), *([_said(task)] if task else [])]
+        said = [_user_message("\n\n".join(lines)), *([_user_message(task)] if task else [])]
         return {"description": skill.description, "messages": said, "_meta": _labels(skill)}
 
 
-def _skill_prompt(skill: Skill, name: str) -> dict[str, Any]:
+def _skill_prompt(skill: SkillInfo, name: str) -> dict[str, Any]:
     return {"name": name, "description": skill.description, "arguments": _ARGUMENTS, "_meta": _labels(skill)}
 
 
-def _labels(skill: Skill) -> dict[str, Any]:
+def _labels(skill: SkillInfo) -> dict[str, Any]:
     untrusted = {"handrail/untrusted": _UNTRUSTED} if skill.layer == "workspace" else {}
     return {"handrail/skill": skill.layer, **untrusted}
 
 
-def _said(text: str) -> dict[str, Any]:
+def _user_message(text: str) -> dict[str, Any]:
     return {"role": "user", "content": {"type": "text", "text": text}}

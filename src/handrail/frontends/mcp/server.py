@@ -24,18 +24,18 @@ from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
 from mcp_types import INTERNAL_ERROR
 from pydantic import BaseModel
 
-from handrail.arbiter.output.exposure import for_model
-from handrail.contract.call import Answer, ProposedCall, Result
-from handrail.contract.doors.peer import NOT_ANSWERED
+from handrail.arbiter.output.exposure import neutralise_for_model
+from handrail.contract.call import CallAnswer, ProposedCall, Result
+from handrail.contract.services.client import UNSUPPORTED_REQUEST
 from handrail.contract.envelopes import to_content
 from handrail.contract.errors import ErrorKind, HandrailError, ToolError
-from handrail.frontends.mcp.clients import House
-from handrail.frontends.mcp.exchange import LEVELS, Exchange, Line, as_request
-from handrail.frontends.mcp.listing import page_of, rendered, unwrapped, with_schemas
-from handrail.frontends.mcp.resources import TOOL as SKILL
-from handrail.frontends.mcp.resources import TooLong, offered_by, placed, with_bytes
-from handrail.frontends.mcp.tasks import Tasks
-from handrail.frontends.mcp.tools import DOOR, DOOR_TOOL, EXTENSIONS, as_tool, instructions, specs_of
+from handrail.frontends.mcp.client_manager import ClientManager
+from handrail.frontends.mcp.client_call import LOG_LEVELS, ClientCall, OpenRequest, to_sdk_request
+from handrail.frontends.mcp.responses import page_of, to_mcp_result, unwrap_call, add_schemas
+from handrail.frontends.mcp.resources import SKILL_TOOL as SKILL
+from handrail.frontends.mcp.resources import OutputTooLong, source_listings, artifact_refs, inline_artifacts
+from handrail.frontends.mcp.tasks import TaskManager
+from handrail.frontends.mcp.tools import CALL_TOOL, CALL_TOOL_ENTRY, EXTENSIONS, to_mcp_tool, build_instructions, listed_specs
 
 if TYPE_CHECKING:
     from mcp.server.context import ServerRequestContext
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from mcp.server.subscriptions import ListenHandler
 
     from handrail.contract.tool.spec import ToolSpec
-    from handrail.frontends.mcp.clients import Visit
+    from handrail.frontends.mcp.client_manager import ClientState
     from handrail.frontends.mcp.stdio import LineWriter
-    from handrail.frontends.mcp.tools import Serving
+    from handrail.frontends.mcp.tools import McpFrontendSettings
     from handrail.kernel.kernel import Kernel
 
     Context = ServerRequestContext[dict[str, Any]]
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 Handler = Callable[[Any, Any], Awaitable[Any]]
 
 
-def told(method: str, answer: Handler) -> Handler:
+def map_errors(method: str, answer: Handler) -> Handler:
     """Wrap a request handler so that errors of the kernel reach the client with their text.
 
     :param method: the protocol method that ``answer`` handles
@@ -90,10 +90,10 @@ def told(method: str, answer: Handler) -> Handler:
 
 logger = logging.getLogger("handrail.mcp")
 
-TASK_TOLD = "notifications/tasks"
+TASK_NOTIFICATION = "notifications/tasks"
 
 
-async def listened(
+async def listen_with_tasks(
     listen: ListenHandler,
     context: Context,
     params: types.SubscriptionsListenRequestParams,
@@ -106,8 +106,8 @@ async def listened(
     """
     if not tasks:
         return await listen(context, params)
-    line = _Acknowledging(context.session, tuple(tasks))
-    telling = [asyncio.create_task(_tell(context, line, states)) for states in tasks.values()]
+    line = _TaskAcknowledger(context.session, tuple(tasks))
+    telling = [asyncio.create_task(_notify_task_states(context, line, states)) for states in tasks.values()]
     try:
         session: Any = line
         return await listen(replace(context, session=session), params)
@@ -116,18 +116,18 @@ async def listened(
             one.cancel()
 
 
-async def _tell(context: Context, line: _Acknowledging, states: AsyncIterator[Mapping[str, Any]]) -> None:
-    await line.acknowledged.wait()
+async def _notify_task_states(context: Context, request: _TaskAcknowledger, states: AsyncIterator[Mapping[str, Any]]) -> None:
+    await request.acknowledged.wait()
     meta = {SUBSCRIPTION_ID_META_KEY: context.request_id}
     try:
         async for state in states:
-            told: Any = types.Notification[dict[str, Any], str](method=TASK_TOLD, params={**state, "_meta": meta})
+            told: Any = types.Notification[dict[str, Any], str](method=TASK_NOTIFICATION, params={**state, "_meta": meta})
             await context.session.send_notification(told, related_request_id=context.request_id)
     except Exception as error:  # usually the client has disconnected, which ends the stream itself
         logger.info("stopped the notifications of a task: %s", type(error).__name__)
 
 
-class _Acknowledging:
+class _TaskAcknowledger:
     """A session wrapper that adds the accepted task IDs to the acknowledgement of a stream."""
 
     def __init__(self, session: ServerSession, task_ids: Sequence[str]) -> None:
@@ -146,28 +146,28 @@ class _Acknowledging:
         self.acknowledged.set()
 
 
-NO_SUCH_RESOURCE = -32002
+RESOURCE_NOT_FOUND = -32002
 """The error code of handshake versions for an unknown resource. The stateless version uses INVALID_PARAMS."""
-_GIVE_UP_S = 30.0
+_STATE_GRACE_S = 30.0
 """Seconds for which a state token remains valid after its held call is abandoned."""
 
 
-async def serve_on(kernel: Kernel, serving: Serving, ends: tuple[AsyncIterable[str], LineWriter] | None) -> None:
+async def serve_on(kernel: Kernel, serving: McpFrontendSettings, ends: tuple[AsyncIterable[str], LineWriter] | None) -> None:
     """Serve one client until it disconnects.
 
     :param ends: the client's lines, and the writer for its answers; None for stdin and stdout of this process
     """
-    house = House(kernel, serving)
+    house = ClientManager(kernel, serving)
     try:
-        server = build(house)
+        server = build_server(house)
         streams = stdio_server() if ends is None else stdio_server(*cast("Any", ends))
         async with streams as (incoming, outgoing):
-            await server.run(incoming, outgoing, options_of(server))
+            await server.run(incoming, outgoing, initialization_options(server))
     finally:
         await house.aclose()
 
 
-def options_of(server: Server[dict[str, Any]]) -> InitializationOptions:
+def initialization_options(server: Server[dict[str, Any]]) -> InitializationOptions:
     """Return the initialization options for a client of a handshake version."""
     return server.create_initialization_options(_CHANGES)
 
@@ -176,7 +176,7 @@ _HINTS: Any = {method: CacheHint() for method in CACHEABLE_METHODS}  # the SDK t
 _CHANGES = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
 
 
-class _Server(Server[dict[str, Any]]):
+class _McpServer(Server[dict[str, Any]]):
     """An MCP server that announces change notifications on every transport.
 
     Over HTTP the SDK passes no options for this.
@@ -193,46 +193,46 @@ class _Server(Server[dict[str, Any]]):
         )
 
 
-def build(house: House) -> Server[dict[str, Any]]:
+def build_server(clients: ClientManager) -> Server[dict[str, Any]]:
     """Build the MCP server for all clients of ``house``."""
-    faces = Doors(house)
-    server = _Server(
+    faces = RequestHandlers(clients)
+    server = _McpServer(
         "handrail",
         version=version("handrail"),
-        instructions=instructions(house.kernel, house.serving.discovery),
+        instructions=build_instructions(clients.kernel, clients.settings.discovery),
         get_tool_input_schema=faces.input_schema,
         cache_hints=_HINTS,  # each client has its own listings, and they may change at any time
     )
     server.extensions.update(EXTENSIONS)
     for method, params_type, handler in faces.handlers():
-        server.add_request_handler(method, params_type, told(method, handler))
-    security = RequestStateSecurity.ephemeral(ttl=house.serving.hold_s + _GIVE_UP_S)
+        server.add_request_handler(method, params_type, map_errors(method, handler))
+    security = RequestStateSecurity.ephemeral(ttl=clients.settings.hold_s + _STATE_GRACE_S)
     server.middleware.append(RequestStateBoundary(security, default_audience="handrail"))
     return server
 
 
-class Doors:
+class RequestHandlers:
     """The handlers for all requests of the protocol."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
-        self._kernel = house.kernel
-        self._tasks = Tasks(house)
+    def __init__(self, clients: ClientManager) -> None:
+        self._clients = clients
+        self._kernel = clients.kernel
+        self._tasks = TaskManager(clients)
 
     def handlers(self) -> list[tuple[str, type[BaseModel], Any]]:
         """Return each method with its parameters type and its handler."""
         return [
-            ("tools/list", types.PaginatedRequestParams, whole(self.on_list_tools)),
-            ("tools/call", types.CallToolRequestParams, whole(self.on_call_tool)),
-            ("resources/list", types.PaginatedRequestParams, whole(self.on_list_resources)),
-            ("resources/templates/list", types.PaginatedRequestParams, whole(self.on_list_templates)),
-            ("resources/read", types.ReadResourceRequestParams, whole(self.on_read_resource)),
+            ("tools/list", types.PaginatedRequestParams, mark_complete(self.on_list_tools)),
+            ("tools/call", types.CallToolRequestParams, mark_complete(self.on_call_tool)),
+            ("resources/list", types.PaginatedRequestParams, mark_complete(self.on_list_resources)),
+            ("resources/templates/list", types.PaginatedRequestParams, mark_complete(self.on_list_templates)),
+            ("resources/read", types.ReadResourceRequestParams, mark_complete(self.on_read_resource)),
             ("resources/subscribe", types.SubscribeRequestParams, self.on_subscribe),
             ("resources/unsubscribe", types.UnsubscribeRequestParams, self.on_unsubscribe),
             ("subscriptions/listen", types.SubscriptionsListenRequestParams, self.on_listen),
-            ("prompts/list", types.PaginatedRequestParams, whole(self.on_list_prompts)),
-            ("prompts/get", types.GetPromptRequestParams, whole(self.on_get_prompt)),
-            ("completion/complete", types.CompleteRequestParams, whole(self.on_complete)),
+            ("prompts/list", types.PaginatedRequestParams, mark_complete(self.on_list_prompts)),
+            ("prompts/get", types.GetPromptRequestParams, mark_complete(self.on_get_prompt)),
+            ("completion/complete", types.CompleteRequestParams, mark_complete(self.on_complete)),
             ("logging/setLevel", types.SetLevelRequestParams, self.on_set_level),
             *self._tasks.handlers(),
         ]
@@ -245,128 +245,128 @@ class Doors:
         return None if entry is None else entry.spec.parameters
 
     async def on_list_tools(self, context: Context, params: types.PaginatedRequestParams) -> dict[str, Any]:
-        async with self._house.visited(context) as visit:
-            visit.lists("tools", lambda: tuple(self._tools(visit)))
-            discovery = self._house.serving.discovery
-            tools = [as_tool(self._kernel, discovery, spec) for spec in self._tools(visit)]
-            if self._has_door(Line(context)):
-                tools.append(dict(DOOR_TOOL))
+        async with self._clients.use_client(context) as visit:
+            visit.track_listing("tools", lambda: tuple(self._listed_tools(visit)))
+            discovery = self._clients.settings.discovery
+            tools = [to_mcp_tool(self._kernel, discovery, spec) for spec in self._listed_tools(visit)]
+            if self._has_call_tool(OpenRequest(context)):
+                tools.append(dict(CALL_TOOL_ENTRY))
             return page_of("tools", tools, params.cursor)
 
-    def _tools(self, visit: Visit) -> Sequence[ToolSpec]:
-        return specs_of(self._kernel, self._house.serving.discovery, visit.guest.session)
+    def _listed_tools(self, client: ClientState) -> Sequence[ToolSpec]:
+        return listed_specs(self._kernel, self._clients.settings.discovery, client.client.session)
 
-    def _has_door(self, line: Line) -> bool:
+    def _has_call_tool(self, request: OpenRequest) -> bool:
         """Return whether this server offers its own tool for calls.
 
         A kernel tool of that name takes precedence.
         """
-        core = self._house.serving.discovery == "core"
-        return line.modern and core and self._kernel.generation.resolve(DOOR) is None
+        core = self._clients.settings.discovery == "core"
+        return request.is_stateless and core and self._kernel.generation.resolve(CALL_TOOL) is None
 
     async def on_call_tool(self, context: Context, params: types.CallToolRequestParams) -> Any:
-        async with self._house.visited(context, params.request_state) as visit:
-            line = _line(context, visit)
+        async with self._clients.use_client(context, params.request_state) as visit:
+            line = _open_request(context, visit)
             name, arguments = params.name, cast("Mapping[str, Any]", params.arguments or {})
-            if name == DOOR and self._has_door(line):
-                name, arguments = unwrapped(arguments)
+            if name == CALL_TOOL and self._has_call_tool(line):
+                name, arguments = unwrap_call(arguments)
             entry = self._kernel.generation.resolve(name)
             if entry is not None:
-                self._tasks.check(line, entry.spec, arguments)
+                self._tasks.check_background_call(line, entry.spec, arguments)
             spec = entry.spec if entry is not None else None
-            found = await self._carried_out(visit, line, params, ProposedCall(name, arguments), spec)
-            if not isinstance(found, Answer):
+            found = await self._run_call(visit, line, params, ProposedCall(name, arguments), spec)
+            if not isinstance(found, CallAnswer):
                 return found
             result = found.model
             if found.tool_id == SKILL:  # stateless clients share a session, so another client may have got the text
-                given = visit.skills.whole(result)
-                result = given if line.modern else result
-            if line.modern and self._house.serving.discovery == "core":
-                result = with_schemas(self._kernel, found.tool_id, result)
+                given = visit.skills.with_full_text(result)
+                result = given if line.is_stateless else result
+            if line.is_stateless and self._clients.settings.discovery == "core":
+                result = add_schemas(self._kernel, found.tool_id, result)
             if (waits := result.metadata.get("parked")) is not None:
-                result = _to_collect(found.tool_id, waits, result)
-            content = await rendered(self._kernel, visit, found.tool_id, result)
+                result = _approval_required_result(found.tool_id, waits, result)
+            content = await to_mcp_result(self._kernel, visit, found.tool_id, result)
             if visit.may_have_changed():
-                await visit.tell_of_changes()
+                await visit.notify_changes()
             return content
 
-    async def _carried_out(
+    async def _run_call(
         self,
-        visit: Visit,
-        line: Line,
+        client: ClientState,
+        request: OpenRequest,
         params: types.InputResponseRequestParams,
         proposed: ProposedCall,
         spec: ToolSpec | None = None,
-    ) -> Answer | types.InputRequiredResult | dict[str, Any]:
+    ) -> CallAnswer | types.InputRequiredResult | dict[str, Any]:
         """Start or resume a call, and return its answer, its task, or the input that it requires.
 
         :param spec: the called tool, if the client may get a task as the answer
         :raises MCPError: if the call needs a capability that the client did not declare
         """
-        guest = visit.guest
-        given = _responses(line.context)
+        guest = client.client
+        given = _input_responses(request.context)
         if params.request_state is not None:
-            exchange = self._house.take_up(guest, params.request_state)
+            exchange = self._clients.resume_call(guest, params.request_state)
         else:
             entry = self._kernel.generation.resolve(proposed.name)
-            begun = guest.begin(entry.id if entry is not None else proposed.name, proposed, given)
+            begun = guest.start_call(entry.id if entry is not None else proposed.name, proposed, given)
             if isinstance(begun, Result):
-                return Answer("", proposed.name, begun, begun)
+                return CallAnswer("", proposed.name, begun, begun)
             exchange = begun
         held = False
         try:
             if params.request_state is not None:
-                exchange.answered(given)
-            with self._tasks.in_time(line, spec, guest, exchange):
-                found = await exchange.follow(line)
-            if isinstance(found, Answer):
-                if line.tasks and spec is not None and (task := await self._tasks.made_of(guest, exchange, found)):
+                exchange.accept_answers(given)
+            with self._tasks.background_if_slow(request, spec, guest, exchange):
+                found = await exchange.report_until_answered(request)
+            if isinstance(found, CallAnswer):
+                if request.accepts_tasks and spec is not None and (task := await self._tasks.create_task_for(guest, exchange, found)):
                     held = True
                     return task
-                if line.modern and (lacked := _lacked(exchange, found)):
-                    raise _lacking(lacked, found)
+                if request.is_stateless and (lacked := _missing_capabilities(exchange, found)):
+                    raise _missing_capability_error(lacked, found)
                 return found
-            requests = {key: as_request(ask) for key, ask in found.items()}
-            state = self._house.hold(guest, exchange)
+            requests = {key: to_sdk_request(ask) for key, ask in found.items()}
+            state = self._clients.hold_call(guest, exchange)
             held = True
             return types.InputRequiredResult(input_requests=requests, request_state=state)
         finally:
             if not held:
-                guest.end(exchange)
+                guest.end_call(exchange)
 
     # ── resources ────────────────────────────────────────────────────────────────────────────────
 
     async def on_list_resources(self, context: Context, params: types.PaginatedRequestParams) -> dict[str, Any]:
-        async with self._house.visited(context) as visit:
-            visit.lists("resources", lambda: self._resources(visit))
-            return page_of("resources", self._resources(visit), params.cursor)
+        async with self._clients.use_client(context) as visit:
+            visit.track_listing("resources", lambda: self._listed_resources(visit))
+            return page_of("resources", self._listed_resources(visit), params.cursor)
 
-    def _resources(self, visit: Visit) -> list[dict[str, Any]]:
-        return [*offered_by(self._kernel.generation).resources, *visit.outputs.listed]
+    def _listed_resources(self, client: ClientState) -> list[dict[str, Any]]:
+        return [*source_listings(self._kernel.generation).resources, *client.outputs.listing]
 
     async def on_list_templates(self, context: Context, params: types.PaginatedRequestParams) -> dict[str, Any]:
-        return page_of("resourceTemplates", offered_by(self._kernel.generation).templates, params.cursor)
+        return page_of("resourceTemplates", source_listings(self._kernel.generation).templates, params.cursor)
 
     async def on_read_resource(self, context: Context, params: types.ReadResourceRequestParams) -> Any:
-        async with self._house.visited(context, params.request_state) as visit:
+        async with self._clients.use_client(context, params.request_state) as visit:
             uri = str(params.uri)
             try:
-                own = await visit.outputs.contents(uri)
-            except (OSError, TooLong) as error:
+                own = await visit.outputs.read_contents(uri)
+            except (OSError, OutputTooLong) as error:
                 raise MCPError(types.INTERNAL_ERROR, f"Could not read `{uri}`: {error}", {"uri": uri}) from None
             if own is not None:
                 return {"contents": own}
-            line = _line(context, visit)
-            found = await self._carried_out(visit, line, params, ProposedCall("resource.read", {"uri": uri}))
-            return await self._whole(visit, line, found, {"uri": uri}) if isinstance(found, Answer) else found
+            line = _open_request(context, visit)
+            found = await self._run_call(visit, line, params, ProposedCall("resource.read", {"uri": uri}))
+            return await self._data_with_metadata(visit, line, found, {"uri": uri}) if isinstance(found, CallAnswer) else found
 
-    async def _whole(self, visit: Visit, line: Line, answer: Answer, about: Mapping[str, Any]) -> dict[str, Any]:
+    async def _data_with_metadata(self, client: ClientState, request: OpenRequest, answer: CallAnswer, about: Mapping[str, Any]) -> dict[str, Any]:
         """Return the data of an answer with its result metadata, such as its origin."""
-        data = await self._data(visit, line, answer, about)
+        data = await self._result_data(client, request, answer, about)
         said = {f"handrail/{key}": value for key, value in answer.model.metadata.items()}
         return {**data, "_meta": said} if said else data
 
-    async def _data(self, visit: Visit, line: Line, answer: Answer, about: Mapping[str, Any]) -> dict[str, Any]:
+    async def _result_data(self, client: ClientState, request: OpenRequest, answer: CallAnswer, about: Mapping[str, Any]) -> dict[str, Any]:
         """Return the data of an answer in MCP's form, in full even if the result was truncated.
 
         :raises MCPError: for every error result, and for data over the read limit
@@ -375,57 +375,57 @@ class Doors:
         given: object = result.data
         if result.ok and result.metadata.get("truncated"):
             try:
-                given = await visit.outputs.whole(result)
-            except (OSError, TooLong) as error:
+                given = await client.outputs.read_full_data(result)
+            except (OSError, OutputTooLong) as error:
                 size = result.metadata.get("output_bytes", 0)
                 text = f"The output of {size:,} bytes could not be returned in full: {error}"
                 raise MCPError(types.INTERNAL_ERROR, text, dict(about)) from None
-            result = for_model(Result("output", given, None, result.metadata))
+            result = neutralise_for_model(Result("output", given, None, result.metadata))
             given = result.data
         if not result.ok or not isinstance(given, dict):
             kind = result.error_kind
             code = types.INTERNAL_ERROR
             if kind in ("invalid_input", "unknown_tool"):
-                code = types.INVALID_PARAMS if line.modern or "uri" not in about else NO_SUCH_RESOURCE
+                code = types.INVALID_PARAMS if request.is_stateless or "uri" not in about else RESOURCE_NOT_FOUND
             text = result.error_text or "The call returned no data."
             raise MCPError(code, text, {**about, "handrail/error_kind": kind})
         data = cast("dict[str, Any]", given)
-        refs = placed(result)
-        return with_bytes(data, await visit.outputs.bytes_of(refs) if refs else {})
+        refs = artifact_refs(result)
+        return inline_artifacts(data, await client.outputs.read_artifacts(refs) if refs else {})
 
     async def on_subscribe(self, context: Context, params: types.SubscribeRequestParams) -> types.EmptyResult:
-        async with self._house.visited(context) as visit:
-            await self._subscribe(visit, _line(context, visit), str(params.uri))
+        async with self._clients.use_client(context) as visit:
+            await self._subscribe(visit, _open_request(context, visit), str(params.uri))
             return types.EmptyResult()
 
     async def on_unsubscribe(self, context: Context, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
-        async with self._house.visited(context) as visit:
+        async with self._clients.use_client(context) as visit:
             await self._unsubscribe(visit, str(params.uri))
             return types.EmptyResult()
 
-    async def _subscribe(self, visit: Visit, line: Line, uri: str) -> None:
-        if visit.subscribe(uri):
+    async def _subscribe(self, client: ClientState, request: OpenRequest, uri: str) -> None:
+        if client.subscribe(uri):
             proposed = ProposedCall("resource.subscribe", {"uri": uri})
-            (answer,) = await visit.guest.session.turn().call_all([proposed])
+            (answer,) = await client.client.session.start_turn().call_all([proposed])
             if not answer.model.ok:
-                visit.unsubscribe(uri)
-                await self._data(visit, line, answer, {"uri": uri})
+                client.unsubscribe(uri)
+                await self._result_data(client, request, answer, {"uri": uri})
 
-    async def _unsubscribe(self, visit: Visit, uri: str) -> None:
-        if visit.unsubscribe(uri):
-            await visit.guest.session.turn().call_all([ProposedCall("resource.unsubscribe", {"uri": uri})])
+    async def _unsubscribe(self, client: ClientState, uri: str) -> None:
+        if client.unsubscribe(uri):
+            await client.client.session.start_turn().call_all([ProposedCall("resource.unsubscribe", {"uri": uri})])
 
     async def on_listen(
         self, context: Context, params: types.SubscriptionsListenRequestParams
     ) -> types.SubscriptionsListenResult:
-        async with self._house.visited(context) as visit:
-            line, wanted = _line(context, visit), params.notifications
-            tasks = await self._tasks.heard(context, visit, (wanted.model_extra or {}).get("taskIds"))
-            visit.lists("tools", lambda: tuple(self._tools(visit)))
-            visit.lists("prompts", lambda: self._prompts(visit))
-            visit.lists("resources", lambda: self._resources(visit))
+        async with self._clients.use_client(context) as visit:
+            line, wanted = _open_request(context, visit), params.notifications
+            tasks = await self._tasks.subscribe_tasks(context, visit, (wanted.model_extra or {}).get("taskIds"))
+            visit.track_listing("tools", lambda: tuple(self._listed_tools(visit)))
+            visit.track_listing("prompts", lambda: self._listed_prompts(visit))
+            visit.track_listing("resources", lambda: self._listed_resources(visit))
             subscribed: list[str] = []
-            visit.listening += 1
+            visit.listener_count += 1
             try:
                 for uri in dict.fromkeys(map(str, wanted.resource_subscriptions or ())):
                     try:
@@ -433,56 +433,56 @@ class Doors:
                     except MCPError:
                         continue  # the protocol acknowledges such a subscription and sends nothing for it
                     subscribed.append(uri)
-                return await listened(visit.listen, context, params, tasks)
+                return await listen_with_tasks(visit.listen, context, params, tasks)
             finally:
-                visit.listening -= 1
+                visit.listener_count -= 1
                 for uri in subscribed:
-                    self._house.spawn(self._unsubscribe(visit, uri))
+                    self._clients.spawn(self._unsubscribe(visit, uri))
 
     # ── prompts, completion, logging ─────────────────────────────────────────────────────────────
 
-    def _prompts(self, visit: Visit) -> Sequence[dict[str, Any]]:
-        offered = offered_by(self._kernel.generation).prompts
-        return [*offered, *visit.skills.listed({one["name"] for one in offered})]
+    def _listed_prompts(self, client: ClientState) -> Sequence[dict[str, Any]]:
+        offered = source_listings(self._kernel.generation).prompts
+        return [*offered, *client.skills.list_prompts({one["name"] for one in offered})]
 
     async def on_list_prompts(self, context: Context, params: types.PaginatedRequestParams) -> dict[str, Any]:
-        async with self._house.visited(context) as visit:
-            visit.lists("prompts", lambda: self._prompts(visit))
-            return page_of("prompts", self._prompts(visit), params.cursor)
+        async with self._clients.use_client(context) as visit:
+            visit.track_listing("prompts", lambda: self._listed_prompts(visit))
+            return page_of("prompts", self._listed_prompts(visit), params.cursor)
 
     async def on_get_prompt(self, context: Context, params: types.GetPromptRequestParams) -> Any:
-        async with self._house.visited(context, params.request_state) as visit:
-            line, arguments, about = _line(context, visit), dict(params.arguments or {}), {"name": params.name}
-            taken = {one["name"] for one in offered_by(self._kernel.generation).prompts}
-            if params.name not in taken and (skill := visit.skills.named(params.name, taken)) is not None:
-                task = visit.skills.check(arguments)
-                found = await self._carried_out(visit, line, params, ProposedCall(SKILL, {"name": skill.name}))
-                if not isinstance(found, Answer):
+        async with self._clients.use_client(context, params.request_state) as visit:
+            line, arguments, about = _open_request(context, visit), dict(params.arguments or {}), {"name": params.name}
+            taken = {one["name"] for one in source_listings(self._kernel.generation).prompts}
+            if params.name not in taken and (skill := visit.skills.find_skill(params.name, taken)) is not None:
+                task = visit.skills.task_argument(arguments)
+                found = await self._run_call(visit, line, params, ProposedCall(SKILL, {"name": skill.name}))
+                if not isinstance(found, CallAnswer):
                     return found
-                found = found._replace(model=visit.skills.whole(found.model))
-                return visit.skills.messages(skill, await self._data(visit, line, found, about), task)
+                found = found._replace(model=visit.skills.with_full_text(found.model))
+                return visit.skills.prompt_messages(skill, await self._result_data(visit, line, found, about), task)
             asked = {"name": params.name, "arguments": arguments}
-            found = await self._carried_out(visit, line, params, ProposedCall("prompt.get", asked))
-            return await self._whole(visit, line, found, about) if isinstance(found, Answer) else found
+            found = await self._run_call(visit, line, params, ProposedCall("prompt.get", asked))
+            return await self._data_with_metadata(visit, line, found, about) if isinstance(found, CallAnswer) else found
 
     async def on_complete(self, context: Context, params: types.CompleteRequestParams) -> dict[str, Any]:
-        async with self._house.visited(context) as visit:
+        async with self._clients.use_client(context) as visit:
             asked: dict[str, Any] = {
                 "ref": params.ref.model_dump(mode="json", by_alias=True, exclude_none=True),
                 "argument": params.argument.model_dump(mode="json", by_alias=True, exclude_none=True),
             }
             if params.context is not None and params.context.arguments:
                 asked["context"] = dict(params.context.arguments)
-            (answer,) = await visit.guest.session.turn().call_all([ProposedCall("prompt.complete", asked)])
-            return {"completion": await self._data(visit, _line(context, visit), answer, {"name": "completion"})}
+            (answer,) = await visit.client.session.start_turn().call_all([ProposedCall("prompt.complete", asked)])
+            return {"completion": await self._result_data(visit, _open_request(context, visit), answer, {"name": "completion"})}
 
     async def on_set_level(self, context: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
-        async with self._house.visited(context) as visit:
-            visit.level = LEVELS.index(params.level)
+        async with self._clients.use_client(context) as visit:
+            visit.log_level = LOG_LEVELS.index(params.level)
             return types.EmptyResult()
 
 
-def whole(answer: Callable[[Context, Any], Awaitable[Any]]) -> Callable[[Context, Any], Awaitable[Any]]:
+def mark_complete(answer: Callable[[Context, Any], Awaitable[Any]]) -> Callable[[Context, Any], Awaitable[Any]]:
     """Wrap a handler so that its results are marked as complete.
 
     The SDK leaves the mark out for versions of the protocol that do not have it.
@@ -497,36 +497,36 @@ def whole(answer: Callable[[Context, Any], Awaitable[Any]]) -> Callable[[Context
     return said
 
 
-def _line(context: Context, visit: Visit) -> Line:
-    line = Line(context)
-    if not line.modern:
-        line.level = visit.level
-    elif (wanted := _meta(context).get(types.LOG_LEVEL_META_KEY)) in LEVELS:
-        line.level = LEVELS.index(cast("str", wanted))
+def _open_request(context: Context, client: ClientState) -> OpenRequest:
+    line = OpenRequest(context)
+    if not line.is_stateless:
+        line.log_level = client.log_level
+    elif (wanted := _request_meta(context).get(types.LOG_LEVEL_META_KEY)) in LOG_LEVELS:
+        line.log_level = LOG_LEVELS.index(cast("str", wanted))
     return line
 
 
-def _meta(context: Context) -> Mapping[str, Any]:
+def _request_meta(context: Context) -> Mapping[str, Any]:
     meta: Any = (context.params or {}).get("_meta")
     return cast("Mapping[str, Any]", meta) if isinstance(meta, Mapping) else {}
 
 
-def _responses(context: Context) -> Mapping[str, Any]:
+def _input_responses(context: Context) -> Mapping[str, Any]:
     given: Any = (context.params or {}).get("inputResponses")
     return cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else {}
 
 
-def _lacked(exchange: Exchange, answer: Answer) -> dict[str, Any]:
+def _missing_capabilities(call: ClientCall, answer: CallAnswer) -> dict[str, Any]:
     """Return the capabilities that this failed call needs and the client did not declare."""
     text = answer.model.error_text or ""
     found: dict[str, Any] = {}
-    for method, needed in exchange.lacked.items():
-        if not answer.model.ok and f"{NOT_ANSWERED} {method}" in text:
+    for method, needed in call.missing_capabilities.items():
+        if not answer.model.ok and f"{UNSUPPORTED_REQUEST} {method}" in text:
             found |= needed
     return found
 
 
-def _lacking(lacked: dict[str, Any], answer: Answer) -> MCPError:
+def _missing_capability_error(lacked: dict[str, Any], answer: CallAnswer) -> MCPError:
     needed = types.ClientCapabilities.model_validate(lacked)
     about = types.MissingRequiredClientCapabilityErrorData(required_capabilities=needed)
     return MCPError(
@@ -536,7 +536,7 @@ def _lacking(lacked: dict[str, Any], answer: Answer) -> MCPError:
     )
 
 
-def _to_collect(tool_id: str, approval_id: str, result: Result) -> Result:
+def _approval_required_result(tool_id: str, approval_id: str, result: Result) -> Result:
     text = (
         f"{tool_id} requires approval {approval_id} and has not run yet. Ask the user to run `handrail approve "
         f"{approval_id}`, then repeat the call with the same arguments to get its result."
@@ -544,4 +544,4 @@ def _to_collect(tool_id: str, approval_id: str, result: Result) -> Result:
     return Result(result.type, result.data, text, result.metadata)
 
 
-__all__: Sequence[str] = ("Doors", "build", "options_of", "serve_on")
+__all__: Sequence[str] = ("RequestHandlers", "build_server", "initialization_options", "serve_on")

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import orjson
 
-from handrail.contract.text.json import (
+from handrail.contract.text.json_text import (
     MAX_ARGUMENT_BYTES,
     MAX_ARGUMENT_VALUES,
-    ArgumentText,
+    InvalidJsonText,
     check_depth,
-    values_in_text,
+    count_values,
 )
-from handrail.frontends.mcp.tools import DOOR, DOOR_TOOL, EXTENSIONS, Serving, as_tool, greeting, page_from, specs_of
+from handrail.frontends.mcp.tools import CALL_TOOL, CALL_TOOL_ENTRY, EXTENSIONS, McpFrontendSettings, to_mcp_tool, server_info, page_at, listed_specs
 
 if TYPE_CHECKING:
     from handrail.kernel.kernel import Kernel
@@ -39,7 +39,7 @@ MAX_MESSAGE_DEPTH = 150
 """Maximum nesting depth of a message. The SDK does not parse deeper ones, and would leave a request without an answer."""
 MAX_MESSAGE_VALUES = 2 * MAX_ARGUMENT_VALUES
 """Maximum number of JSON values in a message. The SDK processes all of them several times, and blocks the event loop."""
-_ENDS_KEPT = 4096
+_KEPT_END_BYTES = 4096
 """Bytes at each end of a discarded message that are searched for its ID."""
 _ID = rb'"id"\s*:\s*(-?\d{1,18}|"[^"\\\x00-\x1f]{1,200}")'
 _OTHERS = rb'"(?:jsonrpc|method)"\s*:\s*"[^"\\]{1,200}"'
@@ -49,7 +49,7 @@ _ID_AT_THE_END = re.compile(rb"[\]}\",]\s*,?\s*" + _ID + rb"\s*(?:,\s*" + _OTHER
 
 
 @asynccontextmanager
-async def wire() -> AsyncGenerator[tuple[Lines, Output] | None]:
+async def open_stdio() -> AsyncGenerator[tuple[LineReader, PipeWriter] | None]:
     """Yield the client's lines on stdin, and the output to it on stdout.
 
     Yield None if the event loop cannot watch stdin and stdout. Until the block ends, stdin is empty for other code, and stdout goes to stderr.
@@ -75,8 +75,8 @@ async def wire() -> AsyncGenerator[tuple[Lines, Output] | None]:
         outgoing, _ = await loop.connect_write_pipe(lambda: flow, os.fdopen(os.dup(wire_out), "wb", buffering=0))
         transports.append(outgoing)
         writer = asyncio.StreamWriter(outgoing, flow, None, loop)
-        output = Output(writer)
-        yield Lines(reader, writer.write, output.end_soon), output
+        output = PipeWriter(writer)
+        yield LineReader(reader, writer.write, output.limit_flush_time), output
     finally:
         for transport in transports:
             transport.close()
@@ -94,20 +94,20 @@ def _is_watchable(descriptor: int) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)
 
 
-def check_form(text: str) -> None:
+def check_message_shape(text: str) -> None:
     """Check the nesting depth and the number of values of a message, before it is parsed.
 
-    :raises ArgumentText: for a message over :data:`MAX_MESSAGE_DEPTH` or :data:`MAX_MESSAGE_VALUES`. Its text continues
+    :raises InvalidJsonText: for a message over :data:`MAX_MESSAGE_DEPTH` or :data:`MAX_MESSAGE_VALUES`. Its text continues
         the subject "The parameters".
     """
-    if values_in_text(text, MAX_MESSAGE_VALUES) > MAX_MESSAGE_VALUES:
-        raise ArgumentText(
+    if count_values(text, MAX_MESSAGE_VALUES) > MAX_MESSAGE_VALUES:
+        raise InvalidJsonText(
             f"contain more than {MAX_MESSAGE_VALUES:,} values. Send less in one message, or a path to a file."
         )
     check_depth(text, MAX_MESSAGE_DEPTH)
 
 
-class Lines:
+class LineReader:
     """An iterator over the lines of a stream as text, within limits of length, depth and number of values.
 
     :param reply: called with the answer to a request that is not passed on
@@ -120,9 +120,9 @@ class Lines:
         self._reader = reader
         self._reply = reply
         self._ended = ended
-        self._skipped: _Skipped | None = None
+        self._skipped: _SkippedMessage | None = None
 
-    def __aiter__(self) -> Lines:
+    def __aiter__(self) -> LineReader:
         return self
 
     async def __anext__(self) -> str:
@@ -136,7 +136,7 @@ class Lines:
                     raise StopAsyncIteration from None
             except asyncio.LimitOverrunError as over:
                 piece = await self._reader.readexactly(over.consumed)
-                self._skipped = self._skipped or _Skipped(piece[:_ENDS_KEPT])
+                self._skipped = self._skipped or _SkippedMessage(piece[:_KEPT_END_BYTES])
                 self._skipped.add(piece)
                 continue
             if self._skipped is not None:
@@ -144,15 +144,15 @@ class Lines:
                 skipped.add(line)
                 limit = f"The limit is {MAX_MESSAGE_BYTES:,}. Pass a path to a file instead."
                 self._refuse(skipped.head, skipped.tail, f"The message is {skipped.size:,} bytes long. {limit}")
-            elif (text := self._checked(line)) is not None:
+            elif (text := self._check_line(line)) is not None:
                 return text
 
-    def _checked(self, line: bytes) -> str | None:
-        text = line.decode(errors="replace")
+    def _check_line(self, request: bytes) -> str | None:
+        text = request.decode(errors="replace")
         try:
-            check_form(text)
-        except ArgumentText as error:
-            self._refuse(line[:_ENDS_KEPT], line[-_ENDS_KEPT:], f"The parameters {error}")
+            check_message_shape(text)
+        except InvalidJsonText as error:
+            self._refuse(request[:_KEPT_END_BYTES], request[-_KEPT_END_BYTES:], f"The parameters {error}")
             return None
         return text
 
@@ -166,7 +166,7 @@ class Lines:
                 self._reply(orjson.dumps(answer) + b"\n")
 
 
-class _Skipped:
+class _SkippedMessage:
     """The ends and the length of a message that is discarded while it arrives."""
 
     def __init__(self, head: bytes) -> None:
@@ -176,10 +176,10 @@ class _Skipped:
 
     def add(self, piece: bytes) -> None:
         self.size += len(piece)
-        self.tail = (self.tail + piece[-_ENDS_KEPT:])[-_ENDS_KEPT:]
+        self.tail = (self.tail + piece[-_KEPT_END_BYTES:])[-_KEPT_END_BYTES:]
 
 
-class Output:
+class PipeWriter:
     """A writer of text to a pipe, at the speed of its reader.
 
     :param patience_s: seconds that a client which has closed its side may leave the pipe full
@@ -209,7 +209,7 @@ class Output:
         except TimeoutError:
             raise BrokenPipeError("The client has disconnected and no longer reads.") from None
 
-    def end_soon(self) -> None:
+    def limit_flush_time(self) -> None:
         """Limit the time of writes from now on, because the client closed its side and may no longer read."""
         self._bound = self._patience_s
         for bound in self._flushing:
@@ -223,12 +223,12 @@ class Output:
 # messages, and its answers to them are dropped. So the server knows the client as if it had answered itself. If the server
 # would have listed other tools, the client gets a notification that the list has changed.
 
-OLDER = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
-NEWER = "2026-07-28"
+HANDSHAKE_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+STATELESS_VERSION = "2026-07-28"
 """The protocol versions whose first requests are answered here: the handshake versions and the stateless one."""
-MOST_EARLY = 8
+MAX_EARLY_MESSAGES = 8
 """Maximum number of messages that are answered here."""
-PATIENCE_S = 0.5
+LOAD_DELAY_S = 0.5
 """Seconds after the handshake until the server is loaded, also if no further message comes."""
 _ENVELOPE = "io.modelcontextprotocol/"
 _CAPABILITIES = {"roots", "sampling", "elicitation", "experimental", "extensions", "tasks"}
@@ -244,46 +244,46 @@ class LineWriter(Protocol):
     async def flush(self) -> None: ...
 
 
-async def serve(kernel: Kernel, serving: Serving | None = None, started: Callable[[], object] = lambda: None) -> None:
+async def serve_stdio(kernel: Kernel, serving: McpFrontendSettings | None = None, started: Callable[[], object] = lambda: None) -> None:
     """Serve one client on stdin and stdout of this process until it disconnects.
 
     No other code may use stdout meanwhile.
 
     :param started: called when the server is loaded
     """
-    serving = serving or Serving()
-    async with wire() as ends:
+    serving = serving or McpFrontendSettings()
+    async with open_stdio() as ends:
         if ends is None:
             server = import_module("handrail.frontends.mcp.server")
             started()
             await server.serve_on(kernel, serving, None)
             return
         lines, output = ends
-        reception = Reception(kernel, serving, output)
+        reception = EarlyResponder(kernel, serving, output)
         if await reception.receive(lines):
-            server = await reception.server()
+            server = await reception.load_server()
             started()
             try:
-                await server.serve_on(kernel, serving, (reception.resumed(lines), reception.answers()))
+                await server.serve_on(kernel, serving, (reception.replay_lines(lines), reception.answer_filter()))
             except* ConnectionError:
                 pass  # the client has disconnected
 
 
-class Reception:
+class EarlyResponder:
     """A responder that answers the first requests of a client while the server is loaded.
 
     :param output: the writer for the answers
     """
 
-    def __init__(self, kernel: Kernel, serving: Serving, output: LineWriter) -> None:
+    def __init__(self, kernel: Kernel, serving: McpFrontendSettings, output: LineWriter) -> None:
         self._kernel = kernel
         self._serving = serving
         self._output = output
-        self._read: list[str] = []
+        self._received: list[str] = []
         """All lines of the client so far."""
-        self._given: dict[object, _Json] = {}
+        self._answered: dict[object, _Json] = {}
         """The answers by request ID."""
-        self._hello: _Json | None = None
+        self._client_info: _Json | None = None
         """The client's description: the handshake, or the ``_meta`` of each stateless request."""
         self._loading: asyncio.Task[Any] | None = None
 
@@ -296,19 +296,19 @@ class Reception:
         timer: asyncio.TimerHandle | None = None
         try:
             async for line in lines:
-                self._read.append(line)
-                message = _message(line)
-                if message is None or len(self._read) > MOST_EARLY:
+                self._received.append(line)
+                message = _parse_message(line)
+                if message is None or len(self._received) > MAX_EARLY_MESSAGES:
                     return True
-                answer = self._answer(message)
+                answer = self._early_answer(message)
                 if answer is None and message.get("method") != "notifications/initialized":
                     return True
                 if answer is not None:
-                    self._given[message["id"]] = answer
-                    await self._say({"jsonrpc": "2.0", "id": message["id"], "result": answer})
+                    self._answered[message["id"]] = answer
+                    await self._send({"jsonrpc": "2.0", "id": message["id"], "result": answer})
                     if "tools" in answer:
                         return True
-                    timer = timer or loop.call_later(PATIENCE_S, self._load)
+                    timer = timer or loop.call_later(LOAD_DELAY_S, self._load)
         except ConnectionError:
             pass  # the client has disconnected
         finally:
@@ -316,21 +316,21 @@ class Reception:
                 timer.cancel()
         return False
 
-    async def server(self) -> Any:
+    async def load_server(self) -> Any:
         """Return the module of the server. It is loaded in a thread."""
         return await self._load()
 
-    async def resumed(self, lines: AsyncIterable[str]) -> AsyncIterator[str]:
+    async def replay_lines(self, lines: AsyncIterable[str]) -> AsyncIterator[str]:
         """Yield all lines of the client, from the beginning."""
-        for line in self._read:
+        for line in self._received:
             yield line
         async for line in lines:
             yield line
 
-    def answers(self) -> Answers:
+    def answer_filter(self) -> AnswerFilter:
         """Return the writer for the server's answers, which drops repeated ones."""
-        tells = self._hello is not None and "protocolVersion" in self._hello
-        return Answers(self._output, self._given, tells=tells)
+        tells = self._client_info is not None and "protocolVersion" in self._client_info
+        return AnswerFilter(self._output, self._answered, tells=tells)
 
     def _load(self) -> asyncio.Task[Any]:
         if self._loading is None:
@@ -338,16 +338,16 @@ class Reception:
             self._loading = asyncio.create_task(loaded, name="mcp server: loading")
         return self._loading
 
-    async def _say(self, message: Mapping[str, Any]) -> None:
+    async def _send(self, message: Mapping[str, Any]) -> None:
         await self._output.write(orjson.dumps(message).decode() + "\n")
         await self._output.flush()
 
     # ── early answers ────────────────────────────────────────────────────────────────────────────
 
-    def _answer(self, message: _Json) -> _Json | None:
+    def _early_answer(self, message: _Json) -> _Json | None:
         """Return the result of a request as the server would give it, or None to leave it to the server."""
         method, params = message.get("method"), message.get("params", {})
-        if not _is_id(message.get("id")) or message["id"] in self._given or not isinstance(params, dict):
+        if not _is_id(message.get("id")) or message["id"] in self._answered or not isinstance(params, dict):
             return None
         given = cast("_Json", params)
         try:
@@ -360,56 +360,56 @@ class Reception:
             return None
 
     def _initialize(self, params: _Json) -> _Json | None:
-        if self._hello is not None or params.keys() != {"protocolVersion", "capabilities", "clientInfo"}:
+        if self._client_info is not None or params.keys() != {"protocolVersion", "capabilities", "clientInfo"}:
             return None
         wanted = params["protocolVersion"]
-        if wanted not in OLDER or not _is_client(params["clientInfo"], params["capabilities"]):
+        if wanted not in HANDSHAKE_VERSIONS or not _is_client(params["clientInfo"], params["capabilities"]):
             return None
-        self._hello = params
-        return {"protocolVersion": wanted, **greeting(self._kernel, self._serving.discovery)}
+        self._client_info = params
+        return {"protocolVersion": wanted, **server_info(self._kernel, self._serving.discovery)}
 
     def _discover(self, params: _Json) -> _Json | None:
-        if params.keys() != {"_meta"} or not self._is_same(params["_meta"]):
+        if params.keys() != {"_meta"} or not self._is_same_client(params["_meta"]):
             return None
-        said = greeting(self._kernel, self._serving.discovery)
+        said = server_info(self._kernel, self._serving.discovery)
         capabilities = {**said["capabilities"], "extensions": EXTENSIONS}
         about = {"capabilities": capabilities, "instructions": said["instructions"]}
-        return self._whole({"supportedVersions": [NEWER], **about}, said["serverInfo"])
+        return self._complete_result({"supportedVersions": [STATELESS_VERSION], **about}, said["serverInfo"])
 
     def _list(self, params: _Json) -> _Json | None:
-        newer = self._hello is None or "protocolVersion" not in self._hello
-        if newer and (params.keys() != {"_meta"} or not self._is_same(params["_meta"])):
+        newer = self._client_info is None or "protocolVersion" not in self._client_info
+        if newer and (params.keys() != {"_meta"} or not self._is_same_client(params["_meta"])):
             return None
         if not newer and (params.keys() - {"_meta"} or not _is_plain_meta(params.get("_meta", {}))):
             return None
         discovery, kernel = self._serving.discovery, self._kernel
-        tools = [as_tool(kernel, discovery, spec) for spec in specs_of(kernel, discovery, None)]
-        if newer and discovery == "core" and kernel.generation.resolve(DOOR) is None:
-            tools.append(dict(DOOR_TOOL))
-        page = page_from("tools", tools, 0)
-        return self._whole(page, greeting(kernel, discovery)["serverInfo"]) if newer else page
+        tools = [to_mcp_tool(kernel, discovery, spec) for spec in listed_specs(kernel, discovery, None)]
+        if newer and discovery == "core" and kernel.generation.resolve(CALL_TOOL) is None:
+            tools.append(dict(CALL_TOOL_ENTRY))
+        page = page_at("tools", tools, 0)
+        return self._complete_result(page, server_info(kernel, discovery)["serverInfo"]) if newer else page
 
     @staticmethod
-    def _whole(result: _Json, about: Mapping[str, str]) -> _Json:
+    def _complete_result(result: _Json, about: Mapping[str, str]) -> _Json:
         """Return a result with the members that every stateless result has."""
         stamp = {f"{_ENVELOPE}serverInfo": about}
         return {"cacheScope": "private", "resultType": "complete", "ttlMs": 0, **result, "_meta": stamp}
 
-    def _is_same(self, envelope: object) -> bool:
+    def _is_same_client(self, envelope: object) -> bool:
         """Return whether a stateless request comes from the known client, which the first request sets."""
-        if not isinstance(envelope, dict) or (self._hello is not None and envelope != self._hello):
+        if not isinstance(envelope, dict) or (self._client_info is not None and envelope != self._client_info):
             return False
         said = cast("_Json", envelope)
         if said.keys() != {f"{_ENVELOPE}{key}" for key in ("protocolVersion", "clientInfo", "clientCapabilities")}:
             return False
         client, capabilities = said[f"{_ENVELOPE}clientInfo"], said[f"{_ENVELOPE}clientCapabilities"]
-        if said[f"{_ENVELOPE}protocolVersion"] != NEWER or not _is_client(client, capabilities):
+        if said[f"{_ENVELOPE}protocolVersion"] != STATELESS_VERSION or not _is_client(client, capabilities):
             return False
-        self._hello = said
+        self._client_info = said
         return True
 
 
-class Answers:
+class AnswerFilter:
     """A writer that passes on the server's messages, except answers to requests that were answered early.
 
     :param given: the early answers by request ID
@@ -422,7 +422,7 @@ class Answers:
         self._tells = tells
 
     async def write(self, text: str) -> None:
-        if self._given and (message := _message(text)) is not None and "method" not in message:
+        if self._given and (message := _parse_message(text)) is not None and "method" not in message:
             given = self._given.pop(message.get("id"), None)
             if given is not None:
                 if not self._tells or "tools" not in given or message.get("result") == given:
@@ -434,10 +434,10 @@ class Answers:
         await self._output.flush()
 
 
-def _message(line: str) -> _Json | None:
+def _parse_message(request: str) -> _Json | None:
     """Return the line as a JSON-RPC message, or None."""
     with contextlib.suppress(orjson.JSONDecodeError):
-        message: object = orjson.loads(line)
+        message: object = orjson.loads(request)
         if isinstance(message, dict):
             found = cast("_Json", message)
             known = found.keys() <= {"jsonrpc", "id", "method", "params", "result", "error"}

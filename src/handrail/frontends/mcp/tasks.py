@@ -30,23 +30,23 @@ from mcp.shared.inbound import MCP_NAME_HEADER
 from mcp_types.jsonrpc import HEADER_MISMATCH
 from pydantic import BaseModel, Field
 
-from handrail.contract.doors.peer import CAPABILITY_OF, NOT_ANSWERED
+from handrail.contract.services.client import METHOD_CAPABILITIES, UNSUPPORTED_REQUEST
 from handrail.contract.errors import HandrailError, ToolError
-from handrail.frontends.mcp.clients import House, principal
-from handrail.frontends.mcp.exchange import TASKS, Line, as_request, lacking
-from handrail.frontends.mcp.listing import rendered
+from handrail.frontends.mcp.client_manager import ClientManager, current_principal
+from handrail.frontends.mcp.client_call import TASKS_EXTENSION, OpenRequest, to_sdk_request, missing_capability
+from handrail.frontends.mcp.responses import to_mcp_result
 from handrail.store import decisions
-from handrail.store.tables.jobs import Retention
+from handrail.store.tables.jobs import JobRetention
 
 if TYPE_CHECKING:
     from mcp.server.context import ServerRequestContext
 
-    from handrail.contract.call import Answer, Result
-    from handrail.contract.doors.jobs import Job
+    from handrail.contract.call import CallAnswer, Result
+    from handrail.contract.services.jobs import Job
     from handrail.contract.tool.spec import ToolSpec
-    from handrail.frontends.mcp.clients import Visit
-    from handrail.frontends.mcp.exchange import Exchange
-    from handrail.frontends.mcp.guest import Guest
+    from handrail.frontends.mcp.client_manager import ClientState
+    from handrail.frontends.mcp.client_call import ClientCall
+    from handrail.frontends.mcp.client import ConnectedClient
 
     Context = ServerRequestContext[dict[str, Any]]
 
@@ -56,13 +56,13 @@ _KEY_BYTES = 32
 _SEAL_BYTES = 18
 POLL_MS = (500, 5_000)
 """Suggested polling interval of a client: minimum, and maximum for a long-running task."""
-MOST_HEARD = 100
+MAX_STREAM_TASKS = 100
 """Maximum number of tasks that one stream reports."""
-TELLING_S = 0.1
+NOTIFY_INTERVAL_S = 0.1
 """Minimum interval between two notifications about one task. Changes in between are sent as one."""
 _WAIT_MS = 60_000
 _MS = 1_000_000
-_SURE_MS = Retention().sure_ns // _MS
+_RETENTION_MS = JobRetention().min_age_ns // _MS
 
 
 class TaskParams(types.RequestParams):
@@ -71,14 +71,14 @@ class TaskParams(types.RequestParams):
     task_id: str = Field(max_length=1_000)
 
 
-class UpdateParams(TaskParams):
+class TaskUpdateParams(TaskParams):
     """The parameters of ``tasks/update``."""
 
     input_responses: dict[str, Any]
 
 
 @dataclass(slots=True, eq=False)
-class _Followed:
+class _FollowedTask:
     """The state of a running task that its client can see.
 
     :param shown: the progress message and the questions as last reported; ``changed_ns`` is the time of their change
@@ -87,28 +87,28 @@ class _Followed:
     :param news: set and then replaced whenever the reported state changes
     """
 
-    guest: Guest
-    exchange: Exchange
+    guest: ConnectedClient
+    exchange: ClientCall
     shown: object
     changed_ns: int
     timer: asyncio.TimerHandle | None = None
-    unseen: bool = False
+    is_unseen: bool = False
     listeners: int = 0
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def is_another(self) -> None:
+    def notify_changed(self) -> None:
         """Wake the streams that wait for a change of this task."""
-        self.news.set()
-        self.news = asyncio.Event()
+        self.changed.set()
+        self.changed = asyncio.Event()
 
 
-class Tasks:
+class TaskManager:
     """The tasks of the clients of one server, and the handlers of their requests."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
-        self._kernel = house.kernel
-        self._followed: dict[str, _Followed] = {}
+    def __init__(self, clients: ClientManager) -> None:
+        self._clients = clients
+        self._kernel = clients.kernel
+        self._followed: dict[str, _FollowedTask] = {}
         """Running tasks by job ID."""
         self._reopening = asyncio.Lock()
         self._key = b""
@@ -117,44 +117,44 @@ class Tasks:
         """Return each method with its parameters type and its handler."""
         return [
             ("tasks/get", TaskParams, self.on_get),
-            ("tasks/update", UpdateParams, self.on_update),
+            ("tasks/update", TaskUpdateParams, self.on_update),
             ("tasks/cancel", TaskParams, self.on_cancel),
         ]
 
     # ── from a call to a task ────────────────────────────────────────────────────────────────────
 
     @staticmethod
-    def check(line: Line, spec: ToolSpec, arguments: Mapping[str, Any]) -> None:
+    def check_background_call(request: OpenRequest, spec: ToolSpec, arguments: Mapping[str, Any]) -> None:
         """Check that a background call which may ask its client can be answered with a task.
 
         :raises MCPError: if the client accepts no tasks, because the call could never ask it
         """
-        asks = set(CAPABILITY_OF.values()) & set(spec.requires.capabilities)
+        asks = set(METHOD_CAPABILITIES.values()) & set(spec.requires.capabilities)
         argument = spec.background_argument
         beside = spec.mode == "background" or (argument is not None and arguments.get(argument) is True)
-        if line.modern and not line.tasks and asks and beside:
-            raise _lacking(f"The tool {spec.id} runs in the background and asks the client for input")
+        if request.is_stateless and not request.accepts_tasks and asks and beside:
+            raise _tasks_required_error(f"The tool {spec.id} runs in the background and asks the client for input")
 
     @contextmanager
-    def in_time(self, line: Line, spec: ToolSpec | None, guest: Guest, exchange: Exchange) -> Generator[None]:
+    def background_if_slow(self, request: OpenRequest, spec: ToolSpec | None, client: ConnectedClient, call: ClientCall) -> Generator[None]:
         """Move the call to the background if it takes long inside this block, so that it becomes a task."""
-        if not line.tasks or spec is None or not spec.promotable:
+        if not request.accepts_tasks or spec is None or not spec.promotable:
             yield
             return
-        promoting = asyncio.create_task(self._promote(guest, exchange))
+        promoting = asyncio.create_task(self._move_to_background(client, call))
         try:
             yield
         finally:
             promoting.cancel()
 
-    async def _promote(self, guest: Guest, exchange: Exchange) -> None:
+    async def _move_to_background(self, client: ConnectedClient, call: ClientCall) -> None:
         while True:
-            await asyncio.sleep(self._house.serving.task_after_s)
+            await asyncio.sleep(self._clients.settings.task_after_s)
             with contextlib.suppress(HandrailError):  # it waits for locks or for an approval, or is about to end
-                await guest.session.promote(exchange.call_id)
+                await client.session.move_to_background(call.call_id)
                 return
 
-    async def made_of(self, guest: Guest, exchange: Exchange, answer: Answer) -> dict[str, Any] | None:
+    async def create_task_for(self, client: ConnectedClient, call: ClientCall, answer: CallAnswer) -> dict[str, Any] | None:
         """Return the new task if the call became a job, or None if the call has its result.
 
         The job is already durable, and so is the task.
@@ -168,26 +168,26 @@ class Tasks:
             return None
         if job.call_id != answer.call_id:
             return None  # the call only read the state of another job
-        followed = self._follow(job, guest, exchange)
-        told = self._told(job, await self._sealed(job_id), followed)
+        followed = self._follow_task(job, client, call)
+        told = self._task_fields(job, await self._task_id(job_id), followed)
         return {**told, "resultType": "task", "status": "working", "_meta": {"handrail/job": job_id}}
 
-    def _follow(self, job: Job, guest: Guest, exchange: Exchange, reopened: Visit | None = None) -> _Followed:
-        exchange.go_beside()
-        followed = self._followed[job.id] = _Followed(guest, exchange, None, job.created_ns)
-        exchange.news = followed.is_another
-        self._look_later(job.id, followed)
-        self._house.spawn(self._see_out(job.id, followed, reopened))
+    def _follow_task(self, job: Job, client: ConnectedClient, call: ClientCall, reopened: ClientState | None = None) -> _FollowedTask:
+        call.become_task()
+        followed = self._followed[job.id] = _FollowedTask(client, call, None, job.created_ns)
+        call.on_change = followed.notify_changed
+        self._schedule_client_check(job.id, followed)
+        self._clients.spawn(self._follow_to_end(job.id, followed, reopened))
         return followed
 
-    async def _see_out(self, job_id: str, followed: _Followed, reopened: Visit | None) -> None:
+    async def _follow_to_end(self, job_id: str, followed: _FollowedTask, reopened: ClientState | None) -> None:
         """Keep a task until it has ended, or until no process works on it.
 
         :param reopened: the client that was opened only for this task
         """
         try:
             while await self._kernel.jobs.wait(job_id, timeout_ms=_WAIT_MS) is None:
-                if (await self._kernel.jobs.get(job_id)).rests:
+                if (await self._kernel.jobs.get(job_id)).is_suspended:
                     break
         except HandrailError:
             pass
@@ -196,44 +196,44 @@ class Tasks:
                 followed.timer.cancel()
             if self._followed.get(job_id) is followed:
                 del self._followed[job_id]
-            followed.guest.kept_until = time.monotonic() + _SURE_MS / 1000
-            followed.guest.end(followed.exchange)
-            followed.is_another()
+            followed.guest.kept_until = time.monotonic() + _RETENTION_MS / 1000
+            followed.guest.end_call(followed.exchange)
+            followed.notify_changed()
         if reopened is not None:
-            await self._house.leave(reopened)
+            await self._clients.close_client(reopened)
 
-    def _look_later(self, job_id: str, followed: _Followed) -> None:
+    def _schedule_client_check(self, job_id: str, followed: _FollowedTask) -> None:
         if followed.timer is not None:
             followed.timer.cancel()
         loop = asyncio.get_running_loop()
-        followed.timer = loop.call_later(self._house.serving.hold_s, self._look, job_id, followed)
+        followed.timer = loop.call_later(self._clients.settings.hold_s, self._check_client, job_id, followed)
 
-    def _look(self, job_id: str, followed: _Followed) -> None:
+    def _check_client(self, job_id: str, followed: _FollowedTask) -> None:
         """Abandon the questions of a task if its client has not requested its state since the last check."""
-        asks = bool(followed.exchange.asked())
-        if asks and followed.unseen:
+        asks = bool(followed.exchange.pending_requests())
+        if asks and followed.is_unseen:
             followed.exchange.abandon()
-        followed.unseen = asks and not followed.listeners
-        self._look_later(job_id, followed)
+        followed.is_unseen = asks and not followed.listeners
+        self._schedule_client_check(job_id, followed)
 
     # ── requests about a task ────────────────────────────────────────────────────────────────────
 
     async def on_get(self, context: Context, params: TaskParams) -> dict[str, Any]:
-        async with self._house.visited(context) as visit:
-            line, job = await self._known(context, params.task_id)
-            followed = await self._reached(job, line)
-            return {**await self._state_of(visit, job, params.task_id, followed), "resultType": "complete"}
+        async with self._clients.use_client(context) as visit:
+            line, job = await self._require_task(context, params.task_id)
+            followed = await self._reach_task(job, line)
+            return {**await self._task_state(visit, job, params.task_id, followed), "resultType": "complete"}
 
-    async def _state_of(self, visit: Visit, job: Job, task_id: str, followed: _Followed | None) -> dict[str, Any]:
-        told = self._told(job, task_id, followed)
-        if job.ended:
-            return told | await self._end_of(visit, job)
-        if followed is not None and (asks := followed.exchange.asked()):
-            requests = {key: _on_the_wire(as_request(ask)) for key, ask in asks.items()}
+    async def _task_state(self, client: ClientState, job: Job, task_id: str, followed: _FollowedTask | None) -> dict[str, Any]:
+        told = self._task_fields(job, task_id, followed)
+        if job.has_ended:
+            return told | await self._final_fields(client, job)
+        if followed is not None and (asks := followed.exchange.pending_requests()):
+            requests = {key: _to_wire(to_sdk_request(ask)) for key, ask in asks.items()}
             return {**told, "status": "input_required", "inputRequests": requests}
         return told
 
-    async def heard(self, context: Context, visit: Visit, named: object) -> dict[str, AsyncGenerator[dict[str, Any]]]:
+    async def subscribe_tasks(self, context: Context, client: ClientState, named: object) -> dict[str, AsyncGenerator[dict[str, Any]]]:
         """Return the state changes of the named tasks, by task ID. Tasks of other clients are left out.
 
         :param named: the client's list of task IDs
@@ -241,29 +241,29 @@ class Tasks:
         """
         if named is None:
             return {}
-        line = Line(context)
-        if not line.tasks:
-            raise _lacking("Notifications about tasks require the tasks extension")
+        line = OpenRequest(context)
+        if not line.accepts_tasks:
+            raise _tasks_required_error("Notifications about tasks require the tasks extension")
         given = cast("list[object]", named) if isinstance(named, list) else None
-        if given is None or len(given) > MOST_HEARD or not all(isinstance(one, str) for one in given):
-            raise MCPError(types.INVALID_PARAMS, f"`taskIds` must be a list of at most {MOST_HEARD} task IDs.")
+        if given is None or len(given) > MAX_STREAM_TASKS or not all(isinstance(one, str) for one in given):
+            raise MCPError(types.INVALID_PARAMS, f"`taskIds` must be a list of at most {MAX_STREAM_TASKS} task IDs.")
         ids = dict.fromkeys(cast("list[str]", given))
-        return {one: self._news(line, visit, one, job) for one in ids if (job := await self._found(one)) is not None}
+        return {one: self._watch_state(line, client, one, job) for one in ids if (job := await self._find_job(one)) is not None}
 
-    async def _news(self, line: Line, visit: Visit, task_id: str, job: Job) -> AsyncGenerator[dict[str, Any]]:
+    async def _watch_state(self, request: OpenRequest, client: ClientState, task_id: str, job: Job) -> AsyncGenerator[dict[str, Any]]:
         """Yield the state of a task now, and after each change, until it ends."""
         before: object = None
         while True:
-            followed = await self._reached(job, line)
-            news = followed.news if followed is not None else None
-            state = await self._state_of(visit, job, task_id, followed)
+            followed = await self._reach_task(job, request)
+            news = followed.changed if followed is not None else None
+            state = await self._task_state(client, job, task_id, followed)
             shown = (state["status"], state.get("statusMessage"), tuple(state.get("inputRequests", ())))
             if shown != before:
                 before = shown
                 yield state
-                if job.ended:
+                if job.has_ended:
                     return
-                await asyncio.sleep(TELLING_S)
+                await asyncio.sleep(NOTIFY_INTERVAL_S)
             if followed is None or news is None:
                 with contextlib.suppress(HandrailError):
                     await self._kernel.jobs.wait(job.id, timeout_ms=_WAIT_MS)
@@ -278,104 +278,104 @@ class Tasks:
             except HandrailError:
                 return  # the job is no longer stored
 
-    async def on_update(self, context: Context, params: UpdateParams) -> dict[str, Any]:
-        async with self._house.visited(context):
-            line, job = await self._known(context, params.task_id)
-            if (followed := await self._reached(job, line)) is not None:
-                followed.exchange.answered(params.input_responses)
+    async def on_update(self, context: Context, params: TaskUpdateParams) -> dict[str, Any]:
+        async with self._clients.use_client(context):
+            line, job = await self._require_task(context, params.task_id)
+            if (followed := await self._reach_task(job, line)) is not None:
+                followed.exchange.accept_answers(params.input_responses)
             return {"resultType": "complete"}
 
     async def on_cancel(self, context: Context, params: TaskParams) -> dict[str, Any]:
-        async with self._house.visited(context):
-            _, job = await self._known(context, params.task_id)
-            if not job.ended:
-                self._house.spawn(self._stop(job.id))
+        async with self._clients.use_client(context):
+            _, job = await self._require_task(context, params.task_id)
+            if not job.has_ended:
+                self._clients.spawn(self._stop(job.id))
             return {"resultType": "complete"}
 
     async def _stop(self, job_id: str) -> None:
         with contextlib.suppress(HandrailError):  # the client gets the outcome from the state of the task
             await self._kernel.jobs.stop(job_id)
 
-    async def _known(self, context: Context, task_id: str) -> tuple[Line, Job]:
+    async def _require_task(self, context: Context, task_id: str) -> tuple[OpenRequest, Job]:
         """Return the open request and the job of a task.
 
         :raises MCPError: if the client accepts no tasks, its header names another task, or it has no such task
         """
-        line = Line(context)
-        if not line.modern:
+        line = OpenRequest(context)
+        if not line.is_stateless:
             raise MCPError(types.METHOD_NOT_FOUND, "Method not found")
-        if not line.tasks:
-            raise _lacking("Tasks require the tasks extension")
+        if not line.accepts_tasks:
+            raise _tasks_required_error("Tasks require the tasks extension")
         named: Any = getattr(context.request, "headers", None)
         if named is not None and named.get(MCP_NAME_HEADER) != task_id:
             raise MCPError(HEADER_MISMATCH, f"{MCP_NAME_HEADER} header does not match the request body's 'taskId'")
-        if (job := await self._found(task_id)) is None:
+        if (job := await self._find_job(task_id)) is None:
             raise MCPError(types.INVALID_PARAMS, "Task not found: it does not exist, or its result has expired.")
         return line, job
 
-    async def _found(self, task_id: str) -> Job | None:
+    async def _find_job(self, task_id: str) -> Job | None:
         """Return the job of a task ID, or None if it does not belong to the current client."""
         job_id = task_id.rpartition(".")[0]
-        if hmac.compare_digest((await self._sealed(job_id)).encode(), task_id.encode("utf-8", "replace")):
+        if hmac.compare_digest((await self._task_id(job_id)).encode(), task_id.encode("utf-8", "replace")):
             with contextlib.suppress(ToolError):
                 return await self._kernel.jobs.get(job_id)
         return None
 
-    async def _sealed(self, job_id: str) -> str:
+    async def _task_id(self, job_id: str) -> str:
         """Return the task ID of a job for the current client."""
         if not self._key:
             path, made = Path(self._kernel.state_folder) / KEY_FILE, secrets.token_bytes(_KEY_BYTES)
             # If the key cannot be stored, the IDs are valid as long as this process runs.
-            self._key = self._key or await asyncio.to_thread(decisions.once, path, made) or made
-        whose = orjson.dumps([job_id.encode("utf-8", "replace").decode(), principal()])
+            self._key = self._key or await asyncio.to_thread(decisions.create_private_file, path, made) or made
+        whose = orjson.dumps([job_id.encode("utf-8", "replace").decode(), current_principal()])
         seal = hmac.digest(self._key, whose, hashlib.sha256)[:_SEAL_BYTES]
         return f"{job_id}.{base64.urlsafe_b64encode(seal).decode()}"
 
-    async def _reached(self, job: Job, line: Line) -> _Followed | None:
+    async def _reach_task(self, job: Job, request: OpenRequest) -> _FollowedTask | None:
         """Return the running task of a job, and reopen its session if its process has ended.
 
         Return None if the job has ended, or if it runs in a process that cannot ask its client.
         """
-        if job.ended:
+        if job.has_ended:
             return None
         async with self._reopening:
             if job.id not in self._followed:
                 try:
-                    visit = await self._house.reopen(job.session_id, line.context)
+                    visit = await self._clients.reopen_client(job.session_id, request.context)
                 except HandrailError:
                     return None
-                self._follow(job, visit.guest, visit.guest.exchange(job.call_id), visit)
+                self._follow_task(job, visit.client, visit.client.add_call(job.call_id), visit)
         followed = self._followed.get(job.id)
         if followed is not None:
-            followed.exchange.seen(line)
-            followed.unseen = False
-            self._look_later(job.id, followed)
+            followed.exchange.mark_seen(request)
+            followed.is_unseen = False
+            self._schedule_client_check(job.id, followed)
         return followed
 
     # ── the form of a task ───────────────────────────────────────────────────────────────────────
 
     @staticmethod
-    def _told(job: Job, task_id: str, followed: _Followed | None) -> dict[str, Any]:
+    def _task_fields(job: Job, task_id: str, followed: _FollowedTask | None) -> dict[str, Any]:
         now = time.time_ns()
         ended, changed = job.ended_ns or now, job.ended_ns or job.created_ns
         age_ms = max(0, ended - job.created_ns) // _MS
         told: dict[str, Any] = {"taskId": task_id, "status": "working"}
         if followed is not None:
-            shown = (followed.exchange.said, tuple(followed.exchange.asked()))
+            shown = (followed.exchange.status_message, tuple(followed.exchange.pending_requests()))
             if shown != followed.shown:
                 followed.shown, followed.changed_ns = shown, now if followed.shown else followed.changed_ns
             changed = followed.changed_ns
-            if followed.exchange.said:
-                told["statusMessage"] = followed.exchange.said
+            if followed.exchange.status_message:
+                told["statusMessage"] = followed.exchange.status_message
         return {
             **told,
-            "createdAt": _at(job.created_ns),
-            "lastUpdatedAt": _at(changed),
-            "ttlMs": age_ms + _SURE_MS,
+            "createdAt": _iso_time(job.created_ns),
+            "lastUpdatedAt": _iso_time(changed),
+            "ttlMs": age_ms + _RETENTION_MS,
             "pollIntervalMs": max(POLL_MS[0], min(POLL_MS[1], age_ms // 10)),
         }
 
-    async def _end_of(self, visit: Visit, job: Job) -> dict[str, Any]:
+    async def _final_fields(self, client: ClientState, job: Job) -> dict[str, Any]:
         """Return the members with the outcome of an ended task: the answer that the call would have had."""
         try:
             result = await self._kernel.jobs.wait(job.id, timeout_ms=0)
@@ -388,40 +388,40 @@ class Tasks:
             return {"status": "cancelled", "statusMessage": text}
         if job.state == "interrupted":
             return {"status": "failed", "statusMessage": text, "error": {"code": types.INTERNAL_ERROR, "message": text}}
-        if (lacked := lacked_by(result)) is not None:
+        if (lacked := missing_capability_error(result)) is not None:
             return {"status": "failed", "statusMessage": text, "error": lacked}
-        return {"status": "completed", "result": await rendered(self._kernel, visit, job.tool_id, result)}
+        return {"status": "completed", "result": await to_mcp_result(self._kernel, client, job.tool_id, result)}
 
 
-def lacked_by(result: Result) -> dict[str, Any] | None:
+def missing_capability_error(result: Result) -> dict[str, Any] | None:
     """Return the protocol error for a call that failed for an undeclared client capability, or None."""
     text = result.error_text or ""
     needed: dict[str, Any] = {}
     if result.error_kind == "unavailable":
-        for method in CAPABILITY_OF:
-            if f"{NOT_ANSWERED} {method}" in text:
-                needed |= lacking(None, method, {}) or {}
+        for method in METHOD_CAPABILITIES:
+            if f"{UNSUPPORTED_REQUEST} {method}" in text:
+                needed |= missing_capability(None, method, {}) or {}
     if not needed:
         return None
     data = {"requiredCapabilities": needed}
     return {"code": types.MISSING_REQUIRED_CLIENT_CAPABILITY, "message": text, "data": data}
 
 
-def _lacking(why: str) -> MCPError:
+def _tasks_required_error(why: str) -> MCPError:
     needed = types.MissingRequiredClientCapabilityErrorData(
-        required_capabilities=types.ClientCapabilities(extensions={TASKS: {}})
+        required_capabilities=types.ClientCapabilities(extensions={TASKS_EXTENSION: {}})
     )
     data = needed.model_dump(mode="json", by_alias=True, exclude_none=True)
-    text = f"{why}. The client did not declare {TASKS}."
+    text = f"{why}. The client did not declare {TASKS_EXTENSION}."
     return MCPError(types.MISSING_REQUIRED_CLIENT_CAPABILITY, text, data)
 
 
-def _on_the_wire(request: Any) -> dict[str, Any]:
+def _to_wire(request: Any) -> dict[str, Any]:
     return request.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def _at(wall_ns: int) -> str:
+def _iso_time(wall_ns: int) -> str:
     return datetime.fromtimestamp(wall_ns / 1_000_000_000, UTC).isoformat(timespec="milliseconds")
 
 
-__all__: Sequence[str] = ("TaskParams", "Tasks", "UpdateParams")
+__all__: Sequence[str] = ("TaskParams", "TaskManager", "TaskUpdateParams")

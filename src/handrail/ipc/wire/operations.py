@@ -12,24 +12,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from handrail.contract.errors import HandrailError
-from handrail.ipc.wire.framing import Message
+from handrail.ipc.wire.frames import Message
 
 MAX_RUNNING = 16_384
 """The maximum number of open requests of one peer; further ones are refused."""
 
 logger = logging.getLogger("handrail.ipc")
 
-Handler = Callable[[Any], Coroutine[Any, Any, Any]]
+OperationHandler = Callable[[Any], Coroutine[Any, Any, Any]]
 """Answers one request: takes its body, returns the body of the answer, raises :class:`Refused`. JSON, hence ``Any``."""
 
 LEAVING = "leaving"
 """The kind of refusal of a lease holder that shuts down: nothing was started. Repeat the request with the next holder."""
-HANDED_ON = "handed-on"
+TRANSFERRED = "handed-on"
 """The kind of refusal of a lease holder that shuts down after it accepted calls. The log shows how far each call came; the
 next holder takes those that had not started."""
 
 
-class Refused(HandrailError):
+class OperationRefused(HandrailError):
     """The peer refused a request. A handler raises it to refuse one.
 
     :param kind: a word for programs; the wire itself uses ``unknown_op``, ``limit``, ``cancelled`` and ``defect``, and any
@@ -44,7 +44,7 @@ class Refused(HandrailError):
 
 
 @dataclass(frozen=True, slots=True)
-class Op:
+class OperationSpec:
     """One operation that a peer may request.
 
     Handlers with the same flags start in the order in which their requests arrive.
@@ -57,43 +57,43 @@ class Op:
     :param cancel_when_lost: cancel it if the connection is lost. Otherwise it continues: a lost connection does not abort
     """
 
-    handler: Handler
+    handler: OperationHandler
     inline: bool = False
-    at_once: bool = False
+    eager: bool = False
     cancel_when_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Operations:
+class OperationTable:
     """The operations that a peer may request, and the notifications that it may send.
 
     :param requests: the operations by name
     :param notices: the notification handlers by name; called in order of arrival with the body, and must not block
     """
 
-    requests: Mapping[str, Op] = field(default_factory=dict[str, Op])
-    notices: Mapping[str, Callable[[Any], None]] = field(default_factory=dict[str, Callable[[Any], None]])
+    requests: Mapping[str, OperationSpec] = field(default_factory=dict[str, OperationSpec])
+    notifications: Mapping[str, Callable[[Any], None]] = field(default_factory=dict[str, Callable[[Any], None]])
 
 
-class Desk:
+class RequestDispatcher:
     """A dispatcher that handles the requests of one peer.
 
     :param reply: sends the answer to a request; called once for each request, even if the peer no longer waits
     """
 
-    def __init__(self, operations: Operations, reply: Callable[[Message], None]) -> None:
+    def __init__(self, operations: OperationTable, reply: Callable[[Message], None]) -> None:
         self.operations = operations
         self._reply = reply
         self._loop = asyncio.get_running_loop()
-        self._running: dict[int, tuple[asyncio.Task[None], Op]] = {}
-        self._standby: _Standby | None = None
+        self._running: dict[int, tuple[asyncio.Task[None], OperationSpec]] = {}
+        self._standby: _StandbyCoroutine | None = None
         self._is_lost = False
 
     def __len__(self) -> int:
         """Return the number of unanswered requests."""
         return len(self._running)
 
-    def asked(self, number: int, name: str, body: Any) -> None:
+    def handle_request(self, number: int, name: str, body: Any) -> None:
         """Start to answer a request, or refuse it."""
         op = self.operations.requests.get(name)
         if op is None:
@@ -109,15 +109,15 @@ class Desk:
                 f"Too many open requests: {MAX_RUNNING:,}. Wait until some are answered, then try again.",
             )
         elif op.inline:
-            self._step(number, op, body)
-        elif op.at_once:
-            self._begin(number, op, body)
+            self._run_inline(number, op, body)
+        elif op.eager:
+            self._run_in_standby(number, op, body)
         else:
-            self._running[number] = (self._loop.create_task(self._carry_out(number, op.handler, body)), op)
+            self._running[number] = (self._loop.create_task(self._run_handler(number, op.handler, body)), op)
 
-    def told(self, name: str, body: Any) -> None:
+    def handle_notification(self, name: str, body: Any) -> None:
         """Handle a notification."""
-        call = self.operations.notices.get(name)
+        call = self.operations.notifications.get(name)
         if call is None:
             logger.info("ignored a notification of an unknown kind: %.80r", name)
             return
@@ -131,7 +131,7 @@ class Desk:
         if (running := self._running.get(number)) is not None:
             self._cancel(running[0])
 
-    def lost(self) -> None:
+    def handle_disconnect(self) -> None:
         """Cancel the handlers that must not continue after the peer has disconnected."""
         self._is_lost = True
         if self._standby is not None:
@@ -145,21 +145,21 @@ class Desk:
         # code, and can clean up.
         self._loop.call_soon(task.cancel)
 
-    def _begin(self, number: int, op: Op, body: Any) -> None:
+    def _run_in_standby(self, number: int, op: OperationSpec, body: Any) -> None:
         """Run a handler immediately up to its first wait, in the standby task."""
         standby, self._standby = self._standby, None
         if standby is None:
-            standby = _Standby(self._loop)
-        if not standby.has_ended(self._carry_out(number, op.handler, body)):
+            standby = _StandbyCoroutine(self._loop)
+        if not standby.run_first_step(self._run_handler(number, op.handler, body)):
             self._running[number] = (standby.task, op)
             if self._is_lost and op.cancel_when_lost:
                 self._cancel(standby.task)
-        elif standby.is_as_new and not self._is_lost:
+        elif standby.is_reusable and not self._is_lost:
             self._standby = standby
         else:
             standby.task.cancel()
 
-    def _step(self, number: int, op: Op, body: Any) -> None:
+    def _run_inline(self, number: int, op: OperationSpec, body: Any) -> None:
         """Run a handler immediately up to its first wait; a task runs the rest, if any."""
         context = copy_context()
         handling = context.run(op.handler, body)
@@ -168,19 +168,19 @@ class Desk:
         except StopIteration as end:
             self._reply({"id": number, "ok": end.value})
         except (Exception, asyncio.CancelledError) as error:
-            self._reply(_failure(number, error))
+            self._reply(_make_failure(number, error))
         else:
-            rest = self._carry_out(number, lambda _: _continued(handling, waited), None)
+            rest = self._run_handler(number, lambda _: _continue_coroutine(handling, waited), None)
             self._running[number] = (self._loop.create_task(rest, context=context), op)
 
-    async def _carry_out(self, number: int, handler: Callable[[Any], Any], body: Any) -> None:
+    async def _run_handler(self, number: int, handler: Callable[[Any], Any], body: Any) -> None:
         try:
             message = {"id": number, "ok": await handler(body)}
         except asyncio.CancelledError as error:
-            self._reply(_failure(number, error))
+            self._reply(_make_failure(number, error))
             raise
         except Exception as error:
-            message = _failure(number, error)
+            message = _make_failure(number, error)
         finally:
             self._running.pop(number, None)
         self._reply(message)
@@ -189,12 +189,12 @@ class Desk:
         self._reply({"id": number, "error": {"kind": kind, "text": text}})
 
 
-def _failure(number: int, error: BaseException) -> Message:
+def _make_failure(number: int, error: BaseException) -> Message:
     """Return the answer for a handler that raised.
 
     It contains only errors that Handrail raises on purpose. Defects are logged here.
     """
-    if isinstance(error, Refused):
+    if isinstance(error, OperationRefused):
         kind, text = error.kind, error.text
     elif isinstance(error, HandrailError):
         kind, text = type(error).__name__, str(error)
@@ -206,7 +206,7 @@ def _failure(number: int, error: BaseException) -> Message:
     return {"id": number, "error": {"kind": kind, "text": text}}
 
 
-class _Standby(Coroutine[Any, Any, None]):
+class _StandbyCoroutine(Coroutine[Any, Any, None]):
     """The coroutine of a standby task for requests.
 
     Each handler runs its first step immediately, with this task as the current one. Creating a task per request would cost as
@@ -225,7 +225,7 @@ class _Standby(Coroutine[Any, Any, None]):
         self._unchanged = copy_context()
         self.task: asyncio.Task[None] = loop.create_task(self, context=self._context)
 
-    def has_ended(self, work: Coroutine[Any, Any, None]) -> bool:
+    def run_first_step(self, work: Coroutine[Any, Any, None]) -> bool:
         """Run the first step of ``work``, and return whether it has ended.
 
         If it has not, the task continues with ``work`` and ends with it.
@@ -243,7 +243,7 @@ class _Standby(Coroutine[Any, Any, None]):
         return False
 
     @property
-    def is_as_new(self) -> bool:
+    def is_reusable(self) -> bool:
         """Whether the task is unchanged, so that the next request can use it."""
         return not self._idle.done() and not self.task.cancelling() and self._context == self._unchanged
 
@@ -271,7 +271,7 @@ _NOTHING = object()
 
 
 @types.coroutine
-def _continued(handling: Coroutine[Any, Any, Any], waited: Any) -> Generator[Any, Any, Any]:
+def _continue_coroutine(handling: Coroutine[Any, Any, Any], waited: Any) -> Generator[Any, Any, Any]:
     """Continue a coroutine whose first step has run and that waits for ``waited``."""
     while True:
         try:

@@ -2,7 +2,7 @@
 
 ``timeout 5 nice git status`` is evaluated as ``git status``. Only forms that are understood word by word are unwrapped.
 Every other form, and every other program that runs a command in its words, keeps its own policy
-(:mod:`handrail.policy.shell.programs`), which is to ask.
+(:mod:`handrail.policy.shell.program_risks`), which is to ask.
 """
 
 from __future__ import annotations
@@ -121,13 +121,13 @@ _WRAPPERS: Mapping[str, Callable[[Sequence[str]], int | None]] = {
     "command": _command,
     "env": _env,
 }
-NAMES = frozenset(_WRAPPERS)
+WRAPPER_NAMES = frozenset(_WRAPPERS)
 _BUILTINS = frozenset({"command", "time"})
 """Builtins of the shell. A program of that name, called by its path, is another one."""
 _FOLDERS = ("/bin/", "/usr/bin/")
 
 
-def inner(argv: Sequence[str]) -> int | None:
+def find_wrapped(argv: Sequence[str]) -> int | None:
     """Return where in ``argv`` the command of a wrapper begins.
 
     :returns: None if the argv is not a wrapper, or not fully understood
@@ -151,16 +151,16 @@ def inner(argv: Sequence[str]) -> int | None:
     return at
 
 
-def layers(argv: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+def split_layers(argv: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """Return the words of each wrapper, outermost first, and last the command itself."""
     found: list[tuple[str, ...]] = []
-    while len(found) < MAX_DEPTH and (at := inner(argv)) is not None:
+    while len(found) < MAX_DEPTH and (at := find_wrapped(argv)) is not None:
         found.append(tuple(argv[:at]))
         argv = argv[at:]
     return (*found, tuple(argv))
 
 
-# Tables for :mod:`handrail.policy.shell.runners`: programs that run a command given in their words, and those that do not.
+# Tables for :mod:`handrail.policy.shell.nested_commands`: programs that run a command given in their words, and those that do not.
 #
 # A program in no table is unknown: any of its words may be a command, and a deny rule about that command makes the call
 # need approval.
@@ -210,24 +210,24 @@ RUNNERS = _names(
 )  # fmt: skip
 """Programs that run the command in their words, wherever it begins."""
 
-MANAGERS = frozenset(
+ENVIRONMENT_MANAGERS = frozenset(
     {"uv", "poetry", "pipenv", "pdm", "hatch", "rye", "pixi", "conda", "mamba", "micromamba", "mise", "asdf", "bundle"}
     | {"rbenv", "pyenv", "nodenv", "direnv", "opam", "rtx", "jenv", "plenv", "phpenv", "goenv", "luaenv", "devbox"}
 )
 """Managers of environments, whose ``run`` and ``exec`` start any program (``uv run rm``)."""
 
-REMOTE = _names(
+REMOTE_RUNNERS = _names(
     "ssh slogin autossh mosh rsh remsh rlogin dbclient plink et pssh parallel-ssh pdsh clush dsh cssh mussh",
     "ansible ansible-console salt salt-ssh salt-call knife bolt mco fab pyinfra",
 )
 """Programs that pass their words to a shell on other machines."""
 
-PLACES: Mapping[str, str] = {
-    " ".join(sorted(REMOTE)): "* -o",
+COMMAND_PLACES: Mapping[str, str] = {
+    " ".join(sorted(REMOTE_RUNNERS)): "* -o",
     "coverage kernprof scalene memray viztracer torchrun accelerate mpirun mpiexec orterun srun salloc sbatch qsub bsub": "*",
     "mono wine wine64 box64 box86 pm2 forever foreman honcho overmind hivemind goreman air bench mock monit supervisord": "*",
     "supervise npm-run-all run-p run-s empty st op": "*",
-    " ".join(sorted(MANAGERS)): "run exec x r watch shell tool activate -- --config-setting --config-settings",
+    " ".join(sorted(ENVIRONMENT_MANAGERS)): "run exec x r watch shell tool activate -- --config-setting --config-settings",
     "scp sftp sshfs": "-o -S -D -b",
     "rsync": "-e -M --rsh --rsync-path --remote-option",
     "ssh-copy-id": "-o",
@@ -346,22 +346,22 @@ PLACES: Mapping[str, str] = {
 - ``?``: any other word may also be a command
 """
 
-PROGRAM_FIRST = (MANAGERS - {"direnv", "mise", "rtx", "hatch"}) | _names(
+PROGRAM_FIRST_RUNNERS = (ENVIRONMENT_MANAGERS - {"direnv", "mise", "rtx", "hatch"}) | _names(
     "env sudo doas nice nohup setsid stdbuf unbuffer time gtime chronic npx pnpx bunx uvx xvfb-run strace ltrace valgrind",
     "eatmydata catchsegv fakeroot dbus-run-session dumb-init tini caffeinate",
 )
 """Programs whose command is the first word that is not an option, a value of one, or ``NAME=VALUE``.
 
-The words after it belong to that command: ``uv run pytest -k curl`` runs no ``curl``.
+The words after it belong to that command: ``uv run pytest -k curl`` runs no ``curl_risk``.
 """
 
-FLAGS = _names(
+VALUELESS_OPTIONS = _names(
     "--no-sync --no-project --no-dev --no-default-groups --no-cache --no-config --no-progress --locked --frozen --offline --isolated",
     "--exact --verbose --quiet --yes --active --all-extras --all-groups --no-capture-output --live-stream",
 )
 """Options of these programs that take no value."""
 
-FED = _names(
+INPUT_RUNNERS = _names(
     "psql mysql mariadb sqlite3 duckdb usql sqlplus mongosh gdb lldb r2 rizin ed ex dc ftp lftp sftp expect debugfs crontab mail mailx",
     "m4 gnuplot bpftrace clickhouse-client beeline litecli pgcli mycli",
 )
@@ -387,7 +387,7 @@ INTERPRETERS = frozenset(
 )
 """Programs that run a given file."""
 
-CODE = INTERPRETERS | _names(
+CODE_INTERPRETERS = INTERPRETERS | _names(
     "luajit rscript r julia guile racket octave ocaml elixir erl clojure clj scala raku sbcl groovy jshell ghc ghci",
     "runghc swift crystal nim v dart kotlinc janet fennel wish osascript irb ipython ipython3 jupyter bpython",
     "iex swipl gprolog bb sage maxima gp gap matlab wolframscript scala-cli rizin",
@@ -404,7 +404,7 @@ OPTIONS_WITH_VALUE: Mapping[str, frozenset[str]] = {
 """Options before the sub-command whose value is the next word, for programs of which all are known."""
 
 _Words = tuple[str, ...]
-SAME: Mapping[str, tuple[tuple[_Words, _Words], ...]] = {
+SUBCOMMAND_SYNONYMS: Mapping[str, tuple[tuple[_Words, _Words], ...]] = {
     "git": (
         (("push",), ("send-pack",)), (("push",), ("http-push",)), (("push",), ("subtree", "push")), (("push",), ("lfs", "push")),
         (("add",), ("stage",)), (("blame",), ("annotate",)), (("init",), ("init-db",)), (("log",), ("whatchanged",)),
@@ -446,7 +446,7 @@ SAME: Mapping[str, tuple[tuple[_Words, _Words], ...]] = {
 }  # fmt: skip
 """Sub-commands with several names, or with the same effect."""
 
-SAME_PROGRAM: tuple[tuple[_Words, _Words], ...] = (
+PROGRAM_SYNONYMS: tuple[tuple[_Words, _Words], ...] = (
     (("npx",), ("npm", "exec")),
     (("pnpx",), ("pnpm", "dlx")),
     (("bunx",), ("bun", "x")),
@@ -480,7 +480,7 @@ SAME_PROGRAM: tuple[tuple[_Words, _Words], ...] = (
 )  # fmt: skip
 """Programs that are the same under another name."""
 
-DATA = _names(
+DATA_PROGRAMS = _names(
     # print, compare, count
     "echo printf cat tac head tail wc nl od hexdump xxd strings cut paste tr rev fold fmt expand unexpand column comm",
     "join seq cmp diff diff3 sdiff colordiff difft grep egrep fgrep zgrep ugrep pcregrep look which whereis whatis type",

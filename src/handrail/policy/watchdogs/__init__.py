@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from handrail.policy.watchdogs.shipped import Exfiltration, OutgoingSecrets, RepeatedFailures
+from handrail.policy.watchdogs.builtin_watchdogs import ExfiltrationWatchdog, OutgoingSecretsWatchdog, RepeatedFailuresWatchdog
 
-__all__ = ["Exfiltration", "OutgoingSecrets", "RepeatedFailures"]
+__all__ = ["ExfiltrationWatchdog", "OutgoingSecretsWatchdog", "RepeatedFailuresWatchdog"]

@@ -17,18 +17,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-from handrail.contract.doors.runtime import ClientContext, Runtime
+from handrail.contract.services.runtime import UserContext, Runtime
 from handrail.contract.envelopes import from_card
-from handrail.contract.errors import Fault, LoadError
-from handrail.contract.generation import Found, Loaded, Rank
-from handrail.contract.sandbox import Profile
-from handrail.contract.text.json import parse_object
-from handrail.contract.tool.manifest import MAX_MANIFEST_BYTES, own_exec_path, parse_manifest, read_manifest
+from handrail.contract.errors import Diagnostic, LoadError
+from handrail.contract.generation import DiscoveredTool, SourceContents, SourceRank
+from handrail.contract.sandbox import SandboxProfile
+from handrail.contract.text.json_text import parse_object
+from handrail.contract.tool.manifest import MAX_MANIFEST_BYTES, strip_tool_folder, parse_manifest, read_manifest
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
-from handrail.registry.sources.executables import Confinement, ExecutableTool
-from handrail.registry.sources.offerings import MAX_OFFERING_BYTES, OFFERING_FILE, OwnOffering, read_offering
-from handrail.registry.sources.persistent import PersistentTool, digest_of
+from handrail.registry.sources.executable_tools import ToolConfinement, ExecutableTool
+from handrail.registry.sources.resources import MAX_RESOURCES_FILE_BYTES, RESOURCES_FILE, FileResourceProvider, parse_resources
+from handrail.registry.sources.persistent_tools import PersistentTool, compute_digest
 
 # Python modules as tools: ``execute(topic, params, config=None, telemetry=None)`` and metadata, in a tool folder.
 #
@@ -37,29 +37,29 @@ from handrail.registry.sources.persistent import PersistentTool, digest_of
 # program of a tool folder does, with the packages of the Python that Handrail runs on. ``config`` holds its settings and the
 # secrets that it declares. ``telemetry`` is the user context that the client reports; each of its fields may be None.
 
-METADATA = "METADATA"
+METADATA_NAME = "METADATA"
 _VIEWS = frozenset({"llm", "runtime"})
-_LLM = {"name": "name", "description": "description", "parameters": "parameters"}
-_RENAMED = {"config_schema": "config"}
+_LLM_KEYS = {"name": "name", "description": "description", "parameters": "parameters"}
+_RENAMED_KEYS = {"config_schema": "config"}
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array"})
 
 
 class ModuleTool(ExecutableTool):
     """A tool in a Python module, which a new worker process runs for each call."""
 
-    def __init__(self, spec: ToolSpec, executable: str, folder: str, confinement: Confinement, **more: Any) -> None:
+    def __init__(self, spec: ToolSpec, executable: str, folder: str, confinement: ToolConfinement, **more: Any) -> None:
         super().__init__(spec, executable, folder, confinement, **more)
         self.command = (_python(), "-I", "-c", _worker(), executable, *(["serve"] if spec.persistent else []))
 
-    def payload(self, args: dict[str, Any], runtime: Runtime) -> dict[str, Any]:
-        surroundings = asdict(runtime.client or ClientContext())
+    def build_payload(self, args: dict[str, Any], runtime: Runtime) -> dict[str, Any]:
+        surroundings = asdict(runtime.user_context or UserContext())
         return {"topic": runtime.topic or "", "params": args, "telemetry": surroundings}
 
-    def around(self, profile: Profile, environment: Mapping[str, str], config: Mapping[str, str]) -> Profile:
-        profile = super().around(profile, environment, config)
+    def adapt_profile(self, profile: SandboxProfile, environment: Mapping[str, str], config: Mapping[str, str]) -> SandboxProfile:
+        profile = super().adapt_profile(profile, environment, config)
         return replace(profile, readable=(*profile.readable, *_interpreter()))
 
-    def recognised(self, answer: dict[str, Any]) -> object:
+    def parse_answer(self, answer: dict[str, Any]) -> object:
         return from_card(answer)
 
 
@@ -91,22 +91,22 @@ def is_module(executable: Path) -> bool:
     return executable.suffix == ".py" and executable.is_file() and not executable.lstat().st_mode & 0o111
 
 
-def metadata_in(content: bytes, place: str, name: str) -> ToolSpec | None:
-    """Return the tool that a module declares in ``METADATA``, or None. The module is not run.
+def read_module_spec(content: bytes, place: str, name: str) -> ToolSpec | None:
+    """Return the tool that a module declares in ``METADATA_NAME``, or None. The module is not run.
 
     :param name: the name of the tool if the metadata has none
     :raises LoadError: with every fault of the module and its metadata
     """
-    tree = _parsed(content, place)
+    tree = _parse_module(content, place)
     declared = [
         statement.value
         for statement in tree.body
         if isinstance(statement, ast.Assign)
-        and any(isinstance(target, ast.Name) and target.id == METADATA for target in statement.targets)
+        and any(isinstance(target, ast.Name) and target.id == METADATA_NAME for target in statement.targets)
     ]
     if not declared:
         return None
-    faults = [] if (problem := _fault_in_execute(tree)) is None else [Fault(place, "execute", problem)]
+    faults = [] if (problem := _fault_in_execute(tree)) is None else [Diagnostic(place, "execute", problem)]
     try:
         data = ast.literal_eval(declared[-1])
     except (ValueError, RecursionError, MemoryError, TypeError):
@@ -114,46 +114,46 @@ def metadata_in(content: bytes, place: str, name: str) -> ToolSpec | None:
             "is not a literal; write it without computed values, so that Handrail can read it without "
             "running the module"
         )
-        raise LoadError([*faults, Fault(place, METADATA, problem)]) from None
+        raise LoadError([*faults, Diagnostic(place, METADATA_NAME, problem)]) from None
     if not isinstance(data, dict):
-        raise LoadError([*faults, Fault(place, METADATA, f"is a {type(data).__name__}; expected a dict")])
+        raise LoadError([*faults, Diagnostic(place, METADATA_NAME, f"is a {type(data).__name__}; expected a dict")])
     try:
-        spec = read_manifest(_manifest(cast("dict[str, Any]", data), name), place)
+        spec = read_manifest(_build_manifest(cast("dict[str, Any]", data), name), place)
     except LoadError as error:
-        raise LoadError([*faults, *error.faults]) from None
+        raise LoadError([*faults, *error.diagnostics]) from None
     if faults:
         raise LoadError(faults)
     return spec
 
 
-def declared_in(place: str) -> dict[str, Any]:
+def read_runtime_view(place: str) -> dict[str, Any]:
     """Return the runtime view that a valid module declares."""
     tree = ast.parse(Path(place).read_bytes())
     for statement in tree.body:
-        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == METADATA:
-            return _manifest(ast.literal_eval(statement.value), "")["runtime"]
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == METADATA_NAME:
+            return _build_manifest(ast.literal_eval(statement.value), "")["runtime"]
     return {}
 
 
-def fault_in_module(content: bytes, place: str) -> str | None:
+def find_module_fault(content: bytes, place: str) -> str | None:
     """Return the reason why a module with a manifest cannot run as a tool, or None."""
     try:
-        return _fault_in_execute(_parsed(content, place))
+        return _fault_in_execute(_parse_module(content, place))
     except LoadError as error:
-        return error.faults[0].problem
+        return error.diagnostics[0].problem
 
 
-def _parsed(content: bytes, place: str) -> ast.Module:
+def _parse_module(content: bytes, place: str) -> ast.Module:
     if len(content) > MAX_MANIFEST_BYTES:
-        raise LoadError([Fault(place, "", "is larger than 1 MiB; move code into modules next to it")])
+        raise LoadError([Diagnostic(place, "", "is larger than 1 MiB; move code into modules next to it")])
     try:
         return ast.parse(content)
     except SyntaxError as error:
         raise LoadError(
-            [Fault(place, "", f"is not Python {sys.version_info[0]}: line {error.lineno}: {error.msg}")]
+            [Diagnostic(place, "", f"is not Python {sys.version_info[0]}: line {error.lineno}: {error.msg}")]
         ) from None
     except (ValueError, RecursionError, MemoryError) as error:
-        raise LoadError([Fault(place, "", f"cannot be read as Python: {error}")]) from None
+        raise LoadError([Diagnostic(place, "", f"cannot be read as Python: {error}")]) from None
 
 
 def _fault_in_execute(tree: ast.Module) -> str | None:
@@ -172,14 +172,14 @@ def _fault_in_execute(tree: ast.Module) -> str | None:
     return None
 
 
-def _manifest(data: dict[str, Any], name: str) -> dict[str, Any]:
+def _build_manifest(data: dict[str, Any], name: str) -> dict[str, Any]:
     """Return the two views of a manifest for flat metadata, as modules write it."""
     if data.keys() & _VIEWS:
         return data
-    llm = {"name": name, **{key: data[key] for key in _LLM if key in data}}
+    llm = {"name": name, **{key: data[key] for key in _LLM_KEYS if key in data}}
     if isinstance(llm.get("parameters", {}), dict):
-        llm["parameters"] = _as_schema(cast("dict[str, Any]", llm.get("parameters", {})))
-    runtime = {_RENAMED.get(key, key): value for key, value in data.items() if key not in _LLM and key != "constraints"}
+        llm["parameters"] = _to_schema(cast("dict[str, Any]", llm.get("parameters", {})))
+    runtime = {_RENAMED_KEYS.get(key, key): value for key, value in data.items() if key not in _LLM_KEYS and key != "constraints"}
     if data.get("constraints") is not None:
         _add_constraints(runtime, data["constraints"])
     return {"llm": llm, "runtime": runtime}
@@ -198,7 +198,7 @@ def _add_constraints(runtime: dict[str, Any], constraints: object) -> None:
     runtime["constraints"] = constraints  # the manifest's reader reports unknown constraints
 
 
-def _as_schema(parameters: dict[str, Any]) -> dict[str, Any]:
+def _to_schema(parameters: dict[str, Any]) -> dict[str, Any]:
     """Return parameters as a JSON Schema, also from ``{name: {type, description, required}}``."""
     if parameters.get("type") == "object" and not isinstance(parameters.get("properties", {}).get("type"), str):
         return parameters
@@ -216,7 +216,7 @@ def _as_schema(parameters: dict[str, Any]) -> dict[str, Any]:
 
 _OTHERS_MAY_WRITE = 0o022
 _MOST_OFFERINGS = 64
-_offerings: dict[Path, tuple[bytes, OwnOffering]] = {}
+_offerings: dict[Path, tuple[bytes, FileResourceProvider]] = {}
 """By file, its content and the parsed resources."""
 
 
@@ -231,130 +231,130 @@ class FolderSource:
     """
 
     path: str | Path
-    rank: Rank
-    confinement: Confinement
+    rank: SourceRank
+    confinement: ToolConfinement
     workspaces: tuple[str, ...] = ()
-    foreign: bool = False
-    kept: Callable[[str], Tool | None] = lambda _: None
+    is_third_party: bool = False
+    find_previous_tool: Callable[[str], Tool | None] = lambda _: None
 
-    def load(self) -> Loaded:
+    def load(self) -> SourceContents:
         if not os.path.lexists(self.path):
-            return Loaded()
+            return SourceContents()
         folder = Path(os.path.realpath(self.path))
-        if problem := problem_with_folder(folder, self.workspaces):
-            return Loaded(faults=(Fault(str(self.path), "", problem),))
-        tools: list[Found] = []
-        faults: list[Fault] = []
-        offering: OwnOffering | None = None
+        if problem := find_folder_problem(folder, self.workspaces):
+            return SourceContents(faults=(Diagnostic(str(self.path), "", problem),))
+        tools: list[DiscoveredTool] = []
+        faults: list[Diagnostic] = []
+        offering: FileResourceProvider | None = None
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry in entries)
         for name in names:
             if not name.endswith((".json", ".py")) or name.startswith("."):
                 continue
             file = folder / name
-            if name == OFFERING_FILE:
+            if name == RESOURCES_FILE:
                 try:
-                    offering = self._offering(folder, file)
+                    offering = self._load_resources(folder, file)
                 except LoadError as error:
-                    faults += error.faults
+                    faults += error.diagnostics
                 continue
             try:
-                tool = self._tool(folder, file) if name.endswith(".json") else self._module(folder, file)
+                tool = self._load_manifest_tool(folder, file) if name.endswith(".json") else self._load_module_tool(folder, file)
             except LoadError as error:
-                faults += error.faults
+                faults += error.diagnostics
             else:
-                tools += [] if tool is None else [Found(tool, str(file))]
-        return Loaded(tuple(tools), tuple(faults), offering=offering)
+                tools += [] if tool is None else [DiscoveredTool(tool, str(file))]
+        return SourceContents(tuple(tools), tuple(faults), resource_provider=offering)
 
-    def _offering(self, folder: Path, file: Path) -> OwnOffering:
+    def _load_resources(self, folder: Path, file: Path) -> FileResourceProvider:
         """Return the resources of a file. The object is the same while the file is unchanged."""
-        content = content_of(file, MAX_OFFERING_BYTES)
+        content = read_operator_file(file, MAX_RESOURCES_FILE_BYTES)
         known = _offerings.get(file)
-        if known is None or known[0] != content or any(known[1].faults(str(file))):
-            known = (content, read_offering(content, str(file), folder, content_of))
+        if known is None or known[0] != content or any(known[1].find_faults(str(file))):
+            known = (content, parse_resources(content, str(file), folder, read_operator_file))
             _offerings[file] = known
             while len(_offerings) > _MOST_OFFERINGS:
                 del _offerings[next(iter(_offerings))]
         return known[1]
 
-    def _module(self, folder: Path, module: Path) -> ExecutableTool | None:
+    def _load_module_tool(self, folder: Path, module: Path) -> ExecutableTool | None:
         """Return the tool of a module with metadata, or None for other modules and those with a manifest.
 
         :raises LoadError: with all faults of its metadata
         """
         if not is_module(module) or module.with_suffix(".json").exists():
             return None
-        spec = metadata_in(content_of(module, MAX_MANIFEST_BYTES), str(module), module.stem)
-        return None if spec is None else self._run_by_worker(spec, folder, module)
+        spec = read_module_spec(read_operator_file(module, MAX_MANIFEST_BYTES), str(module), module.stem)
+        return None if spec is None else self._make_module_tool(spec, folder, module)
 
-    def _run_by_worker(self, spec: ToolSpec, folder: Path, module: Path) -> ExecutableTool:
+    def _make_module_tool(self, spec: ToolSpec, folder: Path, module: Path) -> ExecutableTool:
         if not spec.persistent:
             return ModuleTool(spec, str(module), str(folder), self.confinement)
-        digest = digest_of(module, folder, own=False)
-        return self._or_kept(PersistentModuleTool(spec, str(module), str(folder), self.confinement, digest=digest))
+        digest = compute_digest(module, folder, own=False)
+        return self._reuse_previous(PersistentModuleTool(spec, str(module), str(folder), self.confinement, digest=digest))
 
-    def _or_kept(self, made: PersistentTool) -> PersistentTool:
+    def _reuse_previous(self, made: PersistentTool) -> PersistentTool:
         """Return the previous tool if it is equivalent, since it may have a running process."""
-        before = self.kept(made.spec.id)
-        return before if isinstance(before, PersistentTool) and before.same_as(made) else made
+        before = self.find_previous_tool(made.spec.id)
+        return before if isinstance(before, PersistentTool) and before.is_equivalent(made) else made
 
-    def _tool(self, folder: Path, manifest: Path) -> ExecutableTool:
+    def _load_manifest_tool(self, folder: Path, manifest: Path) -> ExecutableTool:
         """Return the tool of a manifest.
 
         :raises LoadError: with all faults of the manifest and of its executable
         """
-        faults: list[Fault] = []
-        content = content_of(manifest, MAX_MANIFEST_BYTES)
+        faults: list[Diagnostic] = []
+        content = read_operator_file(manifest, MAX_MANIFEST_BYTES)
         spec = _spec_of(content, manifest, faults)
-        named = _executable_named(content, spec, faults) or _beside(manifest)
-        executable = _canonical(folder, named)
+        named = _find_executable_name(content, spec, faults) or _default_executable(manifest)
+        executable = _resolve_canonical(folder, named)
         if is_module(executable) and executable.parent == folder:
             if spec is None:
                 raise LoadError(faults)
-            if problem := fault_in_module(content_of(executable, MAX_MANIFEST_BYTES), str(executable)):
-                raise LoadError([*faults, Fault(str(executable), "", problem)])
-            return self._run_by_worker(spec, folder, executable)
+            if problem := find_module_fault(read_operator_file(executable, MAX_MANIFEST_BYTES), str(executable)):
+                raise LoadError([*faults, Diagnostic(str(executable), "", problem)])
+            return self._make_module_tool(spec, folder, executable)
         unbuilt = spec is not None and bool(spec.build) and not os.path.lexists(folder / named)
         if unbuilt:
             if (problem := _problem_with_sources(folder, named)) is not None:
-                faults.append(Fault(str(manifest), "runtime.build", problem))
-        elif not _hides_executable(faults) and (problem := problem_with_executable(folder, named, executable)):
-            faults.append(Fault(str(manifest), "runtime.exec_path", problem))
+                faults.append(Diagnostic(str(manifest), "runtime.build", problem))
+        elif not _hides_executable(faults) and (problem := find_executable_problem(folder, named, executable)):
+            faults.append(Diagnostic(str(manifest), "runtime.exec_path", problem))
         if faults or spec is None:
             raise LoadError(faults)
-        return self._run_as_program(spec, folder, executable, unbuilt=unbuilt)
+        return self._make_program_tool(spec, folder, executable, unbuilt=unbuilt)
 
-    def _run_as_program(self, spec: ToolSpec, folder: Path, executable: Path, *, unbuilt: bool) -> ExecutableTool:
+    def _make_program_tool(self, spec: ToolSpec, folder: Path, executable: Path, *, unbuilt: bool) -> ExecutableTool:
         inner = () if executable.parent == folder else executable.relative_to(folder).parts[:-1]
         seen = folder.joinpath(*inner[:1])
         if not spec.persistent:
             return ExecutableTool(spec, str(executable), str(seen), self.confinement)
-        digest = None if unbuilt else digest_of(executable, seen, own=seen != folder)
-        return self._or_kept(PersistentTool(spec, str(executable), str(seen), self.confinement, digest=digest))
+        digest = None if unbuilt else compute_digest(executable, seen, own=seen != folder)
+        return self._reuse_previous(PersistentTool(spec, str(executable), str(seen), self.confinement, digest=digest))
 
 
-def _spec_of(content: bytes, manifest: Path, faults: list[Fault]) -> ToolSpec | None:
+def _spec_of(content: bytes, manifest: Path, faults: list[Diagnostic]) -> ToolSpec | None:
     """Return the parsed manifest, or None if it has faults, which are added to ``faults``."""
     try:
         return parse_manifest(content, str(manifest))
     except LoadError as error:
-        faults += error.faults
+        faults += error.diagnostics
         return None
 
 
-def _canonical(folder: Path, named: str) -> Path:
+def _resolve_canonical(folder: Path, named: str) -> Path:
     """Return the path of ``named`` in the canonical ``folder``, with links resolved."""
     place = folder / named
     return place if "/" not in named and not place.is_symlink() else Path(os.path.realpath(place))
 
 
-def _beside(manifest: Path) -> str:
+def _default_executable(manifest: Path) -> str:
     """Return the executable of a manifest without ``exec_path``: the program or module of its name."""
     module = manifest.with_suffix(".py")
     return module.name if is_module(module) and not os.path.lexists(manifest.with_suffix("")) else manifest.stem
 
 
-def problem_with_folder(folder: Path, workspaces: Iterable[str]) -> str | None:
+def find_folder_problem(folder: Path, workspaces: Iterable[str]) -> str | None:
     """Return the reason why a model or another user could change the canonical ``folder``, or None."""
     if not folder.is_dir():
         return "is not a folder; tools are read from a folder of manifests and executables"
@@ -369,10 +369,10 @@ def problem_with_folder(folder: Path, workspaces: Iterable[str]) -> str | None:
         found = ancestor.lstat()
         if found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX:
             return f"its parent folder {ancestor} is writable by every user; run: chmod o-w {ancestor}"
-    return loose(folder)
+    return find_permission_problem(folder)
 
 
-def loose(path: Path) -> str | None:
+def find_permission_problem(path: Path) -> str | None:
     """Return the reason why another user could change the file or folder at ``path``, or None."""
     return _loose(path, path.lstat())
 
@@ -387,7 +387,7 @@ def _loose(path: Path, found: os.stat_result) -> str | None:
     return None
 
 
-def content_of(manifest: Path, max_bytes: int) -> bytes:
+def read_operator_file(manifest: Path, max_bytes: int) -> bytes:
     """Return the bytes of a file of the operator's; one more than ``max_bytes`` if it is larger.
 
     :raises LoadError: if it is not a regular file, or another user may write to it
@@ -397,13 +397,13 @@ def content_of(manifest: Path, max_bytes: int) -> bytes:
     except OSError as error:
         linked = manifest.is_symlink()
         problem = "is a link; replace it with the file itself" if linked else f"cannot be read: {error.strerror}"
-        raise LoadError([Fault(str(manifest), "", problem)]) from None
+        raise LoadError([Diagnostic(str(manifest), "", problem)]) from None
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise LoadError([Fault(str(manifest), "", "is not a regular file; expected a manifest")])
+            raise LoadError([Diagnostic(str(manifest), "", "is not a regular file; expected a manifest")])
         if problem := _loose(manifest, found):
-            raise LoadError([Fault(str(manifest), "", problem)])
+            raise LoadError([Diagnostic(str(manifest), "", problem)])
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read(max_bytes + 1)
     finally:
@@ -415,26 +415,26 @@ def _problem_with_sources(folder: Path, named: str) -> str | None:
     own = folder / named.split("/", 1)[0]
     if own.is_symlink() or not own.is_dir():
         return f"the folder {own.name!r} next to the manifest is missing; put the sources of {named!r} there"
-    problem = loose(own)
+    problem = find_permission_problem(own)
     return None if problem is None else f"{own.name} {problem}"
 
 
-def _hides_executable(faults: list[Fault]) -> bool:
+def _hides_executable(faults: list[Diagnostic]) -> bool:
     """Return whether the faults of a manifest make its executable unknown."""
-    return any(fault.where in ("", "runtime", "runtime.exec_path") for fault in faults)
+    return any(fault.location in ("", "runtime", "runtime.exec_path") for fault in faults)
 
 
-def _executable_named(content: bytes, spec: ToolSpec | None, faults: list[Fault]) -> str | None:
+def _find_executable_name(content: bytes, spec: ToolSpec | None, faults: list[Diagnostic]) -> str | None:
     """Return the executable that a manifest names, also if the manifest has faults elsewhere."""
     if spec is not None:
         return spec.exec_path
     if _hides_executable(faults):
         return None
     runtime: Any = parse_object(content, max_bytes=MAX_MANIFEST_BYTES).get("runtime", {})
-    return own_exec_path(runtime["exec_path"]) if runtime.get("exec_path") is not None else None
+    return strip_tool_folder(runtime["exec_path"]) if runtime.get("exec_path") is not None else None
 
 
-def problem_with_executable(folder: Path, named: str, executable: Path) -> str | None:
+def find_executable_problem(folder: Path, named: str, executable: Path) -> str | None:
     """Return the reason why the file that a manifest names cannot be its executable, or None."""
     if not os.path.lexists(folder / named):
         return f"{named!r} next to the manifest is missing; put the executable there or name it in exec_path"
@@ -452,7 +452,7 @@ def problem_with_executable(folder: Path, named: str, executable: Path) -> str |
         return f"{named!r} is not executable; run: chmod +x {executable}"
     part = executable
     while part != folder:
-        if problem := loose(part):
+        if problem := find_permission_problem(part):
             return f"{part.relative_to(folder)} {problem}"
         part = part.parent
     return None

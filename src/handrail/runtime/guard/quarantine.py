@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Literal
 
 from handrail.contract.errors import ToolError
-from handrail.contract.text.neutral import visible
-from handrail.runtime.files.beneath import FOLDER, READ, open_root
-from handrail.runtime.files.roots import AT_FDCWD, BENEATH, HANDLE, NO_MAGICLINKS, NO_SYMLINKS, openat2
-from handrail.runtime.guard.gitconfig import MAX_CONFIG_BYTES
-from handrail.sandbox.view.tree import Tree, check_passing
+from handrail.contract.text.neutralisation import escape_controls
+from handrail.runtime.files.secure_open import FOLDER_FLAGS, READ_FLAGS, open_root
+from handrail.runtime.files.roots import AT_FDCWD, BENEATH, PATH_FLAGS, NO_MAGICLINKS, NO_SYMLINKS, openat2
+from handrail.runtime.guard.git_config import MAX_CONFIG_BYTES
+from handrail.sandbox.view.folder_tree import FolderTree, raise_if_shortage
 from handrail.store.folders import remove_tree
 
 MAX_COPIED_BYTES = 64 * 1024 * 1024
@@ -35,7 +35,7 @@ _STRICT = BENEATH | NO_SYMLINKS | NO_MAGICLINKS
 _SUFFIX = ".quarantined"
 
 
-class Quarantine:
+class QuarantineFolder:
     """A private folder outside every workspace, for files that programs may not make.
 
     :param folder: created when it is first needed
@@ -44,7 +44,7 @@ class Quarantine:
     def __init__(self, folder: str) -> None:
         self.folder = folder
 
-    def take(self, root: str, path: str) -> str | None:
+    def move_in(self, root: str, path: str) -> str | None:
         """Move ``path``, which lies below ``root``, into the quarantine.
 
         :return: the new path; empty if the file could only be removed; None if it no longer exists
@@ -56,19 +56,19 @@ class Quarantine:
             return None
         name = path.rpartition("/")[2]
         place = Path(self.folder, secrets.token_hex(4))
-        target = place / f"{visible(name)[:100].replace('/', '_')}{_SUFFIX}"
+        target = place / f"{escape_controls(name)[:100].replace('/', '_')}{_SUFFIX}"
         try:
             Path(self.folder).mkdir(mode=0o700, parents=True, exist_ok=True)
             place.mkdir(mode=0o700)
             try:
-                _renamed(parent, name, str(target))
+                _rename_out(parent, name, str(target))
             except FileNotFoundError:
                 place.rmdir()
                 return None
             except OSError as error:
                 if error.errno != errno.EXDEV:
                     raise
-                _Copy(parent, name, target).carry_out()
+                _QuarantineCopy(parent, name, target).carry_out()
                 _remove(parent, name)
         except OSError:
             # It cannot be kept, for lack of space or permission, but it must not stay either.
@@ -89,15 +89,15 @@ def open_parent(root: str, path: str) -> int | None:
     try:
         top = open_root(root)
     except OSError as error:
-        check_passing(error, path)
+        raise_if_shortage(error, path)
         return None
     try:
-        return openat2(top, relative or ".", FOLDER, _STRICT)
+        return openat2(top, relative or ".", FOLDER_FLAGS, _STRICT)
     except OSError as error:
-        check_passing(error, path)
+        raise_if_shortage(error, path)
         if error.errno != errno.EACCES:
             return None
-        return _opened_up(top, relative)
+        return _open_after_chmod(top, relative)
     finally:
         os.close(top)
 
@@ -109,24 +109,24 @@ def make_readable(root: str, path: str) -> bool:
     except OSError:
         return False
     try:
-        return _allow(top, path[len(root.rstrip("/")) + 1 :] or ".")
+        return _grant_owner_rights(top, path[len(root.rstrip("/")) + 1 :] or ".")
     finally:
         os.close(top)
 
 
-def _opened_up(top: int, relative: str) -> int | None:
+def _open_after_chmod(top: int, relative: str) -> int | None:
     parts = relative.split("/")
     for count in range(1, len(parts) + 1):
-        _allow(top, "/".join(parts[:count]))
+        _grant_owner_rights(top, "/".join(parts[:count]))
     try:
-        return openat2(top, relative, FOLDER, _STRICT)
+        return openat2(top, relative, FOLDER_FLAGS, _STRICT)
     except OSError:
         return None
 
 
-def _allow(folder: int, relative: str) -> bool:
+def _grant_owner_rights(folder: int, relative: str) -> bool:
     try:
-        there = openat2(folder, relative, HANDLE | os.O_DIRECTORY, _STRICT)
+        there = openat2(folder, relative, PATH_FLAGS | os.O_DIRECTORY, _STRICT)
     except OSError:
         return False
     try:
@@ -141,13 +141,13 @@ def _allow(folder: int, relative: str) -> bool:
     return True
 
 
-def _renamed(parent: int, name: str, target: str) -> None:
+def _rename_out(parent: int, name: str, target: str) -> None:
     try:
         os.rename(name, target, src_dir_fd=parent)
     except PermissionError:
         # Moving a folder needs write permission on it and on its parent.
         os.fchmod(parent, stat.S_IMODE(os.fstat(parent).st_mode) | 0o700)
-        _allow(parent, name)
+        _grant_owner_rights(parent, name)
         os.rename(name, target, src_dir_fd=parent)
 
 
@@ -167,7 +167,7 @@ def _remove(parent: int, name: str) -> None:
             raise OSError(errno.EBUSY, "it could not be removed", name) from None
 
 
-class _Copy:
+class _QuarantineCopy:
     """A bounded copy of files and folders to another file system, without links, devices and pipes."""
 
     def __init__(self, parent: int, name: str, target: Path) -> None:
@@ -185,7 +185,7 @@ class _Copy:
         try:
             here = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
         except OSError as error:
-            check_passing(error, name)  # without a copy, the file would be lost
+            raise_if_shortage(error, name)  # without a copy, the file would be lost
             return
         try:
             mode = os.fstat(here).st_mode
@@ -207,13 +207,13 @@ def _disarm(place: Path) -> None:
     """Make a quarantined folder harmless: git finds no repository in it, and nothing runs by its name."""
     if place.is_symlink() or not place.is_dir():
         return
-    tree = Tree(str(place))
+    tree = FolderTree(str(place))
     try:
-        tree.look()
+        tree.refresh()
     except ToolError:  # too few descriptors to look into it: close all of it
         place.chmod(0)
         return
-    for path in tree.closed():
+    for path in tree.list_closed():
         with contextlib.suppress(OSError):
             Path(path).chmod(0)
     for folder in tree.order:
@@ -237,11 +237,11 @@ _TICK_NS = 2_100_000_000
 _libc = ctypes.CDLL(None, use_errno=True)
 _BORN, _BORN_AT, _STATX_BYTES, _NO_FOLLOW = 0x800, 80, 256, 0x100
 
-Fate = Literal["same", "edited", "replaced", "gone"]
+FileFate = Literal["same", "edited", "replaced", "gone"]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class FileSnapshot:
     """The content of a regular file, with its mode and owner."""
 
     data: bytes
@@ -250,7 +250,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Original:
+class OriginalState:
     """The state of one path before a program ran.
 
     :param identity: values of :func:`os.lstat` that change with the file and its content
@@ -260,14 +260,14 @@ class Original:
     """
 
     identity: tuple[int, ...]
-    born: int | None
+    birth_ns: int | None
     folder: bool
     links: int
     settled: bool
-    kept: Kept | None
+    snapshot: FileSnapshot | None
 
 
-class Originals:
+class OriginalFiles:
     """The states of files in one folder, read again only after a change. For one thread at a time.
 
     :param root: the folder
@@ -275,10 +275,10 @@ class Originals:
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self._known: dict[str, Original] = {}
+        self._known: dict[str, OriginalState] = {}
         self._bytes = 0
 
-    def take(self, path: str) -> Original | None:
+    def remember(self, path: str) -> OriginalState | None:
         """Return the current state of ``path``; None if nothing is there."""
         try:
             status = os.lstat(path)
@@ -286,15 +286,15 @@ class Originals:
             self._forget(path)
             return None
         known = self._known.get(path)
-        identity = _identity(status)
+        identity = _file_identity(status)
         if known is not None and known.settled and known.identity == identity:
             return known
         self._forget(path)
         folder = stat.S_ISDIR(status.st_mode)
-        kept = None if folder or self._bytes >= MAX_KEPT_BYTES else read_plain(self._root, path, any_links=True)
-        original = Original(
+        kept = None if folder or self._bytes >= MAX_KEPT_BYTES else read_plain_file(self._root, path, any_links=True)
+        original = OriginalState(
             identity,
-            _birth(path),
+            _read_birth_ns(path),
             folder,
             status.st_nlink,
             folder or status.st_ctime_ns < time.time_ns() - _TICK_NS,
@@ -314,7 +314,7 @@ class Originals:
         """The number of remembered paths."""
         return len(self._known)
 
-    def fate(self, path: str, original: Original) -> Fate:
+    def find_fate(self, path: str, original: OriginalState) -> FileFate:
         """Return what happened to ``path`` since its state was taken.
 
         ``edited`` is the same file with other content. Nothing in the sandbox can have written it, since the mount
@@ -325,23 +325,23 @@ class Originals:
             status = os.lstat(path)
         except OSError:
             return "gone"
-        identity = _identity(status)
+        identity = _file_identity(status)
         if original.folder:
-            same = identity[:3] == original.identity[:3] and _birth(path) == original.born
+            same = identity[:3] == original.identity[:3] and _read_birth_ns(path) == original.birth_ns
             return "same" if same else "replaced"
         # Without the content, which is too long to read, this is the best available answer.
-        if identity == original.identity and (original.settled or original.kept is None):
+        if identity == original.identity and (original.settled or original.snapshot is None):
             return "same"
-        if original.kept is not None and self._holds(path, status, original.kept):
+        if original.snapshot is not None and self._has_content(path, status, original.snapshot):
             return "same"
-        same_file = identity[:3] == original.identity[:3] and original.born is not None
+        same_file = identity[:3] == original.identity[:3] and original.birth_ns is not None
         alone = status.st_nlink == original.links == 1
-        return "edited" if same_file and alone and _birth(path) == original.born else "replaced"
+        return "edited" if same_file and alone and _read_birth_ns(path) == original.birth_ns else "replaced"
 
-    def _holds(self, path: str, status: os.stat_result, kept: Kept) -> bool:
+    def _has_content(self, path: str, status: os.stat_result, kept: FileSnapshot) -> bool:
         if not stat.S_ISREG(status.st_mode) or status.st_size != len(kept.data):
             return False
-        now = read_plain(self._root, path, any_links=True)
+        now = read_plain_file(self._root, path, any_links=True)
         return now is not None and now.data == kept.data
 
     def identify(self, path: str) -> tuple[tuple[int, ...], int | None] | None:
@@ -350,15 +350,15 @@ class Originals:
             status = os.lstat(path)
         except OSError:
             return None
-        return _identity(status)[:3], _birth(path)
+        return _file_identity(status)[:3], _read_birth_ns(path)
 
     def _forget(self, path: str) -> None:
         known = self._known.pop(path, None)
-        if known is not None and known.kept is not None:
-            self._bytes -= len(known.kept.data)
+        if known is not None and known.snapshot is not None:
+            self._bytes -= len(known.snapshot.data)
 
 
-def read_plain(root: str, path: str, *, any_links: bool = False) -> Kept | None:
+def read_plain_file(root: str, path: str, *, any_links: bool = False) -> FileSnapshot | None:
     """Return the content of a short regular file with one name; None for everything else.
 
     It never waits for a FIFO.
@@ -369,13 +369,13 @@ def read_plain(root: str, path: str, *, any_links: bool = False) -> Kept | None:
     try:
         top = open_root(root)
     except OSError as error:
-        check_passing(error, path)
+        raise_if_shortage(error, path)
         return None
     try:
         relative = path[len(root.rstrip("/")) + 1 :]
-        descriptor = openat2(top, relative, READ | os.O_NOFOLLOW, _STRICT)
+        descriptor = openat2(top, relative, READ_FLAGS | os.O_NOFOLLOW, _STRICT)
     except OSError as error:
-        check_passing(error, path)
+        raise_if_shortage(error, path)
         return None
     finally:
         os.close(top)
@@ -386,14 +386,14 @@ def read_plain(root: str, path: str, *, any_links: bool = False) -> Kept | None:
         if status.st_nlink > 1 and not any_links:
             return None
         data = os.pread(descriptor, MAX_CONFIG_BYTES + 1, 0)
-        return Kept(data, stat.S_IMODE(status.st_mode), (status.st_uid, status.st_gid))
+        return FileSnapshot(data, stat.S_IMODE(status.st_mode), (status.st_uid, status.st_gid))
     except OSError:
         return None
     finally:
         os.close(descriptor)
 
 
-def restore(root: str, path: str, before: Kept) -> None:
+def restore_file(root: str, path: str, before: FileSnapshot) -> None:
     """Restore the earlier content of a file in one step.
 
     :raises OSError: if that fails
@@ -422,7 +422,7 @@ def restore(root: str, path: str, before: Kept) -> None:
         os.close(parent)
 
 
-def _identity(status: os.stat_result) -> tuple[int, ...]:
+def _file_identity(status: os.stat_result) -> tuple[int, ...]:
     return (
         status.st_dev,
         status.st_ino,
@@ -433,7 +433,7 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
     )
 
 
-def _birth(path: str) -> int | None:
+def _read_birth_ns(path: str) -> int | None:
     """Return when a file was made, in nanoseconds; None if unknown.
 
     It tells a file from a later one with the same inode number.

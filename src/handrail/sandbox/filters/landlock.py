@@ -30,16 +30,16 @@ REFER, TRUNCATE, IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 BIND_TCP, CONNECT_TCP = 1 << 0, 1 << 1
 SCOPE_ABSTRACT_SOCKETS, SCOPE_SIGNALS = 1 << 0, 1 << 1
 
-OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
+FILE_RIGHTS = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
 """The rights that a rule for something other than a folder may have. The kernel refuses more."""
-READING = READ_FILE | READ_DIR | EXECUTE
-WRITING = (
-    READING
+READ_RIGHTS = READ_FILE | READ_DIR | EXECUTE
+WRITE_RIGHTS = (
+    READ_RIGHTS
     | (WRITE_FILE | TRUNCATE | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_REG | MAKE_SOCK | MAKE_FIFO | MAKE_SYM)
     | REFER
 )
 """Everything except making device nodes and talking to devices."""
-DEVICES = READ_FILE | READ_DIR | WRITE_FILE | TRUNCATE | IOCTL_DEV
+DEVICE_RIGHTS = READ_FILE | READ_DIR | WRITE_FILE | TRUNCATE | IOCTL_DEV
 
 _SYSTEM = ("/usr", "/etc", "/run", "/var")
 _OF_USR = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -48,7 +48,7 @@ _PRIVATE = ("/tmp", "/dev/shm")  # noqa: S108 - the sandbox's own
 
 
 @dataclass(frozen=True, slots=True)
-class Ruleset:
+class LandlockRuleset:
     """The Landlock ruleset that the launcher passes to the kernel.
 
     :param attributes: ``struct landlock_ruleset_attr``, as long as this kernel's version
@@ -62,15 +62,15 @@ class Ruleset:
 
 
 @lru_cache(maxsize=1)
-def abi() -> int:
+def probe_abi() -> int:
     """Return the Landlock version that this kernel enforces; 0 for none."""
     found = ctypes.CDLL(None, use_errno=True).syscall(CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(1))
     return max(0, int(found))
 
 
-def ruleset(
+def build_ruleset(
     version: int, folders: Mapping[str, Literal["ro", "rw"]], *, tcp: bool = False, connect: Iterable[int] = ()
-) -> Ruleset:
+) -> LandlockRuleset:
     """Return the ruleset for a sandbox with these mounts.
 
     :param version: of this kernel, at least 1
@@ -78,20 +78,20 @@ def ruleset(
     :param tcp: whether to leave TCP in the sandbox's own network namespace unrestricted
     :param connect: the ports that may be connected to without ``tcp``
     """
-    files = handled_of_files(version)
+    files = handled_file_rights(version)
     rights = [
         ("/", READ_DIR),
-        *((path, READING) for path in (*_SYSTEM, *_beside_usr())),
+        *((path, READ_RIGHTS) for path in (*_SYSTEM, *_find_folders_beside_usr())),
         ("/proc", READ_FILE | READ_DIR),
     ]
-    rights += [("/dev", DEVICES), *((path, WRITING) for path in _PRIVATE)]
-    rights += ((path, WRITING if access == "rw" else READING) for path, access in folders.items())
+    rights += [("/dev", DEVICE_RIGHTS), *((path, WRITE_RIGHTS) for path in _PRIVATE)]
+    rights += ((path, WRITE_RIGHTS if access == "rw" else READ_RIGHTS) for path, access in folders.items())
     numbers = [files]
     if version >= 4:
         numbers.append(0 if tcp else BIND_TCP | CONNECT_TCP)
     if version >= 6:
         numbers.append(SCOPE_ABSTRACT_SOCKETS | SCOPE_SIGNALS)
-    return Ruleset(
+    return LandlockRuleset(
         struct.pack(f"={len(numbers)}Q", *numbers),
         tuple((path, wanted & files) for path, wanted in rights),
         tuple((port, CONNECT_TCP) for port in connect) if version >= 4 and not tcp else (),
@@ -99,11 +99,11 @@ def ruleset(
 
 
 @lru_cache(maxsize=1)
-def _beside_usr() -> tuple[str, ...]:
+def _find_folders_beside_usr() -> tuple[str, ...]:
     return tuple(path for path in _OF_USR if os.path.isdir(path) and not os.path.islink(path))  # noqa: PTH112, PTH114
 
 
-def handled_of_files(version: int) -> int:
+def handled_file_rights(version: int) -> int:
     """Return the rights on files that a kernel of this version can restrict."""
     bits = 13 if version < 2 else 14 if version < 3 else 15 if version < 5 else 16
     return (1 << bits) - 1

@@ -2,14 +2,14 @@
 
 The launcher sets them inside the sandbox. On bubblewrap itself, the limit on processes would count everything else that the
 user runs; inside, the kernel counts the sandbox's own. For the machine's real root the kernel counts none: only a control
-group or another user's identity (:mod:`handrail.sandbox.view.identity`) can bound it.
+group or another user's identity (:mod:`handrail.sandbox.view.sandbox_user`) can bound it.
 
 Some limits of the kernel are shared by all processes of a user, whose editor fails once a sandbox has used them up. A
 sandbox gets a part of these: as a resource limit if one exists, else as a count of its user namespace.
 
 Memory of a process is RLIMIT_DATA. RLIMIT_AS would count address space that is only reserved: with 8 GiB of it node does
 not start, while all its use and that of a JVM stay below 512 MiB of data. These limits do not count the sum over all
-processes or shared memory (:mod:`handrail.sandbox.filters.memory`).
+processes or shared memory (:mod:`handrail.sandbox.filters.memory_monitor`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from handrail.contract.sandbox import Limits
+from handrail.contract.sandbox import SandboxLimits
 
 # Control groups enforce two limits: on the processes of real root, which RLIMIT_NPROC does not count, and on memory.
 #
@@ -34,27 +34,27 @@ from handrail.contract.sandbox import Limits
 # is made next to the others at the top (cgroup v2), or below Handrail's own (v1), and removed when Handrail ends. The
 # next start removes groups of a killed one. Without the right to make a group, there are no limits, and the tier says
 # so. An ordinary user has that right only below groups that systemd gave them, where each start would wait for the
-# whole machine's forks to pause (:func:`entrance`). Such a Handrail is limited as a whole, by the group in which it is
-# started (:func:`own_bound`).
+# whole machine's forks to pause (:func:`find_entry_file`). Such a Handrail is limited as a whole, by the group in which it is
+# started (:func:`read_own_memory_limit`).
 
 _PREFIX = "handrail-"
 _SHELL = "/bin/sh"
-_ENTER = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit; shift; done; shift; exec "$@"'
-_FILES = {("pids", 1): "pids.max", ("pids", 2): "pids.max"} | {
+_ENTER_SCRIPT = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit; shift; done; shift; exec "$@"'
+_LIMIT_FILES = {("pids", 1): "pids.max", ("pids", 2): "pids.max"} | {
     ("memory", 1): "memory.limit_in_bytes",
     ("memory", 2): "memory.max",
 }
 Controller = Literal["pids", "memory"]
 
 
-class Top(NamedTuple):
+class ParentCgroup(NamedTuple):
     """A control group that can have subgroups, with the version of its hierarchy."""
 
-    place: Path
+    folder: Path
     version: int
 
 
-def groups_for(processes: int | None, memory: int | None) -> tuple[Path, ...]:
+def make_groups(processes: int | None, memory: int | None) -> tuple[Path, ...]:
     """Return the groups to enter that limit processes and memory; none if there are none, or no need.
 
     :param processes: for all sandboxes of this process with the same limits
@@ -62,14 +62,14 @@ def groups_for(processes: int | None, memory: int | None) -> tuple[Path, ...]:
     """
     if os.geteuid() != 0:
         return ()
-    found = _groups(os.getpid(), processes, memory)
+    found = _make_groups_once(os.getpid(), processes, memory)
     if not all(group.is_dir() for group in found):  # another process has removed one
-        _groups.cache_clear()
-        found = _groups(os.getpid(), processes, memory)
+        _make_groups_once.cache_clear()
+        found = _make_groups_once(os.getpid(), processes, memory)
     return found
 
 
-def started(
+def start_in_groups(
     groups: tuple[Path, ...], program: str, argv: Sequence[str], start: Callable[[str, Sequence[str]], int]
 ) -> int:
     """Start a program in these groups and return the result of ``start``.
@@ -79,36 +79,36 @@ def started(
     """
     if not groups:
         return start(program, argv)
-    thread = _inside(os.getpid(), groups)
+    thread = _get_starter(os.getpid(), groups)
     if thread is not None:
         with contextlib.suppress(RuntimeError):  # the interpreter is ending
             waiting = thread.submit(start, program, argv)
             return waiting.result()
-    return start(*command(groups, program, argv))
+    return start(*wrap_command(groups, program, argv))
 
 
-_starters: dict[tuple[int, tuple[Path, ...]], ThreadPoolExecutor | None] = {}
+_STARTER_THREADS: dict[tuple[int, tuple[Path, ...]], ThreadPoolExecutor | None] = {}
 """The threads that start programs, by process and groups; None if there cannot be one."""
 
 
-def rest() -> None:
+def end_starter_threads() -> None:
     """End the threads of this process that start programs. The next start makes new ones."""
-    for key in tuple(_starters):
-        if key[0] == os.getpid() and (thread := _starters.pop(key, None)) is not None:
+    for key in tuple(_STARTER_THREADS):
+        if key[0] == os.getpid() and (thread := _STARTER_THREADS.pop(key, None)) is not None:
             thread.shutdown()  # after its queued work
 
 
-def _inside(owner: int, groups: tuple[Path, ...]) -> ThreadPoolExecutor | None:
+def _get_starter(owner: int, groups: tuple[Path, ...]) -> ThreadPoolExecutor | None:
     """Return a thread in these groups; None if there cannot be one. A forked process gets another thread."""
     key = owner, groups
-    if key not in _starters:
-        made = _starter(groups)
-        if _starters.setdefault(key, made) is not made and made is not None:
+    if key not in _STARTER_THREADS:
+        made = _make_starter(groups)
+        if _STARTER_THREADS.setdefault(key, made) is not made and made is not None:
             made.shutdown()  # another thread was faster
-    return _starters.get(key)
+    return _STARTER_THREADS.get(key)
 
 
-def _starter(groups: tuple[Path, ...]) -> ThreadPoolExecutor | None:
+def _make_starter(groups: tuple[Path, ...]) -> ThreadPoolExecutor | None:
     """Make a thread in these groups; None if that is impossible.
 
     The kernel counts a process's memory in the groups of its first thread, and selects there for the out-of-memory
@@ -127,13 +127,13 @@ def _starter(groups: tuple[Path, ...]) -> ThreadPoolExecutor | None:
     return thread
 
 
-def command(groups: Sequence[Path], program: str, argv: Sequence[str]) -> tuple[str, list[str]]:
+def wrap_command(groups: Sequence[Path], program: str, argv: Sequence[str]) -> tuple[str, list[str]]:
     """Return the program and argv to start instead: a shell that enters the groups first."""
-    entrances = (str(entrance(group)) for group in groups)
-    return _SHELL, [_SHELL, "-c", _ENTER, _SHELL, *entrances, "--", program, *argv[1:]]
+    entrances = (str(find_entry_file(group)) for group in groups)
+    return _SHELL, [_SHELL, "-c", _ENTER_SCRIPT, _SHELL, *entrances, "--", program, *argv[1:]]
 
 
-def entrance(group: Path) -> Path:
+def find_entry_file(group: Path) -> Path:
     """Return the file through which a process with one thread, such as a shell, enters a group.
 
     ``cgroup.procs`` moves all threads of a process, so the kernel waits until no process anywhere is in the middle of a
@@ -145,18 +145,18 @@ def entrance(group: Path) -> Path:
 
 
 @lru_cache(maxsize=16)
-def _groups(owner: int, processes: int | None, memory: int | None) -> tuple[Path, ...]:
+def _make_groups_once(owner: int, processes: int | None, memory: int | None) -> tuple[Path, ...]:
     wanted: dict[Path, dict[str, int]] = {}
     counted: tuple[tuple[Controller, int | None], ...] = (("pids", processes), ("memory", memory))
     for controller, bound in counted:
-        if bound is not None and (found := top(controller)) is not None:
-            folder = found.place / f"{_PREFIX}{owner}-{processes}-{memory}"
-            wanted.setdefault(folder, {})[_FILES[controller, found.version]] = bound
-    return tuple(folder for folder, bounds in wanted.items() if _made(folder, owner, bounds))
+        if bound is not None and (found := find_parent_cgroup(controller)) is not None:
+            folder = found.folder / f"{_PREFIX}{owner}-{processes}-{memory}"
+            wanted.setdefault(folder, {})[_LIMIT_FILES[controller, found.version]] = bound
+    return tuple(folder for folder, bounds in wanted.items() if _make_group(folder, owner, bounds))
 
 
-def _made(folder: Path, owner: int, bounds: dict[str, int]) -> bool:
-    _sweep(folder.parent)
+def _make_group(folder: Path, owner: int, bounds: dict[str, int]) -> bool:
+    _remove_stale_groups(folder.parent)
     try:
         folder.mkdir(exist_ok=True)
         for name, bound in bounds.items():
@@ -165,35 +165,35 @@ def _made(folder: Path, owner: int, bounds: dict[str, int]) -> bool:
         with contextlib.suppress(OSError):
             folder.rmdir()
         return False
-    atexit.register(_removed, folder, owner)
+    atexit.register(_remove_group, folder, owner)
     return True
 
 
-def top(controller: Controller, mounts: str = "/proc/self/mountinfo", own: str = "/proc/self/cgroup") -> Top | None:
+def find_parent_cgroup(controller: Controller, mounts: str = "/proc/self/mountinfo", own: str = "/proc/self/cgroup") -> ParentCgroup | None:
     """Return the group below which a new group can limit ``controller``; None if there is none."""
-    for mounted, version, group in _hierarchies(controller, mounts, own):
+    for mounted, version, group in _find_hierarchies(controller, mounts, own):
         if version == 1:
-            return Top(group if group.is_dir() else mounted, 1)
+            return ParentCgroup(group if group.is_dir() else mounted, 1)
         with contextlib.suppress(OSError):
             if controller in (mounted / "cgroup.subtree_control").read_text().split():
-                return Top(mounted, 2)
+                return ParentCgroup(mounted, 2)
     return None
 
 
-def own_bound(mounts: str = "/proc/self/mountinfo", own: str = "/proc/self/cgroup") -> int | None:
+def read_own_memory_limit(mounts: str = "/proc/self/mountinfo", own: str = "/proc/self/cgroup") -> int | None:
     """Return the memory limit that control groups set for Handrail and its programs, in bytes; else None."""
     bounds: list[int] = []
-    for mounted, version, group in _hierarchies("memory", mounts, own):
+    for mounted, version, group in _find_hierarchies("memory", mounts, own):
         for folder in (group, *group.parents):
             if not folder.is_relative_to(mounted):
                 break
             with contextlib.suppress(OSError, ValueError):  # "max" is not a number
-                bounds.append(int((folder / _FILES["memory", version]).read_text()))
+                bounds.append(int((folder / _LIMIT_FILES["memory", version]).read_text()))
     whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min((bound for bound in bounds if bound < whole), default=None)
 
 
-def _hierarchies(controller: Controller, mounts: str, own: str) -> list[tuple[Path, int, Path]]:
+def _find_hierarchies(controller: Controller, mounts: str, own: str) -> list[tuple[Path, int, Path]]:
     """Return the hierarchies for a controller: mount point, version, and this process's group in it."""
     try:
         lines = [line.split() for line in Path(mounts).read_text().splitlines()]
@@ -214,7 +214,7 @@ def _hierarchies(controller: Controller, mounts: str, own: str) -> list[tuple[Pa
     return found
 
 
-def _sweep(place: Path) -> None:
+def _remove_stale_groups(place: Path) -> None:
     """Remove the groups of ended processes. A group with processes in it stays."""
     for left in place.glob(f"{_PREFIX}*"):
         owner = left.name.removeprefix(_PREFIX).partition("-")[0]
@@ -223,7 +223,7 @@ def _sweep(place: Path) -> None:
                 left.rmdir()
 
 
-def _removed(folder: Path, owner: int) -> None:
+def _remove_group(folder: Path, owner: int) -> None:
     if os.getpid() == owner:
         with contextlib.suppress(OSError):
             folder.rmdir()
@@ -233,29 +233,29 @@ _NO_CORE = 1
 """In bytes. 0 prevents core files but still starts the host's crash handler, as root; 1 prevents both in Linux."""
 _GRACE_S = 5
 """From SIGXCPU, which a program may catch to save its work, to SIGKILL."""
-_TAIL = 4096
+_SCANNED_BYTES = 4096
 _USERS_LIMITS: Mapping[int, int] = {
     resource.RLIMIT_SIGPENDING: 4096,
     resource.RLIMIT_MSGQUEUE: 256 * 1024,
     resource.RLIMIT_MEMLOCK: 1024 * 1024,
 }
 """Limits that the kernel counts per user: queued signals, message queues, locked memory. The maximum for a sandbox."""
-_PART = 4
+_SHARE = 4
 """The divisor for limits that a sandbox shares with its user."""
-_INOTIFY = ("instances", "watches")
+_INOTIFY_SETTINGS = ("instances", "watches")
 
 
-def rlimits(limits: Limits) -> dict[int, tuple[int, int]]:
+def build_rlimits(limits: SandboxLimits) -> dict[int, tuple[int, int]]:
     """Return the soft and hard value of each resource (``RLIMIT_*``), at most this process's own limits."""
     wanted: dict[int, tuple[int, int]] = {resource.RLIMIT_CORE: (_NO_CORE, _NO_CORE)}
     if limits.cpu_s is not None:
         wanted[resource.RLIMIT_CPU] = (limits.cpu_s, limits.cpu_s + _GRACE_S)
     for which, most in _USERS_LIMITS.items():
-        part = min(most, _part_of(resource.getrlimit(which)[0], most))
+        part = min(most, _take_share(resource.getrlimit(which)[0], most))
         wanted[which] = (part, part)
     processes = limits.processes
     if processes is not None:
-        processes = min(processes, _part_of(resource.getrlimit(resource.RLIMIT_NPROC)[0], processes))
+        processes = min(processes, _take_share(resource.getrlimit(resource.RLIMIT_NPROC)[0], processes))
     for which, value in (
         (resource.RLIMIT_DATA, limits.memory_bytes),
         (resource.RLIMIT_NPROC, processes),
@@ -264,61 +264,61 @@ def rlimits(limits: Limits) -> dict[int, tuple[int, int]]:
     ):
         if value is not None:
             wanted[which] = (value, value)
-    return {which: _at_most(which, *bounds) for which, bounds in wanted.items()}
+    return {which: _clamp_limit(which, *bounds) for which, bounds in wanted.items()}
 
 
 @lru_cache(maxsize=1)
-def user_counts() -> tuple[tuple[str, int], ...]:
+def read_inotify_limits() -> tuple[tuple[str, int], ...]:
     """Return the settings of a sandbox's user namespace that limit inotify instances and watches.
 
     Each is a file below ``/proc/sys/user`` with its number: a share of the user's limit. Linux has these files since
     4.11; without them the result is empty.
     """
     found: list[tuple[str, int]] = []
-    for kind in _INOTIFY:
+    for kind in _INOTIFY_SETTINGS:
         setting = Path(f"/proc/sys/user/max_inotify_{kind}")
         try:
             whole = int(Path(f"/proc/sys/fs/inotify/max_user_{kind}").read_text())
         except (OSError, ValueError):
             continue
         if setting.exists():
-            found.append((str(setting), max(1, whole // _PART)))
+            found.append((str(setting), max(1, whole // _SHARE)))
     return tuple(found)
 
 
-def memory_of_call(limits: Limits) -> int | None:
+def compute_call_memory(limits: SandboxLimits) -> int | None:
     """Return the memory limit of one sandbox in bytes, at most the limit of all sandboxes."""
-    return None if limits.call_memory_bytes is None else min(limits.call_memory_bytes, memory_of_all())
+    return None if limits.call_memory_bytes is None else min(limits.call_memory_bytes, compute_total_memory())
 
 
 @lru_cache(maxsize=1)
-def memory_of_all() -> int:
+def compute_total_memory() -> int:
     """Return the memory limit of all sandboxes of one Handrail, in bytes: three quarters of the memory."""
-    return (own_bound() or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) // 4 * 3
+    return (read_own_memory_limit() or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) // 4 * 3
 
 
-def _part_of(whole: int, otherwise: int) -> int:
-    return otherwise if whole == resource.RLIM_INFINITY else max(1, whole // _PART)
+def _take_share(whole: int, otherwise: int) -> int:
+    return otherwise if whole == resource.RLIM_INFINITY else max(1, whole // _SHARE)
 
 
-def _at_most(which: int, soft: int, hard: int) -> tuple[int, int]:
+def _clamp_limit(which: int, soft: int, hard: int) -> tuple[int, int]:
     ceiling = resource.getrlimit(which)[1]
     if ceiling == resource.RLIM_INFINITY:
         return soft, hard
     return min(soft, ceiling), min(hard, ceiling)
 
 
-class Bound(NamedTuple):
+class ReachedLimit(NamedTuple):
     """A limit that a program reached, in words.
 
     If not ``sure``, the limit is only a guess from the program's output, and the words say so.
     """
 
-    about: str
-    sure: bool
+    text: str
+    is_certain: bool
 
 
-def ended_by(code: int, said: bytes) -> Bound | None:
+def find_reached_limit(code: int, said: bytes) -> ReachedLimit | None:
     """Return the limit that ended a program, as far as its exit code and last output show; else None.
 
     :param code: as from :meth:`handrail.contract.sandbox.Process.wait`, or from a shell
@@ -326,25 +326,25 @@ def ended_by(code: int, said: bytes) -> Bound | None:
     """
     if code == 0:
         return None
-    if (known := _SIGNALS.get(-code if code < 0 else code - 128)) is not None:
-        return Bound(known, sure=True)
-    tail = said[-_TAIL:]
-    return next((Bound(about, sure=False) for pattern, about in _WORDS if pattern.search(tail)), None)
+    if (known := _SIGNAL_TEXTS.get(-code if code < 0 else code - 128)) is not None:
+        return ReachedLimit(known, is_certain=True)
+    tail = said[-_SCANNED_BYTES:]
+    return next((ReachedLimit(about, is_certain=False) for pattern, about in _MESSAGE_PATTERNS if pattern.search(tail)), None)
 
 
-def _setting(name: str) -> str:
+def _format_setting(name: str) -> str:
     return f"the operator sets it as sandbox.{name}"
 
 
-_SIGNALS: Mapping[int, str] = {
-    signal.SIGXCPU: f"it has used up the processor time of one process ({_setting('cpu_s')})",
-    signal.SIGXFSZ: f"it has written a file of the maximum length ({_setting('file_mib')})",
+_SIGNAL_TEXTS: Mapping[int, str] = {
+    signal.SIGXCPU: f"it has used up the processor time of one process ({_format_setting('cpu_s')})",
+    signal.SIGXFSZ: f"it has written a file of the maximum length ({_format_setting('file_mib')})",
     signal.SIGSYS: (
         "it made a system call of another architecture, and only programs for this machine run in a sandbox"
     ),
 }
-_WORDS = tuple(
-    (re.compile(pattern), f"it perhaps reached the limit on {about} ({_setting(setting)})")
+_MESSAGE_PATTERNS = tuple(
+    (re.compile(pattern), f"it perhaps reached the limit on {about} ({_format_setting(setting)})")
     for pattern, setting, about in (
         (
             rb"(?i)cannot allocate memory|\bout of memory|MemoryError|bad_alloc|\bENOMEM\b",

@@ -101,7 +101,7 @@ NOT_PERMITTED = (
 )
 """Answered with EPERM."""
 
-NOT_THERE = (
+NOT_IMPLEMENTED = (
     *("clone3", "io_uring_setup", "io_uring_enter", "io_uring_register", "openat2"),
     # requests that share one limit on the whole machine, such as 65,536
     "io_setup",
@@ -110,14 +110,14 @@ NOT_THERE = (
 )
 """Calls that return ENOSYS, so that libraries fall back to calls that the filter can inspect."""
 
-LONGEST_SEGMENT = 64 * 1024
+MAX_SEGMENT_BYTES = 64 * 1024
 """The limit of a System V segment, in bytes. PostgreSQL needs a page. A namespace has 4,096 segments: as much as /tmp.
 """
 HUGE_PAGES = 0o4000
 """SHM_HUGETLB: the segment uses whole huge pages, however short it is."""
-MOST_SEMAPHORES = 16
+MAX_SEMAPHORES = 16
 """The limit of one System V set. A namespace has 32,000 sets, and each semaphore uses 64 bytes or more."""
-SET_PIPE_SIZE, LONGEST_PIPE = 1031, 64 * 1024
+SET_PIPE_SIZE, MAX_PIPE_BYTES = 1031, 64 * 1024
 """F_SETPIPE_SZ of fcntl(2), and the default length of a pipe. All pipes of a user share one limit."""
 
 NEW_NAMESPACES = 0x7E02_0000
@@ -126,13 +126,13 @@ PERSONALITIES = (0x0, 0x8, 0x2_0000, 0x2_0008, 0xFFFF_FFFF)
 TERMINAL_COMMANDS = (0x5412, 0x541C, 0x5423)
 """TIOCSTI and TIOCLINUX type for the user; TIOCSETD loads line disciplines."""
 SET_ID_BITS = 0o6000
-CREATES = 0x40_0040
+CREATE_FLAGS = 0x40_0040
 """O_CREAT and the bit of O_TMPFILE: open(2) has a mode only with one of them."""
 MODE_ARGUMENTS: Mapping[str, int] = MappingProxyType(
     {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mknod": 1, "mknodat": 2}
 )
 """Calls that set a file's mode. They are denied set-uid and set-gid bits, which would also hold outside."""
-OPENS: Mapping[str, tuple[int, int]] = MappingProxyType({"open": (1, 2), "openat": (2, 3)})
+OPEN_CALLS: Mapping[str, tuple[int, int]] = MappingProxyType({"open": (1, 2), "openat": (2, 3)})
 """Calls that may create a file: the positions of their flags and mode."""
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 SOCKET_TYPES = (1, 2)
@@ -143,14 +143,14 @@ NETLINK_ROUTE = 0
 """The only permitted netlink protocol, which getifaddrs(3) uses."""
 
 
-def machine() -> Machine | None:
+def detect_machine() -> Machine | None:
     """Return this machine's architecture if a filter for it exists; else None."""
     found = os.uname().machine
     return found if found in ("x86_64", "aarch64") else None
 
 
 @lru_cache(maxsize=8)
-def program(name: Machine | None = None, *, unix_sockets: bool = False) -> bytes:
+def build_filter(name: Machine | None = None, *, unix_sockets: bool = False) -> bytes:
     """Return the filter as an array of ``struct sock_filter``, the form that ``bwrap --seccomp FD`` reads.
 
     :param name: the architecture; this machine's by default
@@ -158,13 +158,13 @@ def program(name: Machine | None = None, *, unix_sockets: bool = False) -> bytes
         folder they see
     :raises ValueError: if there is no filter for this machine
     """
-    chosen = name or machine()
+    chosen = name or detect_machine()
     if chosen is None:
         raise ValueError(f"No system call filter exists for {os.uname().machine}. Use x86_64 or aarch64.")
-    return _assembled(_whole(chosen, unix_sockets=unix_sockets))
+    return _assemble(_build_steps(chosen, unix_sockets=unix_sockets))
 
 
-class Step(NamedTuple):
+class BpfInstruction(NamedTuple):
     """One instruction. Jumps name labels; ``""`` is the next instruction. A negative code marks a label."""
 
     code: int
@@ -179,135 +179,135 @@ _EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45
 _NUMBER_AT, _MACHINE_AT, _ARGUMENTS_AT = 0, 4, 16
 
 
-def _refused(number: int) -> Step:
-    return Step(_RETURN, _ERRNO | number)
+def _deny(number: int) -> BpfInstruction:
+    return BpfInstruction(_RETURN, _ERRNO | number)
 
 
-def _argument(index: int) -> Step:
+def _load_argument(index: int) -> BpfInstruction:
     """Load the lower half of an argument, the only part that the kernel uses where these are read."""
-    return Step(_LOAD, _ARGUMENTS_AT + 8 * index)
+    return BpfInstruction(_LOAD, _ARGUMENTS_AT + 8 * index)
 
 
-def _upper_half(index: int) -> Step:
-    return Step(_LOAD, _ARGUMENTS_AT + 8 * index + 4)
+def _load_upper_half(index: int) -> BpfInstruction:
+    return BpfInstruction(_LOAD, _ARGUMENTS_AT + 8 * index + 4)
 
 
-def _label(name: str) -> Step:
-    return Step(-1, label=name)
+def _label(name: str) -> BpfInstruction:
+    return BpfInstruction(-1, label=name)
 
 
-def _whole(name: Machine, *, unix_sockets: bool) -> list[Step]:
+def _build_steps(name: Machine, *, unix_sockets: bool) -> list[BpfInstruction]:
     numbers = NUMBERS[name]
-    leaves: dict[int, Step] = {}
+    leaves: dict[int, BpfInstruction] = {}
     for call in NOT_PERMITTED:
         if call in numbers:
-            leaves[numbers[call]] = _refused(errno.EPERM)
-    for call in NOT_THERE:
-        leaves[numbers[call]] = _refused(errno.ENOSYS)
-    sections: list[Step] = []
-    for call, steps in _looked_into(unix_sockets=unix_sockets).items():
+            leaves[numbers[call]] = _deny(errno.EPERM)
+    for call in NOT_IMPLEMENTED:
+        leaves[numbers[call]] = _deny(errno.ENOSYS)
+    sections: list[BpfInstruction] = []
+    for call, steps in _build_argument_checks(unix_sockets=unix_sockets).items():
         if call in numbers:
-            leaves[numbers[call]] = Step(_JUMP, yes=call)
+            leaves[numbers[call]] = BpfInstruction(_JUMP, yes=call)
             sections += [_label(call), *steps]
     # x32 calls have bit 30 set, so they are beyond the last too.
-    bounds: dict[int, Step] = {LAST_KNOWN + 1: _refused(errno.ENOSYS)}
-    allowed = Step(_RETURN, ALLOW)
+    bounds: dict[int, BpfInstruction] = {LAST_KNOWN + 1: _deny(errno.ENOSYS)}
+    allowed = BpfInstruction(_RETURN, ALLOW)
     for number, leaf in leaves.items():
         bounds[number] = leaf
         if number + 1 not in leaves and number < LAST_KNOWN:
             bounds[number + 1] = allowed
     bounds.setdefault(0, allowed)
     return [
-        Step(_LOAD, _MACHINE_AT),
-        Step(_EQUAL, _AUDIT[name], yes="native"),
-        Step(_RETURN, KILL),
+        BpfInstruction(_LOAD, _MACHINE_AT),
+        BpfInstruction(_EQUAL, _AUDIT[name], yes="native"),
+        BpfInstruction(_RETURN, KILL),
         _label("native"),
-        Step(_LOAD, _NUMBER_AT),
-        *_searched(sorted(bounds.items())),
+        BpfInstruction(_LOAD, _NUMBER_AT),
+        *_build_search(sorted(bounds.items())),
         *sections,
         _label("allow"),
         allowed,
         _label("refuse"),
-        _refused(errno.EPERM),
+        _deny(errno.EPERM),
         _label("family"),
-        _refused(errno.EAFNOSUPPORT),
+        _deny(errno.EAFNOSUPPORT),
         _label("protocol"),
-        _refused(errno.EPROTONOSUPPORT),
+        _deny(errno.EPROTONOSUPPORT),
     ]
 
 
-def _searched(bounds: Sequence[tuple[int, Step]]) -> list[Step]:
+def _build_search(bounds: Sequence[tuple[int, BpfInstruction]]) -> list[BpfInstruction]:
     """Return a binary search: the leaf of each bound applies to the numbers from it up to the next bound."""
     if len(bounds) == 1:
         return [bounds[0][1]]
     middle = len(bounds) // 2
     upper = f"from {bounds[middle][0]}"
     return [
-        Step(_AT_LEAST, bounds[middle][0], yes=upper),
-        *_searched(bounds[:middle]),
+        BpfInstruction(_AT_LEAST, bounds[middle][0], yes=upper),
+        *_build_search(bounds[:middle]),
         _label(upper),
-        *_searched(bounds[middle:]),
+        *_build_search(bounds[middle:]),
     ]
 
 
-def _looked_into(*, unix_sockets: bool) -> dict[str, list[Step]]:
+def _build_argument_checks(*, unix_sockets: bool) -> dict[str, list[BpfInstruction]]:
     """Return the instructions for the calls that are decided by their arguments."""
-    found: dict[str, list[Step]] = {
-        "clone": [_argument(0), Step(_ANY_BIT, NEW_NAMESPACES, yes="refuse", no="allow")],
-        "personality": [_argument(0), *_one_of(PERSONALITIES, "allow", "refuse")],
-        "ioctl": [_argument(1), *_one_of(TERMINAL_COMMANDS, "refuse", "allow")],
+    found: dict[str, list[BpfInstruction]] = {
+        "clone": [_load_argument(0), BpfInstruction(_ANY_BIT, NEW_NAMESPACES, yes="refuse", no="allow")],
+        "personality": [_load_argument(0), *_jump_if_any(PERSONALITIES, "allow", "refuse")],
+        "ioctl": [_load_argument(1), *_jump_if_any(TERMINAL_COMMANDS, "refuse", "allow")],
         "shmget": [
-            _upper_half(1),
-            Step(_EQUAL, 0, no="refuse"),
-            _argument(1),
-            Step(_AT_LEAST, LONGEST_SEGMENT + 1, yes="refuse"),
-            _argument(2),
-            Step(_ANY_BIT, HUGE_PAGES, yes="refuse", no="allow"),
+            _load_upper_half(1),
+            BpfInstruction(_EQUAL, 0, no="refuse"),
+            _load_argument(1),
+            BpfInstruction(_AT_LEAST, MAX_SEGMENT_BYTES + 1, yes="refuse"),
+            _load_argument(2),
+            BpfInstruction(_ANY_BIT, HUGE_PAGES, yes="refuse", no="allow"),
         ],
-        "semget": [_argument(1), Step(_AT_LEAST, MOST_SEMAPHORES + 1, yes="refuse", no="allow")],
+        "semget": [_load_argument(1), BpfInstruction(_AT_LEAST, MAX_SEMAPHORES + 1, yes="refuse", no="allow")],
         "fcntl": [
-            _argument(1),
-            Step(_EQUAL, SET_PIPE_SIZE, yes="", no="allow"),
-            _argument(2),
-            Step(_AT_LEAST, LONGEST_PIPE + 1, yes="refuse", no="allow"),
+            _load_argument(1),
+            BpfInstruction(_EQUAL, SET_PIPE_SIZE, yes="", no="allow"),
+            _load_argument(2),
+            BpfInstruction(_AT_LEAST, MAX_PIPE_BYTES + 1, yes="refuse", no="allow"),
         ],
-        "socketpair": [_argument(0), Step(_EQUAL, AF_UNIX, yes="allow", no="family")],
+        "socketpair": [_load_argument(0), BpfInstruction(_EQUAL, AF_UNIX, yes="allow", no="family")],
         "socket": [
-            _argument(0),
-            Step(_EQUAL, AF_UNIX, yes="allow" if unix_sockets else "family"),
-            Step(_EQUAL, AF_NETLINK, yes="netlink"),
-            *_one_of((AF_INET, AF_INET6), "internet", "family"),
+            _load_argument(0),
+            BpfInstruction(_EQUAL, AF_UNIX, yes="allow" if unix_sockets else "family"),
+            BpfInstruction(_EQUAL, AF_NETLINK, yes="netlink"),
+            *_jump_if_any((AF_INET, AF_INET6), "internet", "family"),
             _label("netlink"),
-            _argument(2),
-            Step(_EQUAL, NETLINK_ROUTE, yes="allow", no="protocol"),
+            _load_argument(2),
+            BpfInstruction(_EQUAL, NETLINK_ROUTE, yes="allow", no="protocol"),
             _label("internet"),
-            _argument(1),
-            Step(_AND, 0xF),  # without SOCK_CLOEXEC and SOCK_NONBLOCK
-            *_one_of(SOCKET_TYPES, "kind", "refuse"),
+            _load_argument(1),
+            BpfInstruction(_AND, 0xF),  # without SOCK_CLOEXEC and SOCK_NONBLOCK
+            *_jump_if_any(SOCKET_TYPES, "kind", "refuse"),
             _label("kind"),
-            _argument(2),
-            *_one_of(PROTOCOLS, "allow", "protocol"),
+            _load_argument(2),
+            *_jump_if_any(PROTOCOLS, "allow", "protocol"),
         ],
     }
     for call, mode in MODE_ARGUMENTS.items():
-        found[call] = [_argument(mode), Step(_ANY_BIT, SET_ID_BITS, yes="refuse", no="allow")]
-    for call, (flags, mode) in OPENS.items():
+        found[call] = [_load_argument(mode), BpfInstruction(_ANY_BIT, SET_ID_BITS, yes="refuse", no="allow")]
+    for call, (flags, mode) in OPEN_CALLS.items():
         found[call] = [
-            _argument(flags),
-            Step(_ANY_BIT, CREATES, yes="", no="allow"),
-            _argument(mode),
-            Step(_ANY_BIT, SET_ID_BITS, yes="refuse", no="allow"),
+            _load_argument(flags),
+            BpfInstruction(_ANY_BIT, CREATE_FLAGS, yes="", no="allow"),
+            _load_argument(mode),
+            BpfInstruction(_ANY_BIT, SET_ID_BITS, yes="refuse", no="allow"),
         ]
     return found
 
 
-def _one_of(values: Sequence[int], yes: str, no: str) -> list[Step]:
-    return [*(Step(_EQUAL, value, yes=yes) for value in values[:-1]), Step(_EQUAL, values[-1], yes=yes, no=no)]
+def _jump_if_any(values: Sequence[int], yes: str, no: str) -> list[BpfInstruction]:
+    return [*(BpfInstruction(_EQUAL, value, yes=yes) for value in values[:-1]), BpfInstruction(_EQUAL, values[-1], yes=yes, no=no)]
 
 
-def _assembled(steps: Sequence[Step]) -> bytes:
+def _assemble(steps: Sequence[BpfInstruction]) -> bytes:
     places: dict[str, int] = {}
-    real: list[Step] = []
+    real: list[BpfInstruction] = []
     for step in steps:
         if step.code < 0:
             places[step.label] = len(real)

@@ -21,18 +21,18 @@ from ipaddress import AddressValueError, IPv4Address, IPv4Network, IPv6Address, 
 from typing import Protocol
 
 from handrail.contract.errors import ToolError
-from handrail.contract.text.hosts import Address, Host, bracketed, grants_address
+from handrail.contract.text.hosts import Address, HostAddress, bracket_host, grants_address
 from handrail.contract.tool.requires import CapabilitySet
 
-Gate = Callable[[str, int], str | None]
+HostGate = Callable[[str, int], str | None]
 """A function that evaluates the rules for a host (an IPv6 address in brackets) and port: the reason for a denial, or
 None."""
 
 RESOLVE_S = 10.0
 CONNECT_S = 10.0
 """For each address."""
-_MOST_DIALLED = 8
-_MOST_LOOKUPS = 32
+_MAX_DIALLED = 8
+_MAX_LOOKUPS = 32
 
 _METADATA = frozenset(
     ip_address(text)
@@ -49,7 +49,7 @@ _6TO4, _TEREDO = IPv6Network("2002::/16"), IPv6Network("2001::/32")
 _ISATAP = (0x00005EFE, 0x02005EFE)
 
 
-class Resolver(Protocol):
+class HostResolver(Protocol):
     """A resolver of host names."""
 
     async def resolve(self, name: str) -> Sequence[str]:
@@ -65,16 +65,16 @@ class SystemResolver:
 
     def __init__(self, timeout_s: float = RESOLVE_S) -> None:
         self._timeout_s = timeout_s
-        self._under_way = 0
+        self._pending = 0
 
     async def resolve(self, name: str) -> Sequence[str]:
-        if self._under_way >= _MOST_LOOKUPS:
+        if self._pending >= _MAX_LOOKUPS:
             raise OSError("too many host names are being resolved at once")
         loop = asyncio.get_running_loop()
         found: asyncio.Future[list[str]] = loop.create_future()
 
         def settle(addresses: list[str], error: OSError | None) -> None:
-            self._under_way -= 1
+            self._pending -= 1
             if not found.done():
                 found.set_result(addresses) if error is None else found.set_exception(error)
 
@@ -91,7 +91,7 @@ class SystemResolver:
             with contextlib.suppress(RuntimeError):  # the loop is closed, and no task waits
                 loop.call_soon_threadsafe(settle, addresses, failure)
 
-        self._under_way += 1
+        self._pending += 1
         threading.Thread(target=look_up, name="handrail-resolve", daemon=True).start()
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -101,14 +101,14 @@ class SystemResolver:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class CheckedRoute:
     """A host that may be reached, with its checked addresses."""
 
-    host: Host
+    host: HostAddress
     addresses: tuple[Address, ...]
 
 
-class Egress:
+class EgressCheck:
     """A check of hosts and addresses for one capability set.
 
     :param gate: evaluates the rules, in addition to the set
@@ -118,8 +118,8 @@ class Egress:
     def __init__(
         self,
         capabilities: CapabilitySet,
-        gate: Gate | None = None,
-        resolver: Resolver | None = None,
+        gate: HostGate | None = None,
+        resolver: HostResolver | None = None,
         is_own: Callable[[Address], bool] | None = None,
     ) -> None:
         self._capabilities = capabilities
@@ -127,10 +127,10 @@ class Egress:
         self._resolver = resolver or SystemResolver()
         self._is_own = is_own or is_own_address
 
-    def refusal(self, host: Host) -> str | None:
+    def explain_refusal(self, host: HostAddress) -> str | None:
         """Return why ``host`` (with its port) must not be reached, by its name alone; None if it may be."""
         assert host.port is not None
-        if self._gate is not None and (refused := self._gate(bracketed(host.name), host.port)) is not None:
+        if self._gate is not None and (refused := self._gate(bracket_host(host.name), host.port)) is not None:
             return refused
         layer = self._capabilities.refusing_layer("net.fetch", str(host))
         if layer is None:
@@ -140,20 +140,20 @@ class Egress:
             f'to `requires`, as in {{"net": {{"hosts": ["{host}"]}}}}.'
         )
 
-    async def way(self, host: Host) -> Way:
+    async def check_route(self, host: HostAddress) -> CheckedRoute:
         """Authorise ``host``, resolve it once, and check all its addresses.
 
         :raises ToolError: ``denied`` with the reason, ``backend`` if the name cannot be resolved
         """
-        if (refused := self.refusal(host)) is not None:
+        if (refused := self.explain_refusal(host)) is not None:
             raise ToolError(refused, kind="denied")
-        addresses = (host.address,) if host.address is not None else await self._addresses(host)
+        addresses = (host.address,) if host.address is not None else await self._resolve_addresses(host)
         for address in addresses:
-            if (refused := self._refusal_of_address(host, address)) is not None:
+            if (refused := self._explain_address_refusal(host, address)) is not None:
                 raise ToolError(refused, kind="denied")
-        return Way(host, addresses[:_MOST_DIALLED])
+        return CheckedRoute(host, addresses[:_MAX_DIALLED])
 
-    async def dial(self, way: Way, timeout_s: float = CONNECT_S) -> socket.socket:
+    async def dial(self, way: CheckedRoute, timeout_s: float = CONNECT_S) -> socket.socket:
         """Return a connected, non-blocking socket to one of the checked addresses.
 
         :param timeout_s: for each address
@@ -188,7 +188,7 @@ class Egress:
             kind="backend",
         )
 
-    async def _addresses(self, host: Host) -> tuple[Address, ...]:
+    async def _resolve_addresses(self, host: HostAddress) -> tuple[Address, ...]:
         try:
             texts = await self._resolver.resolve(host.name)
         except OSError as error:
@@ -210,14 +210,14 @@ class Egress:
             )
         return tuple(addresses)
 
-    def _refusal_of_address(self, host: Host, address: Address) -> str | None:
-        fault = fault_in_address(address)
+    def _explain_address_refusal(self, host: HostAddress, address: Address) -> str | None:
+        fault = explain_blocked_address(address)
         if fault is None and self._is_own(address):
             fault = "an address of this machine"
         if fault is None:
             return None
         assert host.port is not None
-        literal = f"{bracketed(str(address))}:{host.port}"
+        literal = f"{bracket_host(str(address))}:{host.port}"
         for layer in self._capabilities.layers:
             if not any(grants_address(pattern, address, host.port) for pattern in layer.hosts):
                 leads = f"{host}" if host.address is not None else f"{host} resolves to {address}, which"
@@ -227,25 +227,25 @@ class Egress:
                     f'["{literal}"]}}}}.'
                 )
         if host.address is None and self._gate is not None:
-            return self._gate(bracketed(str(address)), host.port)
+            return self._gate(bracket_host(str(address)), host.port)
         return None
 
 
-def fault_in_address(address: Address) -> str | None:
+def explain_blocked_address(address: Address) -> str | None:
     """Return why ``address`` needs a literal grant; None for a public address."""
     if address in _METADATA:
         return "the address of a cloud's metadata service"
     if isinstance(address, IPv4Address):
-        return _fault_by_range(address, any(address in network for network in _V4_REFUSED))
-    for inner in embedded(address):
-        if (fault := fault_in_address(inner)) is not None:
+        return _explain_blocked_range(address, any(address in network for network in _V4_REFUSED))
+    for inner in extract_ipv4(address):
+        if (fault := explain_blocked_address(inner)) is not None:
             return f"another form of {inner}, {fault}"
     if address in _NAT64:
         return None
-    return _fault_by_range(address, address not in _V6_UNICAST or any(address in network for network in _V6_REFUSED))
+    return _explain_blocked_range(address, address not in _V6_UNICAST or any(address in network for network in _V6_REFUSED))
 
 
-def _fault_by_range(address: Address, refused: bool) -> str | None:
+def _explain_blocked_range(address: Address, refused: bool) -> str | None:
     """Return why an address is not public; None if it is.
 
     :param refused: whether it lies in a denied range, or outside the permitted ones
@@ -257,7 +257,7 @@ def _fault_by_range(address: Address, refused: bool) -> str | None:
     return None
 
 
-def embedded(address: IPv6Address) -> list[IPv4Address]:
+def extract_ipv4(address: IPv6Address) -> list[IPv4Address]:
     """Return the IPv4 addresses that ``address`` may be another form of."""
     bits = int(address)
     found: list[int] = []

@@ -35,20 +35,20 @@ from pathlib import Path
 from typing import Literal
 
 from handrail.contract.sandbox import SHELL_ARGV
-from handrail.origins.programs import ProgramRefused, own_interpreter
+from handrail.origins.programs import ProgramRefused, find_own_interpreter
 from handrail.sandbox.filters import landlock
-from handrail.sandbox.filters.landlock import Ruleset
+from handrail.sandbox.filters.landlock import LandlockRuleset
 from handrail.sandbox.view import mount_table
 from handrail.sandbox.view.mount_table import MountTable
 
-Mode = Literal["exec", "shell"]
+LaunchMode = Literal["exec", "shell"]
 """``exec``: the launcher starts a program. ``shell``: it becomes bash, which reads a text."""
 
 PERL = "/usr/bin/perl"
 _EVALUATED = ("describer.pl", "watcher.pl", "mount_changes.pl")
-LONGEST_ARGUMENT = 32 * 4096 - 1
+MAX_ARGUMENT_BYTES = 32 * 4096 - 1
 """The limit of execve(2) for one argument, in bytes."""
-LONGEST_TEXT = LONGEST_ARGUMENT - 4096
+MAX_TEXT_BYTES = MAX_ARGUMENT_BYTES - 4096
 """A longer shell text is passed in the letter and evaluated, since no argument can hold it."""
 
 _PRLIMIT = {
@@ -104,7 +104,7 @@ _OF_THE_SHELL = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Launcher:
+class LauncherProgram:
     """A program that can be a sandbox's first process. Its descriptors are appended to ``argv``."""
 
     name: Literal["perl", "python"]
@@ -112,39 +112,39 @@ class Launcher:
 
 
 @lru_cache(maxsize=1)
-def find() -> Launcher | None:
+def find_launcher() -> LauncherProgram | None:
     """Return the launcher for this machine; None without perl and without an interpreter in the sandbox."""
-    return perl() or python()
+    return find_perl_launcher() or find_python_launcher()
 
 
-def perl() -> Launcher | None:
+def find_perl_launcher() -> LauncherProgram | None:
     """Return the launcher in Perl; None if it cannot be used here."""
     if platform.machine() not in _PRLIMIT or not os.access(PERL, os.X_OK):
         return None
-    return Launcher("perl", (PERL, "-f", "-e", _source("launcher.pl"), "--", *map(_source, _EVALUATED)))
+    return LauncherProgram("perl", (PERL, "-f", "-e", _read_source("launcher.pl"), "--", *map(_read_source, _EVALUATED)))
 
 
-def python() -> Launcher | None:
+def find_python_launcher() -> LauncherProgram | None:
     """Return the launcher for the interpreter that runs Handrail, which is mounted with the toolchains."""
     try:
-        interpreter = os.path.realpath(own_interpreter())
+        interpreter = os.path.realpath(find_own_interpreter())
     except ProgramRefused:
         return None
-    return Launcher("python", (interpreter, "-I", "-S", "-c", _source("launcher_python.py")))
+    return LauncherProgram("python", (interpreter, "-I", "-S", "-c", _read_source("launcher_python.py")))
 
 
-def _source(name: str) -> str:
+def _read_source(name: str) -> str:
     return Path(__file__).with_name(name).read_text("utf-8")
 
 
 @lru_cache(maxsize=1)
-def _own_namespaces() -> str:
+def _read_own_namespaces() -> str:
     return " ".join(str(Path("/proc/self/ns", kind).readlink()) for kind in _NAMESPACES)
 
 
-def preparation(
-    mode: Mode,
-    ruleset: Ruleset | None,
+def encode_preparation(
+    mode: LaunchMode,
+    ruleset: LandlockRuleset | None,
     limits: Mapping[int, tuple[int, int]],
     environment: Mapping[str, str],
     *,
@@ -172,13 +172,13 @@ def preparation(
             for item in ("port", struct.pack("=Q", port), struct.pack("=Q", rights))
         )
     table = table or MountTable()
-    looked = mount_table.looked_at(table)
+    looked = mount_table.list_checked_paths(table)
     folders = dict.fromkeys(path[: path.rindex("/") + 1] for path in table.kept)
     items: list[str | bytes] = [
         mode,
-        _own_namespaces(),
+        _read_own_namespaces(),
         b"" if ruleset is None else ruleset.attributes,
-        struct.pack("=Q", landlock.OF_FILES),
+        struct.pack("=Q", landlock.FILE_RIGHTS),
         str(_PRLIMIT.get(platform.machine(), 0)),
         str(_SETSID.get(platform.machine(), 1)) if terminal else "0",
         str(_CAPSET.get(platform.machine(), 0)),
@@ -190,27 +190,27 @@ def preparation(
         *(str(len(folders)), *folders),
     ]
     if mode == "shell":
-        items += (_BOOT, *_pairs(environment))
-    return _part(items)
+        items += (_BOOT, *_format_environment(environment))
+    return _encode_part(items)
 
 
-def program_call(folder: str, argv: Sequence[str], environment: Mapping[str, str]) -> bytes:
+def encode_program_call(folder: str, argv: Sequence[str], environment: Mapping[str, str]) -> bytes:
     """Return the message that starts a program."""
-    return b"g" + _part([folder, str(len(argv)), *argv, *_pairs(environment)])
+    return b"g" + _encode_part([folder, str(len(argv)), *argv, *_format_environment(environment)])
 
 
-def shell_call(folder: str, text: str) -> bytes:
+def encode_shell_call(folder: str, text: str) -> bytes:
     """Return the message that starts a waiting shell's text.
 
     :param folder: the folder to enter first; empty to stay
     """
-    evaluated = is_plain(text) or len(os.fsencode(text)) > LONGEST_TEXT
+    evaluated = is_plain_text(text) or len(os.fsencode(text)) > MAX_TEXT_BYTES
     if evaluated and not folder:
         return b"e" + os.fsencode(text)
     return os.fsencode(f"g{'e' if evaluated else 'x'}{folder}\0{text}")
 
 
-def shell_text(argv: Sequence[str], environment: Iterable[str]) -> str | None:
+def find_shell_text(argv: Sequence[str], environment: Iterable[str]) -> str | None:
     """Return the text of an ``argv`` that runs bash on one text, if bash can start before; else None."""
     if len(argv) != len(SHELL_ARGV) + 1 or tuple(argv[:-1]) != SHELL_ARGV:
         return None
@@ -228,7 +228,7 @@ _PLAIN = re.compile(
     rf"\s*+{_COMMAND}(?>(?:[ \t]*+(?:&&|\|\||;|\||\n)[ \t\n]*+{_COMMAND})*)[ \t]*+;?\s*+",
     re.ASCII,
 )
-_TELLING = re.compile(
+_REVEALING = re.compile(
     r"(?<![\w-])(?:if|then|elif|else|fi|for|while|until|do|done|case|esac|select|function|time|coproc|"
     r"set|shopt|eval|source|trap|exec|builtin|command|enable|alias)(?![\w-])|\[\[|\]\]|(?:^|[;&|\n])[ \t]*\.(?![\w./-])|"
     r"(?<![\w.,/:@%+=^~*?\[\]'\"-])[A-Za-z_]\w*\[",  # a possible array name is read up to its closing bracket
@@ -236,20 +236,20 @@ _TELLING = re.compile(
 )
 
 
-def is_plain(text: str) -> bool:
+def is_plain_text(text: str) -> bool:
     """Return whether ``text`` behaves the same when it is evaluated and when a shell is started with it.
 
     The differences would be a syntax error, which names ``eval``, and the depth that tracing shows. So only texts that
     surely have neither are plain: plain and quoted words, redirections and the separators between commands.
     """
-    return len(text) <= 4096 and _PLAIN.fullmatch(text) is not None and _TELLING.search(text) is None
+    return len(text) <= 4096 and _PLAIN.fullmatch(text) is not None and _REVEALING.search(text) is None
 
 
-def _pairs(environment: Mapping[str, str]) -> Iterable[str]:
+def _format_environment(environment: Mapping[str, str]) -> Iterable[str]:
     return (item for pair in environment.items() for item in pair)
 
 
-def described_mounts(said: bytes) -> tuple[bytes, bytes] | None:
+def split_mounts(said: bytes) -> tuple[bytes, bytes] | None:
     """Split a launcher's output into the part of its first ``T`` and the rest; None if it is incomplete."""
     if not said.startswith(b"T") or len(said) < _HEAD:
         return None
@@ -257,7 +257,7 @@ def described_mounts(said: bytes) -> tuple[bytes, bytes] | None:
     return None if len(said) < end else (said[_HEAD:end], said[end:])
 
 
-def _part(items: Iterable[str | bytes]) -> bytes:
+def _encode_part(items: Iterable[str | bytes]) -> bytes:
     raw = [item if isinstance(item, bytes) else os.fsencode(item) for item in items]
     whole = b"".join(len(item).to_bytes(4, "big") + item for item in raw)
     return len(whole).to_bytes(4, "big") + whole

@@ -26,7 +26,7 @@ def fail(channel: int, why: object) -> NoReturn:
     os._exit(125)
 
 
-def part(channel: int, letter: int) -> list[bytes]:
+def read_part(channel: int, letter: int) -> list[bytes]:
     """Read the letter's next part: its length, then items with their lengths."""
 
     def exactly(wanted: int) -> bytes:
@@ -47,7 +47,7 @@ def part(channel: int, letter: int) -> list[bytes]:
     return items
 
 
-def taken(items: list[bytes]) -> list[bytes]:
+def take_counted(items: list[bytes]) -> list[bytes]:
     """Remove and return the items of a list that starts with their count."""
     count = int(items.pop(0))
     found = items[:count]
@@ -55,7 +55,7 @@ def taken(items: list[bytes]) -> list[bytes]:
     return found
 
 
-class Mounts:
+class MountWatch:
     """The mounts of this sandbox, described for the holder and watched from the start.
 
     bubblewrap mounts by path, and a path can lead elsewhere a moment later. So the holder compares the mounts with
@@ -71,15 +71,15 @@ class Mounts:
         self.folders: list[int] = []
         self.renamed = False
         """Whether the kernel has reported a rename in one of the folders."""
-        self.polled = not self.watched(folders)
-        self.first = self.text()
+        self.polled = not self.watch(folders)
+        self.first = self.read_table()
 
-    def watched(self, folders: list[bytes]) -> bool:
+    def watch(self, folders: list[bytes]) -> bool:
         """Ask the kernel for SIGIO on each rename in the folders; return whether it supports that.
 
         Unlike inotify, this does not use up a limit that the user's editors share.
         """
-        signal.signal(signal.SIGIO, self.rename)
+        signal.signal(signal.SIGIO, self.handle_rename)
         try:
             for folder in folders:
                 self.folders.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
@@ -88,27 +88,27 @@ class Mounts:
             return False
         return True
 
-    def rename(self, _number: int, _frame: object) -> None:
+    def handle_rename(self, _number: int, _frame: object) -> None:
         self.renamed = True
 
     @property
-    def patience(self) -> float | None:
+    def poll_interval(self) -> float | None:
         """How long to wait before :meth:`lost` checks again; None if the kernel reports every change."""
         return 0.05 if self.polled else None
 
-    def text(self) -> bytes:
+    def read_table(self) -> bytes:
         text, place = b"", 0
         while piece := os.pread(self.table, 65536, place):
             text += piece
             place += len(piece)
         return text
 
-    def described(self, looked: list[bytes]) -> bytes:
+    def describe(self, looked: list[bytes]) -> bytes:
         """Return the table, and device and inode of these paths, in the form that the holder reads."""
-        message = b"".join(len(item).to_bytes(4, "big") + item for item in (self.first, *map(identity, looked)))
+        message = b"".join(len(item).to_bytes(4, "big") + item for item in (self.first, *map(read_identity, looked)))
         return b"T" + len(message).to_bytes(4, "big") + message
 
-    def lost(self, told: bool) -> bytes | None:
+    def find_lost(self, told: bool) -> bytes | None:
         """Return the mount point of a mount that has changed or ended; None if there is none.
 
         :param told: whether the kernel has reported a change of the table, which it does only once
@@ -116,16 +116,16 @@ class Mounts:
         renamed, self.renamed = self.renamed, False
         if not (self.changed.poll(0) or told or renamed or self.polled):
             return None
-        was, now = self.facts(self.first), self.facts(self.text())
+        was, now = self.parse_facts(self.first), self.parse_facts(self.read_table())
         lost: list[bytes] = []
         for number, facts in was.items():
             if (there := now.pop(number, None)) != facts:
-                lost.append(self.moved(facts[0], there[0] if there is not None else b""))
+                lost.append(self.find_moved(facts[0], there[0] if there is not None else b""))
         lost = lost or [facts[0] for facts in now.values()]
-        return plain(min(lost, key=len)) if lost else None
+        return unescape_path(min(lost, key=len)) if lost else None
 
     @staticmethod
-    def moved(point: bytes, other: bytes) -> bytes:
+    def find_moved(point: bytes, other: bytes) -> bytes:
         """Return the outermost moved folder that explains why a mount point is now at ``other``."""
         while other != point and point.count(b"/") > 1 and other.count(b"/") > 1:
             (folder, _, name), (another, _, same) = point.rpartition(b"/"), other.rpartition(b"/")
@@ -135,7 +135,7 @@ class Mounts:
         return point
 
     @staticmethod
-    def facts(text: bytes) -> dict[bytes, tuple[bytes, ...]]:
+    def parse_facts(text: bytes) -> dict[bytes, tuple[bytes, ...]]:
         """Return by mount id what must not change of each mount outside /proc."""
         lines = (line.split(b" ", 6) for line in text.rstrip(b"\n").split(b"\n"))
         return {
@@ -145,7 +145,7 @@ class Mounts:
         }
 
 
-def identity(path: bytes) -> bytes:
+def read_identity(path: bytes) -> bytes:
     try:
         found = os.stat(path)  # noqa: PTH116 - no more is imported than is needed
     except OSError:
@@ -153,12 +153,12 @@ def identity(path: bytes) -> bytes:
     return b"%d:%d" % (found.st_dev, found.st_ino)
 
 
-def plain(path: bytes) -> bytes:
+def unescape_path(path: bytes) -> bytes:
     first, *rest = path.split(b"\\")
     return first + b"".join(bytes([int(part[:3], 8)]) + part[3:] for part in rest)
 
 
-def watch(program: int, lifeline: int, others: list[int], child_ended: int, mounts: Mounts | None) -> NoReturn:
+def watch_program(program: int, lifeline: int, others: list[int], child_ended: int, mounts: MountWatch | None) -> NoReturn:
     """Wait until the program or a mount has ended, or the lifeline is closed, then end this process.
 
     The kernel ends all other processes of the sandbox with it.
@@ -170,13 +170,13 @@ def watch(program: int, lifeline: int, others: list[int], child_ended: int, moun
     waiting = [lifeline, ended, child_ended]
     told = False
     while True:
-        code = reaped(program)
-        lost = mounts.lost(told) if mounts else None
+        code = reap_children(program)
+        lost = mounts.find_lost(told) if mounts else None
         if lost is not None:
-            end(lifeline, 137, lost)
+            end_sandbox(lifeline, 137, lost)
         if code is not None:
-            end(lifeline, code, b"")
-        tables, patience = ([mounts.table], mounts.patience) if mounts else ([], None)
+            end_sandbox(lifeline, code, b"")
+        tables, patience = ([mounts.table], mounts.poll_interval) if mounts else ([], None)
         ready, _, changed = select.select(waiting, [], tables, patience)
         told = bool(changed)
         if lifeline in ready:
@@ -185,7 +185,7 @@ def watch(program: int, lifeline: int, others: list[int], child_ended: int, moun
             os.read(child_ended, 4096)
 
 
-def reaped(program: int) -> int | None:
+def reap_children(program: int) -> int | None:
     """Reap ended children up to the program, and return the program's exit code if it has ended."""
     while True:
         try:
@@ -199,7 +199,7 @@ def reaped(program: int) -> int | None:
             return code if code >= 0 else 128 - code
 
 
-def end(lifeline: int, code: int, lost: bytes) -> NoReturn:
+def end_sandbox(lifeline: int, code: int, lost: bytes) -> NoReturn:
     """End all other processes, report to the holder, and exit with this code.
 
     :param lost: the mount point of a mount that has ended
@@ -213,7 +213,7 @@ def end(lifeline: int, code: int, lost: bytes) -> NoReturn:
     os._exit(code)
 
 
-def bound_counts(counts: list[bytes]) -> str | None:
+def write_limits(counts: list[bytes]) -> str | None:
     """Write the settings of this user namespace, give up the capability for it, and return any problem.
 
     If a setting cannot be written, ``handrail doctor`` reports it.
@@ -257,7 +257,7 @@ def restrict(ruleset: bytes, file_rights: int, rules: list[bytes]) -> None:
     checked("Landlock cannot be put into force", 446, put, 0)
 
 
-def run(argv: list[bytes], environment: list[bytes]) -> int:
+def run_program(argv: list[bytes], environment: list[bytes]) -> int:
     """Become the program as the C library finds and starts it; return an error number if that fails."""
     pairs = [name + b"=" + value for name, value in zip(environment[::2], environment[1::2], strict=True)]
     path = next((pair[5:] for pair in pairs if pair.startswith(b"PATH=")), None)
@@ -269,7 +269,7 @@ def run(argv: list[bytes], environment: list[bytes]) -> int:
     return ctypes.get_errno()
 
 
-def say_not_run(channel: int, name: bytes, number: int) -> NoReturn:
+def report_not_run(channel: int, name: bytes, number: int) -> NoReturn:
     """Report why a program could not be run, and exit, both as a shell does.
 
     :param number: of the error
@@ -281,7 +281,7 @@ def say_not_run(channel: int, name: bytes, number: int) -> NoReturn:
     os._exit(127 if number == 2 else 126)
 
 
-def check_own(namespaces: list[bytes], channel: int) -> None:
+def check_namespaces(namespaces: list[bytes], channel: int) -> None:
     """Check that this process shares no namespace with the machine.
 
     :param namespaces: those of the machine
@@ -302,22 +302,22 @@ def offer_memory_first() -> None:
 
 def main(channel: int, letter: int, lifeline: int, spare: int, *others: int) -> NoReturn:
     os.close(spare)
-    items = part(channel, letter)
+    items = read_part(channel, letter)
     mode, namespaces, ruleset, file_rights, _prlimit, terminal, _capset, _signals = items[:8]
     del items[:8]
-    counts, limits, rules, looked, folders = (taken(items) for _ in range(5))
-    check_own(namespaces.split(), channel)
-    if (why := bound_counts(counts)) is not None:
+    counts, limits, rules, looked, folders = (take_counted(items) for _ in range(5))
+    check_namespaces(namespaces.split(), channel)
+    if (why := write_limits(counts)) is not None:
         fail(channel, why)
-    mounts = Mounts(folders) if looked else None
+    mounts = MountWatch(folders) if looked else None
     if mounts is not None:
-        os.write(channel, mounts.described(looked))
+        os.write(channel, mounts.describe(looked))
     child_ended, telling = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(telling, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     program = os.fork()
     if program:
-        watch(program, lifeline, [channel, letter, *others], child_ended, mounts)
+        watch_program(program, lifeline, [channel, letter, *others], child_ended, mounts)
     os.close(lifeline)
     offer_memory_first()
     try:
@@ -340,7 +340,7 @@ def main(channel: int, letter: int, lifeline: int, spare: int, *others: int) -> 
         os.write(channel, b"r")
         if not os.read(channel, 1):
             os._exit(125)
-        folder, count, *given = part(channel, letter)
+        folder, count, *given = read_part(channel, letter)
         os.chdir(folder)
         argv, rest = given[: int(count)], given[int(count) :]
         os.set_inheritable(channel, False)
@@ -348,7 +348,7 @@ def main(channel: int, letter: int, lifeline: int, spare: int, *others: int) -> 
     except (OSError, ValueError) as error:
         fail(channel, error)
     os.write(channel, b"x")
-    say_not_run(channel, argv[0], run(argv, rest))
+    report_not_run(channel, argv[0], run_program(argv, rest))
 
 
 if __name__ == "__main__":

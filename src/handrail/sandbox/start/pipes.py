@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 from handrail.contract.errors import ToolError
 
-PEEKED = 1 << 16
+PEEK_BYTES = 1 << 16
 """How much of an output that nobody collects is kept, in bytes."""
 _READ = 1 << 16
-_READS_A_TURN = 16
+_READS_PER_TURN = 16
 
 
-class Input:
+class InputPipe:
     """The writing end of stdin. Data that the other side no longer reads is dropped silently."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
@@ -61,7 +61,7 @@ class Input:
             self.close()
             return
         self._unwatch()
-        self._finished()
+        self._resolve_write()
 
     def _watch(self) -> None:
         self._watched = True
@@ -72,7 +72,7 @@ class Input:
             self._watched = False
             self._loop.remove_writer(self._fd)
 
-    def _finished(self) -> None:
+    def _resolve_write(self) -> None:
         if self._done is not None and not self._done.done():
             self._done.set_result(None)
         self._done = None
@@ -83,18 +83,18 @@ class Input:
             os.close(self._fd)
             self._fd = -1
         self._rest = memoryview(b"")
-        self._finished()
+        self._resolve_write()
 
     def give_up(self) -> int:
         """Stop writing, and return how many bytes were not read."""
         left = len(self._rest)
         self._rest = memoryview(b"")
         self._unwatch()
-        self._finished()
+        self._resolve_write()
         return left
 
 
-class Output:
+class OutputPipe:
     """The reading end of stdout or stderr: collected up to a limit, or read with back-pressure."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
@@ -110,11 +110,11 @@ class Output:
     def collect(self, cap: int, on_output: Callable[[bytes], None] | None = None) -> None:
         """Keep the first ``cap`` bytes from now on, and count the rest."""
         if self._cap is None and self._fd >= 0:
-            self._loop.add_reader(self._fd, self._read_some, _READS_A_TURN)
+            self._loop.add_reader(self._fd, self._read_available, _READS_PER_TURN)
         self._cap = cap
         self._on_output = on_output
 
-    async def line(self, max_bytes: int) -> bytes:
+    async def read_line(self, max_bytes: int) -> bytes:
         while True:
             end = self._buffer.find(b"\n", self._searched)
             if end >= max_bytes or (end < 0 and len(self._buffer) >= max_bytes):
@@ -127,20 +127,20 @@ class Output:
                 self._searched = 0
                 return line
             self._searched = len(self._buffer)
-            await self._next()
+            await self._wait_readable()
 
-    async def some(self, max_bytes: int) -> bytes:
+    async def read_some(self, max_bytes: int) -> bytes:
         if not self._buffer and self._fd >= 0:
-            await self._next()
+            await self._wait_readable()
         piece = bytes(self._buffer[:max_bytes])
         del self._buffer[:max_bytes]
         self._searched = 0
         return piece
 
-    async def _next(self) -> None:
+    async def _wait_readable(self) -> None:
         """Wait for one more piece. The descriptor is watched only meanwhile, so an unread program blocks."""
         self._more = self._loop.create_future()
-        self._loop.add_reader(self._fd, self._read_some, 1)
+        self._loop.add_reader(self._fd, self._read_available, 1)
         try:
             await self._more
         finally:
@@ -148,7 +148,7 @@ class Output:
             if self._fd >= 0 and self._cap is None:
                 self._loop.remove_reader(self._fd)
 
-    def _read_some(self, times: int) -> bool:
+    def _read_available(self, times: int) -> bool:
         """Read at most ``times`` pieces; return whether more may follow.
 
         The limit keeps one process from blocking the loop.
@@ -184,11 +184,11 @@ class Output:
     def drain(self) -> None:
         """Read the rest of the pipe after all writers have ended. :meth:`put_away` closes it."""
         if self._fd >= 0 and self._cap is not None and not self._drained:
-            while self._read_some(_READS_A_TURN):
+            while self._read_available(_READS_PER_TURN):
                 pass
             self._drained = True
 
-    def put_away(self) -> None:
+    def close_if_drained(self) -> None:
         """Close the pipe if :meth:`drain` has read everything."""
         if self._drained:
             self.close()
@@ -196,20 +196,20 @@ class Output:
     def peek(self) -> bytes:
         """Return the output of an ended process without consuming it."""
         if self._fd >= 0:
-            self.collect(PEEKED)
+            self.collect(PEEK_BYTES)
             self.drain()
-            self.put_away()
+            self.close_if_drained()
         return bytes(self._buffer)
 
-    def rest(self, max_bytes: int) -> bytes:
+    def take_rest(self, max_bytes: int) -> bytes:
         """Return the unread output after all writers have ended."""
         if self._fd >= 0:
             self._cap = max_bytes
             self.drain()
-            self.put_away()
+            self.close_if_drained()
         return bytes(self._buffer[:max_bytes])
 
-    def taken(self) -> tuple[bytes, int]:
+    def get_collected(self) -> tuple[bytes, int]:
         return bytes(self._buffer), self._dropped
 
     def close(self) -> None:
@@ -221,7 +221,7 @@ class Output:
             self._more.set_result(None)
 
 
-class Piped:
+class PipedProcess:
     """A process with three pipes: the stream methods of :class:`handrail.contract.sandbox.Process`.
 
     A subclass calls :meth:`_tell` once no writer is left. Owns the descriptors.
@@ -231,11 +231,11 @@ class Piped:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, stdin: int, stdout: int, stderr: int | None) -> None:
         self._loop = loop
-        self._gone: asyncio.Future[int] = loop.create_future()
-        self._waiting: list[asyncio.Future[None]] = []
-        self._input = Input(loop, stdin)
-        self._stdout = Output(loop, stdout)
-        self._stderr = None if stderr is None else Output(loop, stderr)
+        self._exit_code: asyncio.Future[int] = loop.create_future()
+        self._waiters: list[asyncio.Future[None]] = []
+        self._input = InputPipe(loop, stdin)
+        self._stdout = OutputPipe(loop, stdout)
+        self._stderr = None if stderr is None else OutputPipe(loop, stderr)
 
     async def write(self, data: bytes) -> None:
         await self._input.write(data)
@@ -245,13 +245,13 @@ class Piped:
 
     async def read_line(self, max_bytes: int) -> bytes:
         if self._stderr is not None:
-            self._stderr.collect(PEEKED)  # the process must not block on a full, unread pipe
-        return await self._stdout.line(max_bytes)
+            self._stderr.collect(PEEK_BYTES)  # the process must not block on a full, unread pipe
+        return await self._stdout.read_line(max_bytes)
 
     async def read(self, max_bytes: int) -> bytes:
         if self._stderr is not None:
-            self._stderr.collect(PEEKED)
-        return await self._stdout.some(max_bytes)
+            self._stderr.collect(PEEK_BYTES)
+        return await self._stdout.read_some(max_bytes)
 
     async def communicate(
         self, stdin: bytes, max_bytes: int, on_output: Callable[[bytes], None] | None = None
@@ -261,76 +261,76 @@ class Piped:
             self._stderr.collect(max_bytes)
         self._input.feed(stdin)
         try:
-            await self._over()
+            await self._wait_until_over()
         finally:
-            if self._gone.done():
+            if self._exit_code.done():
                 self._drain()  # it may have ended before the collecting began
                 self._loop.call_soon(self._close)  # after the waiting callers
-        return self.collected()
+        return self.get_collected()
 
-    def collected(self) -> tuple[bytes, bytes, int]:
+    def get_collected(self) -> tuple[bytes, bytes, int]:
         """Return the stdout, stderr and number of dropped bytes so far, also after a cancellation."""
-        out, dropped = self._stdout.taken()
+        out, dropped = self._stdout.get_collected()
         if self._stderr is None:
             return out, b"", dropped
-        errors, more = self._stderr.taken()
+        errors, more = self._stderr.get_collected()
         return out, errors, dropped + more
 
     @property
-    def typed_into(self) -> int:
+    def stdin_descriptor(self) -> int:
         """The descriptor of its stdin."""
         return self._input.descriptor
 
-    def give_up(self) -> int:
+    def discard_pending_input(self) -> int:
         """Stop writing, and return how many bytes of the last piece were not read."""
         return self._input.give_up()
 
-    def rest(self, max_bytes: int) -> bytes:
+    def read_rest(self, max_bytes: int) -> bytes:
         """Return the unread output once the process has ended."""
-        return self._stdout.rest(max_bytes)
+        return self._stdout.take_rest(max_bytes)
 
-    def let_go_of_pipes(self) -> None:
+    def detach_pipes(self) -> None:
         """Close all pipes."""
         self._close()
 
-    async def _over(self) -> None:
+    async def _wait_until_over(self) -> None:
         """Wait until no writer is left.
 
         :raises ToolError: if the program never ran
         """
-        await self._until_gone()
+        await self._wait_for_exit()
 
-    async def _until_gone(self) -> int:
+    async def _wait_for_exit(self) -> int:
         """Wait for the exit code. A cancelled caller does not end the process.
 
         A shield would do the same, but take another turn of the loop, which is a good part of a short program's time.
         """
-        if not self._gone.done():
+        if not self._exit_code.done():
             waiting = self._loop.create_future()
-            self._waiting.append(waiting)
+            self._waiters.append(waiting)
             try:
                 await waiting
             finally:
-                if waiting in self._waiting:
-                    self._waiting.remove(waiting)
-        return self._gone.result()
+                if waiting in self._waiters:
+                    self._waiters.remove(waiting)
+        return self._exit_code.result()
 
-    def _tell(self, code: int) -> None:
-        if self._gone.done():
+    def _resolve_exit(self, code: int) -> None:
+        if self._exit_code.done():
             return
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiters = self._waiters, []
         for one in waiting:  # before the callbacks
             if not one.done():
                 one.set_result(None)
-        self._gone.set_result(code)
-        self._loop.call_soon(self._put_away)
+        self._exit_code.set_result(code)
+        self._loop.call_soon(self._release)
 
-    def _put_away(self) -> None:
+    def _release(self) -> None:
         """Release what is no longer needed, after waiting callers got their answer."""
         self._input.close()
-        self._stdout.put_away()
+        self._stdout.close_if_drained()
         if self._stderr is not None:
-            self._stderr.put_away()
+            self._stderr.close_if_drained()
 
     def _drain(self) -> None:
         self._stdout.drain()

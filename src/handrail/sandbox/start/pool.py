@@ -14,42 +14,42 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SHELL_ARGV, Process, Profile, Program, Sandbox, Tier
+from handrail.contract.sandbox import SHELL_ARGV, Process, SandboxProfile, ProgramSpec, Sandbox, SandboxTier
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.sandbox.bubblewrap import Bubblewrap
+from handrail.sandbox.bubblewrap import BubblewrapSandbox
 from handrail.sandbox.filters import limits
-from handrail.sandbox.network.network import Ahead
-from handrail.sandbox.start.process import Confined, settled
+from handrail.sandbox.network.sandbox_network import PreboundListener
+from handrail.sandbox.start.process import SandboxedProcess, wait_for_dismantling
 from handrail.sandbox.view.mount_table import host_mounts
 
-MOST = 8
+MAX_READY = 8
 """The limit of ready sandboxes in one pool. The oldest ends first."""
-MOST_ALIKE = 3
+MAX_READY_PER_KEY = 3
 """The limit for one key while that many calls of the key run at once; else one."""
-AGE_S = 60.0
+MAX_AGE_S = 60.0
 """A ready sandbox that is not used ends after this time, and is not replaced."""
-_AFTERWARDS_S = 0.02
+_REPLENISH_DELAY_S = 0.02
 """The delay after a call's end, so that its answer goes first."""
 _LONG_CALL_S = 1.0
 """If a call runs longer, its successor is made meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _CallKind:
     """The common properties of calls of one kind, to plan the next sandbox."""
 
     capabilities: CapabilitySet
-    profile: Profile
-    program: Program
+    profile: SandboxProfile
+    program: ProgramSpec
 
 
-def pooled(sandbox: Sandbox) -> Sandbox:
+def add_pool(sandbox: Sandbox) -> Sandbox:
     """Return ``sandbox`` with a pool before it if it is a bubblewrap sandbox; else ``sandbox`` itself."""
-    return Pooled(sandbox) if isinstance(sandbox, Bubblewrap) else sandbox
+    return SandboxPool(sandbox) if isinstance(sandbox, BubblewrapSandbox) else sandbox
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
+class _ReadySandbox:
     """A sandbox that waits for its call.
 
     :param scratch: the scratch folder of its session
@@ -58,20 +58,20 @@ class _Ready:
 
     key: object
     scratch: str
-    ahead: Ahead | None
+    listener: PreboundListener | None
 
 
-class Pooled:
+class SandboxPool:
     """A pool of ready sandboxes before another :class:`handrail.contract.sandbox.Sandbox`.
 
     Belongs to one event loop. Calls with their own descriptors, or a terminal, start without the pool.
     """
 
-    def __init__(self, sandbox: Bubblewrap, *, most: int = MOST, age_s: float = AGE_S) -> None:
+    def __init__(self, sandbox: BubblewrapSandbox, *, most: int = MAX_READY, age_s: float = MAX_AGE_S) -> None:
         self._sandbox = sandbox
         self._most = most
         self._age_s = age_s
-        self._ready: dict[Confined, _Ready] = {}
+        self._ready: dict[SandboxedProcess, _ReadySandbox] = {}
         """The oldest first."""
         self._in_use: set[str] = set()
         """Scratch folders of the sessions that have had a call."""
@@ -81,34 +81,34 @@ class Pooled:
         self._closed = False
 
     @property
-    def tier(self) -> Tier:
+    def tier(self) -> SandboxTier:
         return self._sandbox.tier
 
     @property
-    def ready(self) -> int:
+    def ready_count(self) -> int:
         """The number of sandboxes that wait for a call."""
         return len(self._ready)
 
-    async def start(self, capabilities: CapabilitySet, profile: Profile, program: Program) -> Process:
+    async def start(self, capabilities: CapabilitySet, profile: SandboxProfile, program: ProgramSpec) -> Process:
         if program.descriptors or program.terminal is not None or self._closed:
             return await self._sandbox.start(capabilities, profile, program)
-        plan = await self._sandbox.plan(capabilities, profile, program, ready_made=True)
+        plan = await self._sandbox.make_plan(capabilities, profile, program, ready_made=True)
         key = plan.key
         self._in_use.add(profile.scratch)
-        process, ahead = self._taken(key)
+        process, ahead = self._take_ready(key)
         if process is None:
             # A new sandbox starts the shell with its text, which is faster.
-            plan = await self._sandbox.plan(capabilities, profile, program)
-            process = self._sandbox.prepare(plan)
-        begun = await self._sandbox.begun(process, plan, capabilities, profile, ahead)
+            plan = await self._sandbox.make_plan(capabilities, profile, program)
+            process = self._sandbox.start_waiting(plan)
+        begun = await self._sandbox.begin_program(process, plan, capabilities, profile, ahead)
         shell = tuple(program.argv[:-1]) == SHELL_ARGV
-        sample = Program((*SHELL_ARGV, "true") if shell else ("true",), merge_stderr=program.merge_stderr)
+        sample = ProgramSpec((*SHELL_ARGV, "true") if shell else ("true",), merge_stderr=program.merge_stderr)
         secrets = dict.fromkeys(profile.secrets, "")
         likewise = dataclasses.replace(profile, secrets=secrets, cwd=None, gate=None, on_attempt=None, shows=None)
-        self._replaced(process, _Kind(capabilities, likewise, sample), key)
+        self._plan_successor(process, _CallKind(capabilities, likewise, sample), key)
         return begun
 
-    async def replenished(self) -> None:
+    async def wait_until_replenished(self) -> None:
         """Wait until each call that was started has its successor ready, if it gets one."""
         await asyncio.gather(*self._due)
 
@@ -122,18 +122,18 @@ class Pooled:
         self._closed = True
         await self._end(list(self._ready))
         await asyncio.gather(*self._tasks)
-        await settled()
-        limits.rest()
+        await wait_for_dismantling()
+        limits.end_starter_threads()
         host_mounts.forget()
 
-    def _taken(self, key: object) -> tuple[Confined | None, Ahead | None]:
+    def _take_ready(self, key: object) -> tuple[SandboxedProcess | None, PreboundListener | None]:
         for process, ready in self._ready.items():
-            if ready.key == key and process.waits:
+            if ready.key == key and process.is_waiting:
                 del self._ready[process]
-                return process, ready.ahead
+                return process, ready.listener
         return None, None
 
-    def _replaced(self, process: Confined, kind: _Kind, key: object) -> None:
+    def _plan_successor(self, process: SandboxedProcess, kind: _CallKind, key: object) -> None:
         """Plan the next sandbox of this kind for when the call has ended, or takes long."""
         loop = asyncio.get_running_loop()
         due: asyncio.Future[None] = loop.create_future()
@@ -146,7 +146,7 @@ class Pooled:
             if self._closed:
                 due.set_result(None)
                 return
-            task = self._task(self._make(kind))
+            task = self._start_task(self._make(kind))
             task.add_done_callback(lambda done: due.set_result(None))
 
         def ended() -> None:
@@ -155,47 +155,47 @@ class Pooled:
                 del self._running[key]
             if not long.cancelled():
                 long.cancel()
-                loop.call_later(_AFTERWARDS_S, make)
+                loop.call_later(_REPLENISH_DELAY_S, make)
 
         long = loop.call_later(_LONG_CALL_S, make)
-        process.when_gone(ended)
+        process.add_gone_callback(ended)
 
-    def _task(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    def _start_task(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _make(self, kind: _Kind) -> None:
+    async def _make(self, kind: _CallKind) -> None:
         try:
-            plan = await self._sandbox.plan(kind.capabilities, kind.profile, kind.program, ready_made=True)
+            plan = await self._sandbox.make_plan(kind.capabilities, kind.profile, kind.program, ready_made=True)
             key = plan.key
             if self._closed or kind.profile.scratch not in self._in_use:
                 return
             alike = sum(ready.key == key for ready in self._ready.values())
-            if alike >= max(1, min(MOST_ALIKE, self._running.get(key, 0))):
+            if alike >= max(1, min(MAX_READY_PER_KEY, self._running.get(key, 0))):
                 return
-            process = self._sandbox.prepare(plan)
+            process = self._sandbox.start_waiting(plan)
         except (ToolError, OSError):
             return  # if the problem persists, the next call reports it
-        ahead = Ahead(process) if kind.capabilities.uses("net.fetch") else None
-        self._ready[process] = _Ready(key, kind.profile.scratch, ahead)
-        process.when_gone(lambda: self._forgotten(process))
-        asyncio.get_running_loop().call_later(self._age_s, self._expired, process)
+        ahead = PreboundListener(process) if kind.capabilities.may_use("net.fetch") else None
+        self._ready[process] = _ReadySandbox(key, kind.profile.scratch, ahead)
+        process.add_gone_callback(lambda: self._forget(process))
+        asyncio.get_running_loop().call_later(self._age_s, self._expire, process)
         await self._end(list(self._ready)[: -self._most])
-        if not await process.until_ready() or not (ahead is None or await ahead.until_made()):
-            self._expired(process)  # unless a call has taken it, which then reports the problem
+        if not await process.wait_until_ready() or not (ahead is None or await ahead.wait_until_made()):
+            self._expire(process)  # unless a call has taken it, which then reports the problem
 
-    def _forgotten(self, process: Confined) -> None:
+    def _forget(self, process: SandboxedProcess) -> None:
         ready = self._ready.pop(process, None)
-        if ready is not None and ready.ahead is not None:
-            ready.ahead.close()
+        if ready is not None and ready.listener is not None:
+            ready.listener.close()
 
-    def _expired(self, process: Confined) -> None:
+    def _expire(self, process: SandboxedProcess) -> None:
         if process in self._ready:
-            self._task(self._end([process]))
+            self._start_task(self._end([process]))
 
-    async def _end(self, processes: Sequence[Confined]) -> None:
+    async def _end(self, processes: Sequence[SandboxedProcess]) -> None:
         for process in processes:
-            self._forgotten(process)
+            self._forget(process)
         await asyncio.gather(*(process.kill() for process in processes))

@@ -26,46 +26,46 @@ import orjson
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Process, TerminalSize
 from handrail.sandbox.start import launcher
-from handrail.sandbox.start.pipes import Piped
-from handrail.sandbox.start.spawn import Delegating
+from handrail.sandbox.start.pipes import PipedProcess
+from handrail.sandbox.start.spawn import ProcessWrapper
 from handrail.sandbox.view import mount_table
 from handrail.sandbox.view.mount_table import MountTable
-from handrail.sandbox.view.tree import check_passing
+from handrail.sandbox.view.folder_tree import raise_if_shortage
 
 _READ = 1 << 16
 _SHORT_READ = 1 << 13
 """For the launcher, which sends little: a larger buffer would be fresh memory each time."""
-_SMALL = 1 << 16
+_MAX_KEPT_LETTER = 1 << 16
 """A letter up to this size stays open until its program has ended: closing it frees its memory, which takes time."""
 _SETUP_S = 5.0
 """How long a kill waits for bubblewrap to end by itself before it has reported its first process."""
 DISMANTLING_S = 10.0
 """How long :func:`settled` waits at most."""
 
-_VANISHED = re.compile(
+_VANISHED_PATH = re.compile(
     r"bwrap: Can't (?!exec).*(?:Unable to (?:find|remount).*"
     r"|: (?:No such file or directory|Not a directory|Is a directory|File exists|Too many levels of symbolic links))\s*$"
 )
 """bubblewrap's messages for a path that has changed since the sandbox was planned."""
 
-_lifelines: set[int] = set()
-_leaving: set[Confined] = set()
+_LIFELINES: set[int] = set()
+_UNREAPED: set[SandboxedProcess] = set()
 """Sandboxes whose outer process is still to be reaped, although no other process is left."""
 
 
-def _let_go() -> None:
+def _close_lifelines_in_child() -> None:
     """Close the lifelines in a forked copy of this process, where they would keep sandboxes alive."""
-    for descriptor in _lifelines:
+    for descriptor in _LIFELINES:
         with contextlib.suppress(OSError):
             os.close(descriptor)
-    _lifelines.clear()
+    _LIFELINES.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_lifelines_in_child)
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class HolderEnds:
     """The holder's descriptors of a sandbox, all non-blocking.
 
     :param stderr: None if it was merged into stdout
@@ -84,7 +84,7 @@ class Ends:
     secrets: int | None = None
 
 
-class Confined(Piped):
+class SandboxedProcess(PipedProcess):
     """A process in a bubblewrap sandbox: :class:`handrail.contract.sandbox.Process`.
 
     Its program begins with :meth:`begin`; until then the sandbox waits. Owns the descriptors of ``ends``.
@@ -92,12 +92,12 @@ class Confined(Piped):
     :param table: what its mounts must be, compared before its program begins
     """
 
-    def __init__(self, pid: int, ends: Ends, table: MountTable) -> None:
+    def __init__(self, pid: int, ends: HolderEnds, table: MountTable) -> None:
         loop = asyncio.get_running_loop()
         self._pid = pid
         self._pidfd = os.pidfd_open(pid)  # first: if that fails, the caller still owns the ends
         super().__init__(loop, ends.stdin, ends.stdout, ends.stderr)
-        for left in [one for one in _leaving if one.loop.is_closed()]:
+        for left in [one for one in _UNREAPED if one.loop.is_closed()]:
             left._reap()
         self._inner = -1
         self._inner_pid = 0
@@ -108,21 +108,21 @@ class Confined(Piped):
         self._table: MountTable | None = table
         self._letter = ends.letter
         self._begun = False
-        self._go = b""
+        self._go_byte = b""
         self._lifeline = ends.lifeline
-        _lifelines.add(ends.lifeline)
+        _LIFELINES.add(ends.lifeline)
         self._secrets = ends.secrets
         self._killed = False
         self._setup_error: ToolError | None = None
-        self._exceeded: ToolError | None = None
+        self._limit_error: ToolError | None = None
         self._watched: set[int] = set()
         self._known: asyncio.Future[None] = self._loop.create_future()
         self._ready: asyncio.Future[bool] | None = None
         self._dismantled: asyncio.Future[None] = self._loop.create_future()
-        self._watch(self._pidfd, self._exited)
+        self._watch(self._pidfd, self._handle_outer_exit)
         self._watch(self._status_fd, self._read_status)
-        self._watch(self._lifeline, self._ended)
-        self._watch(self._channel, self._heard)
+        self._watch(self._lifeline, self._handle_lifeline)
+        self._watch(self._channel, self._read_channel)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -139,32 +139,32 @@ class Confined(Piped):
         return self._inner_pid
 
     @property
-    def mounted(self) -> bool:
+    def are_mounts_checked(self) -> bool:
         """Whether its mounts have been made and compared."""
         return self._table is None
 
     @property
-    def waits(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether the sandbox is ready and its program has not begun."""
-        return not self._begun and self._pidfd >= 0 and not self._killed and not self._gone.done()
+        return not self._begun and self._pidfd >= 0 and not self._killed and not self._exit_code.done()
 
-    async def until_known(self) -> bool:
+    async def wait_until_known(self) -> bool:
         """Wait until :attr:`inner_pid` is known; return False if the sandbox ended instead."""
-        await asyncio.wait({self._known, self._gone}, return_when=asyncio.FIRST_COMPLETED)
-        return self._inner_pid > 0 and not self._gone.done()
+        await asyncio.wait({self._known, self._exit_code}, return_when=asyncio.FIRST_COMPLETED)
+        return self._inner_pid > 0 and not self._exit_code.done()
 
-    async def until_ready(self) -> bool:
+    async def wait_until_ready(self) -> bool:
         """Wait until the launcher waits for its call; return False if the sandbox ended instead."""
-        if self._gone.done():
+        if self._exit_code.done():
             return False
         if self._ready is None:
             self._ready = self._loop.create_future()
-            self._watch(self._channel, self._heard)
-            self._heard()
-        await asyncio.wait({self._ready, self._gone}, return_when=asyncio.FIRST_COMPLETED)
-        return self._ready.done() and self._ready.result() and not self._gone.done()
+            self._watch(self._channel, self._read_channel)
+            self._read_channel()
+        await asyncio.wait({self._ready, self._exit_code}, return_when=asyncio.FIRST_COMPLETED)
+        return self._ready.done() and self._ready.result() and not self._exit_code.done()
 
-    def begin(self, call: bytes, secrets: bytes = b"") -> None:
+    def begin_program(self, call: bytes, secrets: bytes = b"") -> None:
         """Let the program begin, once the mounts have been compared.
 
         :param call: the byte for the channel, followed by the letter's second part
@@ -174,58 +174,58 @@ class Confined(Piped):
             return  # it has already ended and was released: wait() reports that
         self._begun = True
         if self._secrets is not None:
-            _written(self._secrets, secrets)
+            _append(self._secrets, secrets)
             os.close(self._secrets)
             self._secrets = None
-        _written(self._letter, call[1:])
-        self._go = call[:1]
+        _append(self._letter, call[1:])
+        self._go_byte = call[:1]
         if self._table is None:
-            self._let_begin()
-        if len(call) > _SMALL:
+            self._send_go()
+        if len(call) > _MAX_KEPT_LETTER:
             os.close(self._letter)
             self._letter = -1
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """Close the lifeline, as the end of this process would."""
-        self._cut()
+        self._cut_lifeline()
 
-    def end_beyond(self, bound: ToolError) -> None:
+    def end_for_limit(self, bound: ToolError) -> None:
         """End the process for a limit that it reached; :meth:`wait` then raises this error."""
-        if not self._gone.done():
-            self._exceeded = bound
-            self._cut()
+        if not self._exit_code.done():
+            self._limit_error = bound
+            self._cut_lifeline()
             self._signal_all()
 
-    def when_gone(self, told: Callable[[], None]) -> None:
+    def add_gone_callback(self, told: Callable[[], None]) -> None:
         """Call ``told`` once no process is left in the sandbox."""
-        self._gone.add_done_callback(lambda gone: told())
+        self._exit_code.add_done_callback(lambda gone: told())
 
     async def wait(self) -> int:
-        code = await self._until_gone()
-        if (error := self._setup_error or self._exceeded) is not None:
+        code = await self._wait_for_exit()
+        if (error := self._setup_error or self._limit_error) is not None:
             raise error
         return code
 
-    async def _over(self) -> None:
-        await super()._over()
+    async def _wait_until_over(self) -> None:
+        await super()._wait_until_over()
         if self._setup_error is not None:
             raise self._setup_error
 
-    async def dismantled(self) -> None:
+    async def wait_until_dismantled(self) -> None:
         """Wait until its namespaces have ended too, after its own end."""
         await asyncio.shield(self._dismantled)
 
     async def kill(self) -> None:
-        if not self._gone.done():
+        if not self._exit_code.done():
             self._killed = True
-            self._cut()
+            self._cut_lifeline()
             if self._inner < 0:
                 # Killing bubblewrap's outer process now could leave a child that waits forever: let both continue
                 # to the point where the launcher finds its lifeline closed.
-                awaited = {self._gone} if self._known.done() else {self._known, self._gone}
+                awaited = {self._exit_code} if self._known.done() else {self._known, self._exit_code}
                 await asyncio.wait(awaited, timeout=_SETUP_S, return_when=asyncio.FIRST_COMPLETED)
             self._signal_all()
-            await self._until_gone()
+            await self._wait_for_exit()
         self._loop.call_soon(self._close)  # in this turn of the loop, like everything else
 
     def _watch(self, descriptor: int, told: Callable[..., object], *arguments: object) -> None:
@@ -237,7 +237,7 @@ class Confined(Piped):
             self._watched.discard(descriptor)
             self._loop.remove_reader(descriptor)
 
-    def _heard(self) -> None:
+    def _read_channel(self) -> None:
         """Read the launcher's messages while its program has not begun."""
         over = False
         try:
@@ -248,33 +248,33 @@ class Confined(Piped):
         except OSError:
             over = True
         if self._table is not None:
-            self._compare(self._table)
+            self._compare_mounts(self._table)
         if over or (self._table is None and (self._answer or self._ready is None)):
             self._unwatch(self._channel)
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(self._answer.startswith(b"r"))
 
-    def _compare(self, table: MountTable) -> None:
+    def _compare_mounts(self, table: MountTable) -> None:
         """Compare the mounts with the table once the launcher has described them, then let the program begin."""
-        described = launcher.described_mounts(self._answer)
+        described = launcher.split_mounts(self._answer)
         if described is None:
             return
         mounts, self._answer = described
-        wrong = mount_table.misplaced(table, mounts)
+        wrong = mount_table.find_misplaced(table, mounts)
         if wrong is not None:
             mount_table.host_mounts.forget()
             self._read_status()
-            self._setup_error = mount_table.replaced(wrong)
-            self._cut()
+            self._setup_error = mount_table.replaced_mount_error(wrong)
+            self._cut_lifeline()
             self._signal_all()
             return
         self._table = None
         if self._begun:
-            self._let_begin()
+            self._send_go()
 
-    def _let_begin(self) -> None:
+    def _send_go(self) -> None:
         with contextlib.suppress(OSError):  # it has ended: wait() reports that
-            os.write(self._channel, self._go)
+            os.write(self._channel, self._go_byte)
 
     def _read_status(self) -> None:
         """Read bubblewrap's status, and open the inner process as soon as it is known."""
@@ -286,18 +286,18 @@ class Confined(Piped):
             pass
         if self._known.done():
             return
-        child = self._said("child-pid")
+        child = self._find_status("child-pid")
         if child is not None:
             try:
-                self._inner = _first_of_namespace(child)
+                self._inner = _open_first_process(child)
             except ToolError as short:  # it cannot be opened: the launcher ends it
                 self._setup_error = short
-                self._cut()
+                self._cut_lifeline()
             self._inner_pid = child if self._inner >= 0 else 0
             self._unwatch(self._status_fd)
             self._known.set_result(None)
 
-    def _said(self, key: str) -> int | None:
+    def _find_status(self, key: str) -> int | None:
         for line in self._status.splitlines():
             try:
                 value = orjson.loads(line).get(key)
@@ -307,11 +307,11 @@ class Confined(Piped):
                 return value
         return None
 
-    def _cut(self) -> None:
+    def _cut_lifeline(self) -> None:
         """Close the lifeline, which ends the sandbox."""
         if self._lifeline >= 0:
             self._unwatch(self._lifeline)
-            _lifelines.discard(self._lifeline)
+            _LIFELINES.discard(self._lifeline)
             os.close(self._lifeline)
             self._lifeline = -1
 
@@ -321,7 +321,7 @@ class Confined(Piped):
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(descriptor, signal.SIGKILL)
 
-    def _ended(self) -> None:
+    def _handle_lifeline(self) -> None:
         """Handle the launcher's report that its program or a mount has ended and no other process is left."""
         try:
             said = os.read(self._lifeline, _READ)
@@ -334,32 +334,32 @@ class Confined(Piped):
             return
         if not self._known.done():
             self._read_status()
-        _leaving.add(self)
+        _UNREAPED.add(self)
         if mount_point := said[1:]:
             mount_table.host_mounts.forget()
-            self._exceeded = mount_table.ended(os.fsdecode(mount_point))
-        self._all_gone(said[0])
+            self._limit_error = mount_table.ended_mount_error(os.fsdecode(mount_point))
+        self._finish(said[0])
 
-    def _exited(self) -> None:
+    def _handle_outer_exit(self) -> None:
         """Handle the end of bubblewrap's outer process; if it was killed, end all other processes."""
         self._unwatch(self._pidfd)
         code = self._reap()
-        if self._gone.done():
+        if self._exit_code.done():
             return
         self._read_status()
         if code is None:
-            code = self._said("exit-code")
+            code = self._find_status("exit-code")
             code = 255 if code is None else code
-        self._cut()
+        self._cut_lifeline()
         self._signal_all()
         if self._inner < 0 or _has_ended(self._inner):
-            self._all_gone(code)
+            self._finish(code)
         else:
-            self._watch(self._inner, self._all_gone, code)
+            self._watch(self._inner, self._finish, code)
 
     def _reap(self) -> int | None:
         """Return the outer process's exit code; None if an embedding program has reaped it."""
-        _leaving.discard(self)
+        _UNREAPED.discard(self)
         try:
             code = os.waitstatus_to_exitcode(os.waitpid(self._pid, os.WNOHANG)[1])
         except ChildProcessError:
@@ -370,20 +370,20 @@ class Confined(Piped):
             self._dismantled.set_result(None)
         return code
 
-    def _all_gone(self, code: int) -> None:
-        if self._gone.done():
+    def _finish(self, code: int) -> None:
+        if self._exit_code.done():
             return
-        self._hear_out()
+        self._drain_channel()
         self._drain()
         if self._killed:
             code = -signal.SIGKILL
-        elif self._setup_error is None and self._exceeded is None:
-            self._setup_error = self._failure(code)
-        self._tell(code)
+        elif self._setup_error is None and self._limit_error is None:
+            self._setup_error = self._find_setup_failure(code)
+        self._resolve_exit(code)
 
-    def _put_away(self) -> None:
-        super()._put_away()
-        self._cut()
+    def _release(self) -> None:
+        super()._release()
+        self._cut_lifeline()
         for descriptor in (self._inner, self._status_fd, self._channel, self._letter, self._secrets):
             if descriptor is not None and descriptor >= 0:
                 self._unwatch(descriptor)
@@ -391,16 +391,16 @@ class Confined(Piped):
         self._inner = self._status_fd = self._channel = self._letter = -1
         self._secrets = None
 
-    def _hear_out(self) -> None:
+    def _drain_channel(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 self._answer += (part := os.read(self._channel, _READ))
                 if len(part) < _READ:  # no writer is left
                     break
 
-    def _failure(self, code: int) -> ToolError | None:
+    def _find_setup_failure(self, code: int) -> ToolError | None:
         """Return why the program did not run; None if it ran."""
-        described = launcher.described_mounts(self._answer)
+        described = launcher.split_mounts(self._answer)
         said = (self._answer if described is None else described[1]).removeprefix(b"r")
         if said.startswith(b"xL"):
             return ToolError(
@@ -413,7 +413,7 @@ class Confined(Piped):
         if not text:
             output = self._stdout if self._stderr is None else self._stderr
             text = output.peek().decode("utf-8", "replace").strip() or f"exit code {code} without a message"
-        if _VANISHED.match(text):
+        if _VANISHED_PATH.match(text):
             mount_table.host_mounts.forget()
             return ToolError(
                 f"A file or folder was replaced while the sandbox was prepared: {text[:2000]}. Try again.",
@@ -422,16 +422,16 @@ class Confined(Piped):
         return ToolError(f"The sandbox could not be set up: {text[:2000]}. Try again.", kind="backend")
 
 
-async def settled() -> None:
+async def wait_for_dismantling() -> None:
     """Wait until all ended sandboxes of this event loop have no namespaces left, up to a limit."""
     loop = asyncio.get_running_loop()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DISMANTLING_S):
-            await asyncio.gather(*(one.dismantled() for one in list(_leaving) if one.loop is loop))
+            await asyncio.gather(*(one.wait_until_dismantled() for one in list(_UNREAPED) if one.loop is loop))
     await asyncio.sleep(0)  # processes that have just ended are released in this turn
 
 
-def _written(descriptor: int, data: bytes) -> None:
+def _append(descriptor: int, data: bytes) -> None:
     """Append data to a file without moving the position at which the other side reads."""
     place, rest = os.fstat(descriptor).st_size, memoryview(data)
     while rest:
@@ -439,7 +439,7 @@ def _written(descriptor: int, data: bytes) -> None:
         place, rest = place + count, rest[count:]
 
 
-def _first_of_namespace(pid: int) -> int:
+def _open_first_process(pid: int) -> int:
     """Open a descriptor of the sandbox's first process; -1 if it has ended.
 
     Its number may belong to another process by then.
@@ -452,7 +452,7 @@ def _first_of_namespace(pid: int) -> int:
         with Path(path).open("rb") as file:
             numbers = next((line for line in file if line.startswith(b"NSpid:")), b"").split()
     except OSError as error:
-        check_passing(error, path)
+        raise_if_shortage(error, path)
     finally:
         first = len(numbers) > 2 and numbers[-1] == b"1"
         if descriptor >= 0 and not first:
@@ -472,8 +472,8 @@ def _has_ended(descriptor: int) -> bool:
 # A program cannot reach the terminal that the holder itself was started from, and the seccomp filter keeps it from
 # typing into its own (TIOCSTI). The launcher makes this one the program's controlling terminal.
 
-_LOCAL = 3
-_OUTPUT = 1
+_LFLAG_INDEX = 3
+_OFLAG_INDEX = 1
 """The positions in the list of termios."""
 _TIOCGSID = 0x5429
 """Asks for the leader of the terminal's session."""
@@ -481,7 +481,7 @@ _TIOCGPTPEER = 0x5441
 """Opens the program's end (ioctl_tty(2)), which alone shows the unread input of the program."""
 
 
-def opened(size: TerminalSize) -> tuple[int, int]:
+def open_terminal(size: TerminalSize) -> tuple[int, int]:
     """Open a terminal and return the holder's end and the program's end.
 
     Lines end as in a file: no carriage return comes before a newline.
@@ -497,7 +497,7 @@ def opened(size: TerminalSize) -> tuple[int, int]:
         ) from None
     try:
         settings = termios.tcgetattr(theirs)
-        settings[_OUTPUT] &= ~termios.ONLCR
+        settings[_OFLAG_INDEX] &= ~termios.ONLCR
         termios.tcsetattr(theirs, termios.TCSANOW, settings)
         _resize(ours, size)
     except BaseException:
@@ -511,20 +511,20 @@ def _resize(descriptor: int, size: TerminalSize) -> None:
     fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", size.rows, size.columns, 0, 0))
 
 
-def _number(descriptor: int, request: int) -> int:
+def _read_ioctl_int(descriptor: int, request: int) -> int:
     return struct.unpack("i", fcntl.ioctl(descriptor, request, bytes(4)))[0]
 
 
-class Terminal(Delegating):
+class SandboxTerminal(ProcessWrapper):
     """A sandboxed process with a terminal: :class:`handrail.contract.sandbox.TerminalProcess`."""
 
-    def __init__(self, process: Confined) -> None:
+    def __init__(self, process: SandboxedProcess) -> None:
         super().__init__(process)
         self._confined = process
-        self._descriptor = os.dup(process.typed_into)
-        process.when_gone(self._close)
+        self._descriptor = os.dup(process.stdin_descriptor)
+        process.add_gone_callback(self._close)
 
-    def around(self, process: Process) -> Terminal:
+    def wrap(self, process: Process) -> SandboxTerminal:
         """Use another wrapper around its process, and return this terminal."""
         self._process = process
         return self
@@ -534,47 +534,47 @@ class Terminal(Delegating):
             with contextlib.suppress(OSError):
                 _resize(self._descriptor, size)
 
-    def reads_lines(self) -> bool:
+    def is_line_buffered(self) -> bool:
         if self._descriptor < 0:
             return False
         try:
-            return bool(termios.tcgetattr(self._descriptor)[_LOCAL] & termios.ICANON)
+            return bool(termios.tcgetattr(self._descriptor)[_LFLAG_INDEX] & termios.ICANON)
         except termios.error:
             return False
 
-    def at_prompt(self) -> bool:
-        if self._descriptor < 0 or self.reads_lines():
+    def is_at_prompt(self) -> bool:
+        if self._descriptor < 0 or self.is_line_buffered():
             return False
         try:
-            if os.tcgetpgrp(self._descriptor) != _number(self._descriptor, _TIOCGSID):
+            if os.tcgetpgrp(self._descriptor) != _read_ioctl_int(self._descriptor, _TIOCGSID):
                 return False
             theirs = fcntl.ioctl(self._descriptor, _TIOCGPTPEER, os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
             try:
-                return _number(theirs, termios.FIONREAD) == 0
+                return _read_ioctl_int(theirs, termios.FIONREAD) == 0
             finally:
                 os.close(theirs)
         except OSError:
             return False
 
-    def folders(self) -> tuple[str, ...]:
+    def current_folders(self) -> tuple[str, ...]:
         if self._descriptor < 0:
             return ()
         found: list[str] = []
         with contextlib.suppress(OSError):
-            for process in (_number(self._descriptor, _TIOCGSID), os.tcgetpgrp(self._descriptor)):
+            for process in (_read_ioctl_int(self._descriptor, _TIOCGSID), os.tcgetpgrp(self._descriptor)):
                 with contextlib.suppress(OSError):
                     found.append(str(Path(f"/proc/{process}/cwd").readlink()))
         return tuple(dict.fromkeys(found))
 
-    def give_up(self) -> int:
-        return self._confined.give_up()
+    def discard_pending_input(self) -> int:
+        return self._confined.discard_pending_input()
 
-    def rest(self, max_bytes: int) -> bytes:
-        return self._confined.rest(max_bytes)
+    def read_rest(self, max_bytes: int) -> bytes:
+        return self._confined.read_rest(max_bytes)
 
     def hang_up(self) -> None:
         self._close()
-        self._confined.let_go_of_pipes()
+        self._confined.detach_pipes()
 
     def _close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1

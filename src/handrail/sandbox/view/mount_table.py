@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from handrail.contract.errors import ToolError
-from handrail.sandbox.view.identity import Looks
-from handrail.sandbox.view.tree import check_passing
+from handrail.sandbox.view.sandbox_user import LookupCache
+from handrail.sandbox.view.folder_tree import raise_if_shortage
 
-TABLE = "/proc/self/mountinfo"
+MOUNT_TABLE_FILE = "/proc/self/mountinfo"
 _AS_INSTALLED = frozenset(
     ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/dev/null", "/proc/sys")
 )
@@ -104,12 +104,12 @@ class HostMounts:
         :raises ToolError: ``unavailable`` if the system is short of a resource; the next call reads them
         """
         with self._asked:
-            return self._looked_up()[0]
+            return self._find_current()[0]
 
     def beneath(self, folder: str) -> list[HostMount]:
         """Return the mounts whose mount point is in ``folder``."""
         with self._asked:
-            mounts, points = self._looked_up()
+            mounts, points = self._find_current()
         start = f"{folder.rstrip('/')}/"
         first = bisect_left(points, start)
         last = first
@@ -123,19 +123,19 @@ class HostMounts:
         The kernel does not report the rename of a folder that contains a mount point.
         """
         with self._asked:
-            self._let_go()
+            self._close_descriptor()
 
-    def begin_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Reset the state in a forked process, whose mounts may differ and which lacks the other threads."""
         self._asked = threading.Lock()
-        self._let_go()
+        self._close_descriptor()
 
-    def _looked_up(self) -> tuple[tuple[HostMount, ...], list[str]]:
+    def _find_current(self) -> tuple[tuple[HostMount, ...], list[str]]:
         if self._descriptor < 0 or self._changed.poll(0):
             self._read()
         return self._found, self._points
 
-    def _let_go(self) -> None:
+    def _close_descriptor(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
         self._changed = select.poll()
         if descriptor >= 0:
@@ -144,31 +144,31 @@ class HostMounts:
     def _read(self) -> None:
         try:
             if self._descriptor < 0:
-                self._descriptor = os.open(TABLE, os.O_RDONLY | os.O_CLOEXEC)
+                self._descriptor = os.open(MOUNT_TABLE_FILE, os.O_RDONLY | os.O_CLOEXEC)
                 self._changed.register(self._descriptor, select.POLLPRI)
-            lines = os.fsdecode(Path(TABLE).read_bytes()).rstrip("\n").split("\n")
+            lines = os.fsdecode(Path(MOUNT_TABLE_FILE).read_bytes()).rstrip("\n").split("\n")
         except OSError as error:
-            self._let_go()  # the kernel reports a change once, and the last reading may be older
-            check_passing(error, TABLE)
+            self._close_descriptor()  # the kernel reports a change once, and the last reading may be older
+            raise_if_shortage(error, MOUNT_TABLE_FILE)
             raise
-        found = sorted(map(_host_mount, lines), key=_point)
+        found = sorted(map(_parse_mount, lines), key=_get_point)
         self._found, self._points = tuple(found), [mount.point for mount in found]
 
 
-def _point(mount: HostMount) -> str:
+def _get_point(mount: HostMount) -> str:
     return mount.point
 
 
-def _host_mount(line: str) -> HostMount:
+def _parse_mount(line: str) -> HostMount:
     number, parent, device, root, point, _ = line.split(" ", 5)
-    return HostMount(int(number), int(parent), device, root, _unescaped(point))
+    return HostMount(int(number), int(parent), device, root, _unescape_path(point))
 
 
-def _unescaped(text: str) -> str:
+def _unescape_path(text: str) -> str:
     return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), text) if "\\" in text else text
 
 
-def escaped(path: str) -> str:
+def escape_path(path: str) -> str:
     """Write a path as mountinfo(5) does."""
     for sign in "\\ \t\n":
         path = path.replace(sign, f"\\{ord(sign):03o}")
@@ -176,10 +176,10 @@ def escaped(path: str) -> str:
 
 
 host_mounts = HostMounts()
-os.register_at_fork(after_in_child=host_mounts.begin_anew)
+os.register_at_fork(after_in_child=host_mounts.reset_after_fork)
 
 
-def expected(options: Sequence[str], look: Looks) -> MountTable:
+def derive_table(options: Sequence[str], look: LookupCache) -> MountTable:
     """Derive the mounts that bubblewrap must make from its options.
 
     :raises ToolError: ``conflict`` if a source has been replaced since it was looked at
@@ -192,26 +192,26 @@ def expected(options: Sequence[str], look: Looks) -> MountTable:
     while at < len(options):
         option = options[at]
         if option in ("--bind", "--ro-bind"):
-            source, point = options[at + 1], _resolved(options[at + 2], links)
+            source, point = options[at + 1], _resolve_point(options[at + 2], links)
             sources[point] = source
-            found += _bound(source, point, option == "--ro-bind", look)
+            found += _expand_bind(source, point, option == "--ro-bind", look)
             at += 3
             continue
         value = options[at + _VALUES[option]]
         if option == "--symlink":
             links[value] = os.path.normpath(f"{os.path.dirname(value)}/{options[at + 1]}")  # noqa: PTH120
         elif option in _MADE:
-            found.append(ExpectedMount(_resolved(value, links), read_only=False, content="+"))
+            found.append(ExpectedMount(_resolve_point(value, links), read_only=False, content="+"))
         elif option == "--remount-ro":
-            point = _resolved(value, links)
+            point = _resolve_point(value, links)
             number = max(number for number, mount in enumerate(found) if mount.point == point)
             found[number] = found[number]._replace(read_only=True)
         at += 1 + _VALUES[option]
-    kept, passed = _names_kept(found, sources)
-    return MountTable(tuple(found), kept, tuple((path, _identity(source, look)) for path, source in passed.items()))
+    kept, passed = _find_kept_names(found, sources)
+    return MountTable(tuple(found), kept, tuple((path, _format_identity(source, look)) for path, source in passed.items()))
 
 
-def _resolved(point: str, links: dict[str, str]) -> str:
+def _resolve_point(point: str, links: dict[str, str]) -> str:
     """Return a mount point with the sandbox's own links followed, such as ``/var/tmp``."""
     for link, target in links.items():
         if point == link or point.startswith(f"{link}/"):
@@ -219,31 +219,31 @@ def _resolved(point: str, links: dict[str, str]) -> str:
     return point
 
 
-def _bound(source: str, point: str, read_only: bool, look: Looks) -> Iterator[ExpectedMount]:
+def _expand_bind(source: str, point: str, read_only: bool, look: LookupCache) -> Iterator[ExpectedMount]:
     """Yield the mount of one source, and the mounts below it that a bind includes."""
-    real = look.canonical(source) if source in _AS_INSTALLED else source
-    yield ExpectedMount(point, read_only, _identity(real, look))
+    real = look.resolve(source) if source in _AS_INSTALLED else source
+    yield ExpectedMount(point, read_only, _format_identity(real, look))
     if inner := host_mounts.beneath(real):
-        for mount in _brought_along(inner, _mount_id(real)):
+        for mount in _find_submounts(inner, _read_mount_id(real)):
             content = f"={mount.device} {mount.root}"
             yield ExpectedMount(point + mount.point.removeprefix(real), read_only=False, content=content)
 
 
-def _identity(path: str, look: Looks) -> str:
+def _format_identity(path: str, look: LookupCache) -> str:
     """Return ``DEVICE:INODE`` of a path without links, as it was looked at."""
-    what = look.at(path)
+    what = look.identify(path)
     descriptor = -1
     try:
         # The kernel reports the path that it opened: another one if it followed a link.
         descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         opened, shown = os.fstat(descriptor), os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - as it is there
         if what is None or shown != path or what[:2] != (opened.st_dev, opened.st_ino):
-            raise replaced(path)
+            raise replaced_mount_error(path)
         return f"{what.device}:{what.inode}"
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            raise replaced(path) from None
-        check_passing(error, path)
+            raise replaced_mount_error(path) from None
+        raise_if_shortage(error, path)
         raise ToolError(
             f"`{path}` cannot be mounted in a sandbox: {error.strerror}. Ask the user to give the user that "
             "runs Handrail access to it.",
@@ -254,14 +254,14 @@ def _identity(path: str, look: Looks) -> str:
             os.close(descriptor)
 
 
-def _mount_id(path: str) -> int:
+def _read_mount_id(path: str) -> int:
     """Return the id of the mount that a path is on. If it is swapped meanwhile, the comparison fails."""
     descriptor = -1
     try:
         descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         lines = Path(f"/proc/self/fdinfo/{descriptor}").read_bytes().splitlines()
     except OSError as error:
-        check_passing(error, path)
+        raise_if_shortage(error, path)
         raise
     finally:
         if descriptor >= 0:
@@ -269,7 +269,7 @@ def _mount_id(path: str) -> int:
     return next((int(line.partition(b":")[2]) for line in lines if line.startswith(b"mnt_id:")), -1)
 
 
-def _brought_along(inner: Sequence[HostMount], top: int) -> Iterator[HostMount]:
+def _find_submounts(inner: Sequence[HostMount], top: int) -> Iterator[HostMount]:
     """Yield the mounts of ``inner`` that a recursive bind of a folder on the mount ``top`` copies."""
     above = {top}
     rest = list(inner)
@@ -282,7 +282,7 @@ def _brought_along(inner: Sequence[HostMount], top: int) -> Iterator[HostMount]:
         rest = [mount for mount in rest if mount.id not in above]
 
 
-class _Wanted(NamedTuple):
+class _RequiredMount(NamedTuple):
     """The mount that must be at one place.
 
     :param parent: the place of the mount that it is on; None for a mount that came from this machine with a folder
@@ -297,43 +297,43 @@ class _Wanted(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _prepared(table: MountTable) -> tuple[dict[str, _Wanted], tuple[str, ...]]:
+def _index_mounts(table: MountTable) -> tuple[dict[str, _RequiredMount], tuple[str, ...]]:
     """Return the mounts by place, and the paths that the launcher must look at.
 
     A place is a mount point as mountinfo(5) writes it, followed by a newline for each earlier mount at that point.
     """
-    parents, covered = _stacked(table.mounts)
+    parents, covered = _find_stacked(table.mounts)
     places: list[str] = []
-    wanted: dict[str, _Wanted] = {}
+    wanted: dict[str, _RequiredMount] = {}
     looked: list[str] = []
     for number, mount in enumerate(table.mounts):
-        place = escaped(mount.point)
+        place = escape_path(mount.point)
         while place in wanted:
             place += "\n"
         places.append(place)
         ours = not mount.content.startswith("=")
         shown = ours and number not in covered
         parent = (places[parents[number]] if number else "-") if ours else None
-        wanted[place] = _Wanted(parent, "ro" if mount.read_only else "", mount.content, len(looked) if shown else -1)
+        wanted[place] = _RequiredMount(parent, "ro" if mount.read_only else "", mount.content, len(looked) if shown else -1)
         if shown:
             looked.append(mount.point)
     return wanted, (*looked, *(folder for folder, _ in table.passed))
 
 
-def looked_at(table: MountTable) -> tuple[str, ...]:
-    """Return the paths in the sandbox whose device and inode :func:`misplaced` needs."""
-    return _prepared(table)[1]
+def list_checked_paths(table: MountTable) -> tuple[str, ...]:
+    """Return the paths in the sandbox whose device and inode :func:`find_misplaced` needs."""
+    return _index_mounts(table)[1]
 
 
 @lru_cache(maxsize=64)  # the kernel gives the same numbers again once they are free
-def misplaced(table: MountTable, described: bytes) -> str | None:
+def find_misplaced(table: MountTable, described: bytes) -> str | None:
     """Return the first path in a sandbox whose mount is not the expected one; None if all are right.
 
     :param described: items, each after its length in 4 bytes: the sandbox's own mountinfo(5), and ``DEVICE:INODE`` of
         each path of :func:`looked_at`, empty for a missing one
     """
-    wanted, looked = _prepared(table)
-    text, *identities = _items(described)
+    wanted, looked = _index_mounts(table)
+    text, *identities = _split_items(described)
     left = dict(wanted)
     places: dict[str, str] = {}
     for line in os.fsdecode(text).rstrip("\n").split("\n"):
@@ -345,20 +345,20 @@ def misplaced(table: MountTable, described: bytes) -> str | None:
         if mount is None:
             if point.startswith(("/proc/", "/dev/")):
                 continue  # bubblewrap itself fills these, and no other process can
-            return _unescaped(point)
+            return _unescape_path(point)
         places[number] = place
         on = mount.parent is None or mount.parent == places.get(parent, "-")
         if not on or not options.startswith(mount.access) or not _is_shown(mount, device, root, identities):
-            return _unescaped(point)
+            return _unescape_path(point)
     for (folder, content), found in zip(table.passed, identities[len(looked) - len(table.passed) :], strict=True):
         if found != content.encode():
             return folder
     # Mounts in /proc appear and disappear with their use.
     gone = (place for place, mount in left.items() if mount.parent is not None or not place.startswith("/proc/"))
-    return next((_unescaped(place.rstrip("\n")) for place in gone), None)
+    return next((_unescape_path(place.rstrip("\n")) for place in gone), None)
 
 
-def _items(part: bytes) -> Iterator[bytes]:
+def _split_items(part: bytes) -> Iterator[bytes]:
     at = 0
     while at < len(part):
         start = at + 4
@@ -366,7 +366,7 @@ def _items(part: bytes) -> Iterator[bytes]:
         yield part[start:at]
 
 
-def _is_shown(mount: _Wanted, device: str, root: str, identities: Sequence[bytes]) -> bool:
+def _is_shown(mount: _RequiredMount, device: str, root: str, identities: Sequence[bytes]) -> bool:
     if mount.content.startswith("="):
         return mount.content == f"={device} {root}"
     if mount.number < 0:
@@ -379,14 +379,14 @@ def _is_shown(mount: _Wanted, device: str, root: str, identities: Sequence[bytes
     return shown >= 0 and os.major(shown) == 0 and device == f"0:{os.minor(shown)}"
 
 
-def _names_kept(table: Sequence[ExpectedMount], sources: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
+def _find_kept_names(table: Sequence[ExpectedMount], sources: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the paths that must keep their names, and the folders among them that are not mounts.
 
     A mount moves with the file that it is on, and another file can then take the name. So these paths are the mount
     points in a bound folder. If the program cannot write there, and so no folder on the way is a mount, they include
     those folders. The folders that are not mounts come with their sources.
     """
-    parents, _ = _stacked(table)
+    parents, _ = _find_stacked(table)
     kept: dict[str, None] = {}
     passed: dict[str, str] = {}
     for number, mount in enumerate(table):
@@ -402,7 +402,7 @@ def _names_kept(table: Sequence[ExpectedMount], sources: Mapping[str, str]) -> t
     return tuple(sorted(kept, key=lambda path: path.count("/"))), passed
 
 
-def _stacked(table: Sequence[ExpectedMount]) -> tuple[list[int], set[int]]:
+def _find_stacked(table: Sequence[ExpectedMount]) -> tuple[list[int], set[int]]:
     """Return for each mount the number of the mount below it, and the numbers of covered mounts."""
     latest: dict[str, int] = {}
     above: set[str] = set()
@@ -410,7 +410,7 @@ def _stacked(table: Sequence[ExpectedMount]) -> tuple[list[int], set[int]]:
     covered: set[int] = set()
     for number, mount in enumerate(table):
         point = mount.point
-        parents.append(_innermost(point, latest) if number else 0)
+        parents.append(_find_innermost(point, latest) if number else 0)
         if point in latest:
             covered.add(latest[point])
         if point in above and number:
@@ -422,18 +422,18 @@ def _stacked(table: Sequence[ExpectedMount]) -> tuple[list[int], set[int]]:
     return parents, covered
 
 
-def _innermost(point: str, latest: Mapping[str, int]) -> int:
+def _find_innermost(point: str, latest: Mapping[str, int]) -> int:
     while point not in latest:
         point = point.rpartition("/")[0] or "/"
     return latest[point]
 
 
-def replaced(path: str) -> ToolError:
+def replaced_mount_error(path: str) -> ToolError:
     """Return the error for a mount that shows another file than the one it was made for."""
     return ToolError(f"`{path}` was replaced while the sandbox was prepared. Try again.", kind="conflict")
 
 
-def ended(path: str) -> ToolError:
+def ended_mount_error(path: str) -> ToolError:
     """Return the error for a sandbox that was ended because one of its mounts had ended."""
     return ToolError(
         f"`{path}` was replaced, moved or removed while a program was running. This ended its mount in "

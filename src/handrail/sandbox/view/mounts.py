@@ -17,55 +17,55 @@ from pathlib import Path
 from typing import Literal
 
 from handrail.contract.errors import ToolError
-from handrail.contract.protected.protected import WORKSPACE_FILE
-from handrail.contract.sandbox import Profile
-from handrail.contract.tool.requires import CapabilitySet, Layer
-from handrail.sandbox.filters.limits import user_counts
-from handrail.sandbox.view import mount_table, protected
-from handrail.sandbox.view.identity import Looks, What
+from handrail.contract.protected.path_protection import WORKSPACE_FILE
+from handrail.contract.sandbox import SandboxProfile
+from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer
+from handrail.sandbox.filters.limits import read_inotify_limits
+from handrail.sandbox.view import mount_table, protected_paths
+from handrail.sandbox.view.sandbox_user import LookupCache, FileIdentity
 from handrail.sandbox.view.mount_table import MountTable
-from handrail.sandbox.view.public_copy import PublicCopy
-from handrail.sandbox.view.toolchains import SYSTEM, Toolchains
-from handrail.sandbox.view.tree import check_passing
+from handrail.sandbox.view.config_snapshot import ConfigSnapshot
+from handrail.sandbox.view.toolchains import SYSTEM_FOLDERS, ToolchainSet
+from handrail.sandbox.view.folder_tree import raise_if_shortage
 
 _PRIVATE_CONFIGURATION = ("/etc", "/usr/local/etc")
-_ALWAYS_THERE = (*SYSTEM, "/etc")
+_SYSTEM_FOLDERS = (*SYSTEM_FOLDERS, "/etc")
 
-_DEEP = 100
+_MAX_DEPTH = 100
 _USER_SETTINGS = "/proc/sys/user"
 
-Access = Literal["ro", "rw"]
+MountAccess = Literal["ro", "rw"]
 _Mount = tuple[str, Literal["ro", "rw", "hidden file", "hidden folder", "gone"]]
 
 
-def arguments(folders: Mapping[str, Access], profile: Profile, look: Looks) -> tuple[str, ...]:
+def build_mount_options(folders: Mapping[str, MountAccess], profile: SandboxProfile, look: LookupCache) -> tuple[str, ...]:
     """Return the mount options in the order in which they are applied.
 
     :param folders: the result of :func:`folder_access`
     :raises ToolError: ``invalid_input`` for a path with a NUL character
     """
-    system = _programs(), look(_configuration_now), _kernel()
+    system = _build_program_options(), look(_configuration_now), _build_proc_options()
     outer = tuple(folders)
-    for folder in _configured(outer):
-        look(_with_place, folder)
+    for folder in _find_configuration_folders(outer):
+        look(_ensure_mount_point, folder)
     mounts: list[_Mount] = [*folders.items()]
     for path in profile.hidden:
-        real = look.canonical(path)
+        real = look.resolve(path)
         within = any(is_beneath(real, folder) for folder in folders)
-        mounts.append((real, _kind(look.at(real if within else look(_shown, real)))))
-    mounts += _kept(folders, profile, look)
+        mounts.append((real, _classify_hidden(look.identify(real if within else look(_resolve_shown, real)))))
+    mounts += _find_overmounts(folders, profile, look)
     sizes = profile.limits.shm_bytes, profile.limits.tmp_bytes
-    return _assembled(system, sizes, outer, tuple(mounts))
+    return _assemble_options(system, sizes, outer, tuple(mounts))
 
 
 @lru_cache(maxsize=64)
-def _configured(folders: tuple[str, ...]) -> tuple[str, ...]:
+def _find_configuration_folders(folders: tuple[str, ...]) -> tuple[str, ...]:
     """Return the folders that lie in a configuration folder of which programs may see a copy."""
     return tuple(folder for folder in folders if any(is_beneath(folder, top) for top in _PRIVATE_CONFIGURATION))
 
 
 @lru_cache(maxsize=64)
-def _assembled(
+def _assemble_options(
     system: tuple[tuple[str, ...], ...],
     sizes: tuple[int | None, int | None],
     folders: tuple[str, ...],
@@ -79,16 +79,16 @@ def _assembled(
     for path, access in sorted(mounts, key=lambda mount: (mount[0].count("/"), mount[0])):  # the outer first
         if access in ("rw", "ro"):
             options += ["--bind" if access == "rw" else "--ro-bind", path, path]
-        elif access != "gone" and any(is_beneath(path, place) for place in (*folders, *_ALWAYS_THERE)):
+        elif access != "gone" and any(is_beneath(path, place) for place in (*folders, *_SYSTEM_FOLDERS)):
             inner = any(folder != path and is_beneath(folder, path) for folder in folders)
-            options += _hiding(path, is_file=access == "hidden file", inner=inner)
+            options += _build_hiding_options(path, is_file=access == "hidden file", inner=inner)
             sealed += ["--remount-ro", path] if inner else []
     if "\0" in "".join(options):
         raise ToolError("The path of a folder contains a NUL character. Use another folder.", kind="invalid_input")
     return (*options, *sealed, "--remount-ro", "/dev", "--remount-ro", "/")
 
 
-def _hiding(path: str, *, is_file: bool, inner: bool) -> list[str]:
+def _build_hiding_options(path: str, *, is_file: bool, inner: bool) -> list[str]:
     """Return the options that mount something empty over a path.
 
     :param inner: whether something is mounted in it
@@ -100,7 +100,7 @@ def _hiding(path: str, *, is_file: bool, inner: bool) -> list[str]:
     return ["--perms", "0000", "--size", "4096", "--tmpfs", path, "--remount-ro", path]
 
 
-def _kept(folders: Mapping[str, Access], profile: Profile, look: Looks) -> list[_Mount]:
+def _find_overmounts(folders: Mapping[str, MountAccess], profile: SandboxProfile, look: LookupCache) -> list[_Mount]:
     """Return the mounts over paths in the profile's folders: read-only or unreadable.
 
     If the folder around a path can be written, the folders on the way are bound onto themselves. As mounts they can
@@ -109,58 +109,58 @@ def _kept(folders: Mapping[str, Access], profile: Profile, look: Looks) -> list[
     fixed = (*_workspace_files(profile, look), *profile.pinned)
     if not fixed and not profile.masked:
         return []
-    kept: dict[str, Access | Literal["hidden"]] = {}
+    kept: dict[str, MountAccess | Literal["hidden"]] = {}
     for path in fixed:
-        around = _innermost(folders, path)
-        if around is not None and folders[around] == "rw" and protected.check_real(path, look):
-            _keep_in_place(kept, protected.on_the_way(path, (around,)))
+        around = _find_innermost(folders, path)
+        if around is not None and folders[around] == "rw" and protected_paths.check_exists(path, look):
+            _keep_in_place(kept, protected_paths.find_folders_between(path, (around,)))
             kept[path] = "ro"
     for path in profile.masked:
         _keep_hidden(kept, path, folders, look)
     masked = frozenset(profile.masked)
     return [
-        (path, _kind(look.at(path)) if access == "hidden" else access)
+        (path, _classify_hidden(look.identify(path)) if access == "hidden" else access)
         for path, access in kept.items()
         if (path not in folders or access != "rw")
-        and not protected.beneath_any(path.rpartition("/")[0], masked)  # a hidden folder is empty
+        and not protected_paths.is_beneath_any(path.rpartition("/")[0], masked)  # a hidden folder is empty
     ]
 
 
-def _innermost(folders: Mapping[str, Access], path: str) -> str | None:
+def _find_innermost(folders: Mapping[str, MountAccess], path: str) -> str | None:
     return max((folder for folder in folders if is_beneath(path, folder)), key=len, default=None)
 
 
-def _keep_in_place(kept: dict[str, Access | Literal["hidden"]], ways: Iterable[str]) -> None:
+def _keep_in_place(kept: dict[str, MountAccess | Literal["hidden"]], ways: Iterable[str]) -> None:
     for way in ways:
         kept.setdefault(way, "rw")
 
 
 def _keep_hidden(
-    kept: dict[str, Access | Literal["hidden"]], path: str, folders: Mapping[str, Access], look: Looks
+    kept: dict[str, MountAccess | Literal["hidden"]], path: str, folders: Mapping[str, MountAccess], look: LookupCache
 ) -> None:
-    around = _innermost(folders, path)
+    around = _find_innermost(folders, path)
     if around is None:
         return
-    if not protected.check_real(path, look):  # it existed a moment ago, and may have been moved
-        raise mount_table.replaced(path)
-    ways = protected.on_the_way(path, (around,)) if folders[around] == "rw" else []
-    if len(ways) < _DEEP:  # a path that is hidden for its depth stays hidden wherever it is moved
+    if not protected_paths.check_exists(path, look):  # it existed a moment ago, and may have been moved
+        raise mount_table.replaced_mount_error(path)
+    ways = protected_paths.find_folders_between(path, (around,)) if folders[around] == "rw" else []
+    if len(ways) < _MAX_DEPTH:  # a path that is hidden for its depth stays hidden wherever it is moved
         _keep_in_place(kept, ways)
     kept[path] = "hidden"
 
 
-def _workspace_files(profile: Profile, look: Looks) -> Iterator[str]:
+def _workspace_files(profile: SandboxProfile, look: LookupCache) -> Iterator[str]:
     """Yield each workspace configuration file that exists."""
     for place in (profile.workspace, *profile.writable):
         path = f"{place.rstrip('/')}/{WORKSPACE_FILE}"
-        found = look.at(path)
+        found = look.identify(path)
         if found is not None and stat.S_ISREG(found.mode):
             yield path
 
 
 def folder_access(
-    capabilities: CapabilitySet, profile: Profile, toolchains: Toolchains, look: Looks
-) -> dict[str, Access]:
+    capabilities: CapabilitySet, profile: SandboxProfile, toolchains: ToolchainSet, look: LookupCache
+) -> dict[str, MountAccess]:
     """Return each folder or file to mount with its access, the outer before the inner.
 
     :raises ToolError: ``unavailable`` for a set that mounts of whole folders cannot enforce
@@ -170,12 +170,12 @@ def folder_access(
             "The workspace is the whole file system, which cannot be confined. Ask the user to open a folder instead.",
             kind="unavailable",
         )
-    found = _read_only(profile, toolchains, look)
+    found = _find_read_only(profile, toolchains, look)
     patterns = tuple((layer.fs_write, layer.fs_read) for layer in capabilities.layers)
     writable: set[str] = set()
-    for part in _parts(patterns, (profile.workspace, *profile.writable), profile.further):
+    for part in _find_parts(patterns, (profile.workspace, *profile.writable), profile.read_only_roots):
         path = part.path
-        kind = _stands(path, look)
+        kind = _classify_path(path, look)
         if kind is None:
             continue
         if kind == "moved":
@@ -191,24 +191,24 @@ def folder_access(
         elif writable.isdisjoint(part.within):
             found[path] = "ro"
     found[profile.scratch] = "rw"
-    return dict(_outer_first(tuple(found.items())))
+    return dict(_sort_outer_first(tuple(found.items())))
 
 
-def _read_only(profile: Profile, toolchains: Toolchains, look: Looks) -> dict[str, Access]:
+def _find_read_only(profile: SandboxProfile, toolchains: ToolchainSet, look: LookupCache) -> dict[str, MountAccess]:
     """Return the toolchains and the profile's readable folders that exist."""
-    found: dict[str, Access] = {}
+    found: dict[str, MountAccess] = {}
     for folder in toolchains.mounts:
-        if look.at(folder) is not None:  # canonical already
+        if look.identify(folder) is not None:  # canonical already
             found[folder] = "ro"
     for folder in profile.readable:
-        real = look.canonical(folder)
-        if look.at(real) is not None and not any(is_beneath(real, system) for system in SYSTEM):
+        real = look.resolve(folder)
+        if look.identify(real) is not None and not any(is_beneath(real, system) for system in SYSTEM_FOLDERS):
             found[real] = "ro"
     return found
 
 
 @lru_cache(maxsize=64)
-def _outer_first(folders: tuple[tuple[str, Access], ...]) -> tuple[tuple[str, Access], ...]:
+def _sort_outer_first(folders: tuple[tuple[str, MountAccess], ...]) -> tuple[tuple[str, MountAccess], ...]:
     return tuple(sorted(folders, key=lambda item: (item[0].count("/"), item[0])))
 
 
@@ -216,7 +216,7 @@ _Patterned = Literal["fs.read", "fs.write"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _CoveredPart:
     """A part of one of the profile's places that a capability set covers.
 
     :param covers_folder: whether it covers all of it, if it is a folder
@@ -231,7 +231,7 @@ class _Part:
     within: frozenset[str]
 
 
-def _check_whole(part: _Part, kind: Literal["folder", "file"]) -> None:
+def _check_whole(part: _CoveredPart, kind: Literal["folder", "file"]) -> None:
     if not (part.covers_folder if kind == "folder" else part.covers_file):
         raise ToolError(
             f"{part.capability} names only some of the files in `{part.path}`, but a sandbox mounts whole "
@@ -240,56 +240,56 @@ def _check_whole(part: _Part, kind: Literal["folder", "file"]) -> None:
         )
 
 
-def _stands(path: str, look: Looks) -> Literal["folder", "file", "moved"] | None:
+def _classify_path(path: str, look: LookupCache) -> Literal["folder", "file", "moved"] | None:
     """Return what is at a path, ``moved`` if it is no longer canonical, or None if there is nothing."""
-    found = look.at(path)
+    found = look.identify(path)
     if found is None or (found.is_link and not look(os.path.exists, path)):
         return None
-    if not look.by_no_link(path):
+    if not look.is_canonical(path):
         return "moved"
     return "folder" if stat.S_ISDIR(found.mode) else "file"
 
 
 @lru_cache(maxsize=256)
-def _parts(
+def _find_parts(
     patterns: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...], places: tuple[str, ...], further: tuple[str, ...]
-) -> tuple[_Part, ...]:
+) -> tuple[_CoveredPart, ...]:
     """Return the parts of these places that a set covers, the writable ones of each first.
 
     :param patterns: for each layer, what may be written and what may be read
     :param further: places that are read-only
     """
-    capabilities = CapabilitySet(tuple(Layer("", fs_write=write, fs_read=read) for write, read in patterns))
-    found: list[_Part] = []
+    capabilities = CapabilitySet(tuple(CapabilityLayer("", fs_write=write, fs_read=read) for write, read in patterns))
+    found: list[_CoveredPart] = []
     writable: list[str] = []
     for place in (*places, *further):
         if place not in further:
-            parts = [_covered(capabilities, "fs.write", part, ()) for part in _reached(capabilities, "fs.write", place)]
+            parts = [_build_part(capabilities, "fs.write", part, ()) for part in _find_reached(capabilities, "fs.write", place)]
             writable += [part.path for part in parts]
             found += parts
         found += (
-            _covered(capabilities, "fs.read", part, writable) for part in _reached(capabilities, "fs.read", place)
+            _build_part(capabilities, "fs.read", part, writable) for part in _find_reached(capabilities, "fs.read", place)
         )
     return tuple(found)
 
 
-def _reached(capabilities: CapabilitySet, capability: _Patterned, place: str) -> Iterator[str]:
-    for folder in capabilities.folders(capability):
+def _find_reached(capabilities: CapabilitySet, capability: _Patterned, place: str) -> Iterator[str]:
+    for folder in capabilities.covering_folders(capability):
         if is_beneath(folder, place):
             yield folder
         elif is_beneath(place, folder):
             yield place
 
 
-def _covered(capabilities: CapabilitySet, capability: _Patterned, part: str, writable: Iterable[str]) -> _Part:
+def _build_part(capabilities: CapabilitySet, capability: _Patterned, part: str, writable: Iterable[str]) -> _CoveredPart:
     # Nothing in it may be outside the set: test with names that no pattern was written for.
     probes = (f"{part}/~handrail-probe", f"{part}/.~handrail-probe/.~~/~", f"{part}/~/~/~/~handrail.probe~")
     whole = all(capabilities.allows(capability, probe) for probe in probes)
     within = frozenset(other for other in writable if is_beneath(part, other))
-    return _Part(part, capability, whole, capabilities.allows(capability, part), within)
+    return _CoveredPart(part, capability, whole, capabilities.allows(capability, part), within)
 
 
-def _kind(found: What | None) -> Literal["hidden file", "hidden folder", "gone"]:
+def _classify_hidden(found: FileIdentity | None) -> Literal["hidden file", "hidden folder", "gone"]:
     """Return how a path of this kind is made unreadable."""
     if found is None:
         return "gone"
@@ -297,7 +297,7 @@ def _kind(found: What | None) -> Literal["hidden file", "hidden folder", "gone"]
 
 
 @lru_cache(maxsize=1)
-def _programs() -> tuple[str, ...]:
+def _build_program_options() -> tuple[str, ...]:
     options = ["--ro-bind", "/usr", "/usr"]
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
         path = Path("/") / name
@@ -309,7 +309,7 @@ def _programs() -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1)
-def _kernel() -> tuple[str, ...]:
+def _build_proc_options() -> tuple[str, ...]:
     """Return the options for /proc and /dev.
 
     /proc has parts that belong to the host and that its root may write, even from a user namespace. For root it is
@@ -317,11 +317,11 @@ def _kernel() -> tuple[str, ...]:
     read-only.
 
     The launcher writes the settings of the sandbox's own user namespace
-    (:func:`handrail.sandbox.filters.limits.user_counts`). No other process can, since that takes a capability in that
+    (:func:`handrail.sandbox.filters.limits.read_inotify_limits`). No other process can, since that takes a capability in that
     namespace, which the launcher gives up.
     """
     private = ("--remount-ro", "/proc") if os.geteuid() == 0 else ("--ro-bind", "/proc/sys", "/proc/sys")
-    settings = ("--bind", _USER_SETTINGS, _USER_SETTINGS) if user_counts() else ()
+    settings = ("--bind", _USER_SETTINGS, _USER_SETTINGS) if read_inotify_limits() else ()
     return ("--proc", "/proc", *private, *settings, "--dev", "/dev")
 
 
@@ -331,10 +331,10 @@ def _configuration_folders() -> Iterator[str]:
             yield top
 
 
-class _Configuration:
+class _ConfigurationView:
     """The view that programs have of /etc and /usr/local/etc.
 
-    For root it is a copy of the public files (:mod:`handrail.sandbox.view.public_copy`), because root in a user
+    For root it is a copy of the public files (:mod:`handrail.sandbox.view.config_snapshot`), because root in a user
     namespace still owns root's files. For other users it is /etc itself, with files masked that they may read by a
     group and that are not public. The folders are scanned again every few seconds.
     """
@@ -346,7 +346,7 @@ class _Configuration:
         self._masks: list[tuple[str, list[str]]] = []
         self._options: tuple[str, ...] = ()
         self._good_until = float("-inf")
-        self._copies: dict[str, PublicCopy] = {}
+        self._copies: dict[str, ConfigSnapshot] = {}
 
     def options(self, now: float) -> tuple[str, ...]:
         """Return the mount options of the last scan; :meth:`gone` finds the entries missing since.
@@ -355,61 +355,61 @@ class _Configuration:
         """
         if os.geteuid() == 0:
             if now > self._good_until:
-                self._copy(now)
+                self._refresh_copies(now)
         elif now - self._scanned_at > self.RESCAN_S:
             self._masks = [mask for top in _PRIVATE_CONFIGURATION for mask in _private_entries(top)]
             self._options = ("--ro-bind", "/etc", "/etc", *(word for _, mask in self._masks for word in mask))
             self._scanned_at = now
         return self._options
 
-    def _copy(self, now: float) -> None:
+    def _refresh_copies(self, now: float) -> None:
         """Update the copies."""
         if now - self._scanned_at > self.RESCAN_S:
-            self._copies = {top: self._copies.get(top) or PublicCopy(top) for top in _configuration_folders()}
+            self._copies = {top: self._copies.get(top) or ConfigSnapshot(top) for top in _configuration_folders()}
             self._scanned_at = now
-        bound = (("--ro-bind", copy.folder(now), top) for top, copy in self._copies.items())
+        bound = (("--ro-bind", copy.get_folder(now), top) for top, copy in self._copies.items())
         self._options = tuple(word for words in bound for word in words)
         looked = (copy.good_until for copy in self._copies.values())
         self._good_until = min(self._scanned_at + self.RESCAN_S, *looked)
 
-    def shown(self, path: str, now: float) -> str:
+    def resolve_shown(self, path: str, now: float) -> str:
         """Return where the file lies that programs see at this path."""
         for top, copy in self._copies.items():
             if is_beneath(path, top):
-                return copy.folder(now) + path.removeprefix(top)
+                return copy.get_folder(now) + path.removeprefix(top)
         return path
 
-    def place_for(self, path: str, now: float) -> None:
+    def ensure_mount_point(self, path: str, now: float) -> None:
         """Ensure that there is something to mount this path on."""
         for top, copy in self._copies.items():
             if is_beneath(path, top):
-                copy.place_for(path, now)
+                copy.ensure_mount_point(path, now)
                 self._good_until = float("-inf")
 
-    def gone(self) -> list[tuple[str, list[str]]]:
+    def find_gone(self) -> list[tuple[str, list[str]]]:
         """Return the masks of missing paths, with their mount points: a missing one fails the whole start."""
         return [(path, mask) for path, mask in self._masks if not os.path.lexists(path)]
 
 
-_configuration = _Configuration()
+_configuration = _ConfigurationView()
 
 
 def _configuration_now() -> tuple[str, ...]:
     return _configuration.options(time.monotonic())
 
 
-def _shown(path: str) -> str:
-    return _configuration.shown(path, time.monotonic())
+def _resolve_shown(path: str) -> str:
+    return _configuration.resolve_shown(path, time.monotonic())
 
 
-def _with_place(path: str) -> None:
-    _configuration.place_for(path, time.monotonic())
+def _ensure_mount_point(path: str) -> None:
+    _configuration.ensure_mount_point(path, time.monotonic())
 
 
-def as_they_stand(options: Sequence[str], table: MountTable) -> tuple[list[str], MountTable]:
+def refresh_options(options: Sequence[str], table: MountTable) -> tuple[list[str], MountTable]:
     """Return the options of :func:`arguments`, and their mounts, without missing paths."""
     left = list(options)
-    gone = _configuration.gone()
+    gone = _configuration.find_gone()
     for _, mask in gone:
         size = len(mask)
         at = next((at for at in range(len(left)) if left[at : at + size] == mask), len(left))
@@ -442,7 +442,7 @@ def _check_walk(error: OSError) -> None:
 
     :raises ToolError: ``unavailable`` if the system is short of a resource
     """
-    check_passing(error, str(error.filename))
+    raise_if_shortage(error, str(error.filename))
 
 
 def is_beneath(path: str, folder: str) -> bool:

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from handrail.origins.programs import SYSTEM, ProgramRefused, find_program, home_folders, program_environment
-from handrail.sandbox.view.identity import Looks
-from handrail.sandbox.view.tree import check_passing
+from handrail.origins.programs import SYSTEM_FOLDERS, ProgramRefused, find_program, home_folders, build_program_environment
+from handrail.sandbox.view.sandbox_user import LookupCache
+from handrail.sandbox.view.folder_tree import raise_if_shortage
 
 _SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin")
-_MARKS = ("lib", "lib64", "libexec", "include", "share", "pyvenv.cfg", "conda-meta")
+_INSTALLATION_MARKS = ("lib", "lib64", "libexec", "include", "share", "pyvenv.cfg", "conda-meta")
 """With one of these next to ``bin``, its parent folder is an installation."""
 _SHIM_FOLDERS = frozenset({"shims"})
 _NEVER_WHOLE = frozenset({".local", ".config", ".cache", ".cargo", ".ssh", ".gnupg", ".aws", ".docker", ".kube"})
@@ -30,7 +30,7 @@ _NEVER_WHOLE = frozenset({".local", ".config", ".cache", ".cargo", ".ssh", ".gnu
 
 
 @dataclass(frozen=True, slots=True)
-class Toolchains:
+class ToolchainSet:
     """The toolchains of a workspace: mounts, PATH and variables.
 
     :param mounts: canonical folders to mount read-only, none within another
@@ -42,15 +42,15 @@ class Toolchains:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-def find(workspace: str, look: Looks | None = None) -> Toolchains:
+def find_toolchains(workspace: str, look: LookupCache | None = None) -> ToolchainSet:
     """Return the toolchains of a workspace, cached by PATH and the workspace's version files."""
-    look = look or Looks()
+    look = look or LookupCache()
     first, second = f"{workspace}/.python-version", f"{workspace}/.venv/pyvenv.cfg"
-    chosen = look(_stamp, first) if look.at(first) else None, look(_stamp, second) if look.at(second) else None
-    return _find(workspace, look.variable("PATH") or "", look.variable("PYENV_VERSION") or "", chosen)
+    chosen = look(_read_change_time, first) if look.identify(first) else None, look(_read_change_time, second) if look.identify(second) else None
+    return _find_once(workspace, look.read_variable("PATH") or "", look.read_variable("PYENV_VERSION") or "", chosen)
 
 
-def _stamp(path: str) -> int | None:
+def _read_change_time(path: str) -> int | None:
     try:
         return os.stat(path).st_mtime_ns  # noqa: PTH116 - at every start
     except OSError:
@@ -58,7 +58,7 @@ def _stamp(path: str) -> int | None:
 
 
 @lru_cache(maxsize=64)
-def _find(workspace: str, path: str, pyenv_version: str, _stamps: tuple[int | None, int | None]) -> Toolchains:
+def _find_once(workspace: str, path: str, pyenv_version: str, _stamps: tuple[int | None, int | None]) -> ToolchainSet:
     homes = home_folders()
     keep_out = (*homes, workspace)
     mounts: list[str] = []
@@ -70,24 +70,24 @@ def _find(workspace: str, path: str, pyenv_version: str, _stamps: tuple[int | No
         real = os.path.realpath(folder)
         if not _is_folder(real) or _holds_any(real, homes):
             continue
-        if _beneath(real, workspace):
+        if _is_beneath(real, workspace):
             last.append(real)
-        elif not _beneath(workspace, real):
+        elif not _is_beneath(workspace, real):
             if Path(real).name in _SHIM_FOLDERS:
-                first += _behind_shims(Path(real), workspace, pyenv_version)
-                environment |= _pyenv(Path(real).parent)
+                first += _resolve_shims(Path(real), workspace, pyenv_version)
+                environment |= _build_pyenv_environment(Path(real).parent)
             first.append(real)
-            mounts += _mounted_for(real, keep_out, environment)
+            mounts += _find_mounts(real, keep_out, environment)
     if sys.prefix != sys.base_prefix:  # the environment Handrail itself runs in, for tools started by its interpreter
-        mounts.append(_installation(os.path.realpath(f"{sys.prefix}/bin"), keep_out))
+        mounts.append(_find_root(os.path.realpath(f"{sys.prefix}/bin"), keep_out))
     for name in (".venv", "venv"):
-        mounts += _bases(Path(workspace) / name, keep_out)
-    outside = [mount for mount in mounts if not _beneath(mount, workspace) and not _system(mount)]
-    return Toolchains(_outermost(outside), tuple(dict.fromkeys((*first, *_SYSTEM_PATH, *last))), environment)
+        mounts += _find_base_interpreter(Path(workspace) / name, keep_out)
+    outside = [mount for mount in mounts if not _is_beneath(mount, workspace) and not _is_system(mount)]
+    return ToolchainSet(_keep_outermost(outside), tuple(dict.fromkeys((*first, *_SYSTEM_PATH, *last))), environment)
 
 
 @lru_cache(maxsize=64)
-def git_identity(workspace: str) -> Mapping[str, str]:
+def read_git_identity(workspace: str) -> Mapping[str, str]:
     """Return the operator's name and address for commits, from the environment or git's configuration.
 
     git runs outside the sandbox, in a folder without a repository.
@@ -108,14 +108,14 @@ def git_identity(workspace: str) -> Mapping[str, str]:
         answer = subprocess.run(
             [git, "config", "--global", "--null", "--get-regexp", r"^user\.(name|email)$"],
             cwd="/",
-            env=program_environment(outside=(workspace,)),
+            env=build_program_environment(outside=(workspace,)),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=5,
             check=False,
         ).stdout.decode("utf-8", "replace")
     except OSError as error:
-        check_passing(error, git)  # such an answer must not be cached
+        raise_if_shortage(error, git)  # such an answer must not be cached
         return found
     except (ProgramRefused, subprocess.SubprocessError):
         return found
@@ -128,7 +128,7 @@ def git_identity(workspace: str) -> Mapping[str, str]:
     return found
 
 
-def around(program: str, workspace: str) -> tuple[str, ...]:
+def find_installation(program: str, workspace: str) -> tuple[str, ...]:
     """Return what to mount for a program at an absolute path.
 
     This is the installation around it and what that depends on; without an installation, the program's folder.
@@ -137,28 +137,28 @@ def around(program: str, workspace: str) -> tuple[str, ...]:
     found: list[str] = []
     for path in (os.path.realpath(Path(program).parent), Path(os.path.realpath(program)).parent):
         folder = str(path)
-        if not _system(folder) and not _holds_any(folder, keep_out):
-            found += [_installation(folder, keep_out), *_bases(Path(folder).parent, keep_out)]
-    return _outermost(found)
+        if not _is_system(folder) and not _holds_any(folder, keep_out):
+            found += [_find_root(folder, keep_out), *_find_base_interpreter(Path(folder).parent, keep_out)]
+    return _keep_outermost(found)
 
 
-def _mounted_for(folder: str, keep_out: Iterable[str], environment: dict[str, str]) -> list[str]:
+def _find_mounts(folder: str, keep_out: Iterable[str], environment: dict[str, str]) -> list[str]:
     """Return what to mount for a folder of programs on PATH, with what its programs depend on."""
-    if any(_beneath(folder, system) for system in SYSTEM):
+    if any(_is_beneath(folder, system) for system in SYSTEM_FOLDERS):
         return []
-    found = [_installation(folder, keep_out), *_bases(Path(folder).parent, keep_out)]
+    found = [_find_root(folder, keep_out), *_find_base_interpreter(Path(folder).parent, keep_out)]
     if folder.endswith("/.cargo/bin"):
-        found += _rust(Path(folder).parent.parent, environment)
+        found += _find_rust_mounts(Path(folder).parent.parent, environment)
     if folder.startswith("/nix/") or _is_folder("/nix/store"):
         found.append("/nix/store")
     return found
 
 
-def _installation(folder: str, keep_out: Iterable[str]) -> str:
+def _find_root(folder: str, keep_out: Iterable[str]) -> str:
     """Return the installation around a folder of programs if there clearly is one; else the folder."""
     parent = Path(folder).parent
     if Path(folder).name in _SHIM_FOLDERS or (
-        Path(folder).name in ("bin", "sbin", "condabin") and any((parent / mark).exists() for mark in _MARKS)
+        Path(folder).name in ("bin", "sbin", "condabin") and any((parent / mark).exists() for mark in _INSTALLATION_MARKS)
     ):
         whole = str(parent)
         if len(parent.parts) > 2 and parent.name not in _NEVER_WHOLE and not _holds_any(whole, keep_out):
@@ -166,38 +166,38 @@ def _installation(folder: str, keep_out: Iterable[str]) -> str:
     return folder
 
 
-def _pyenv(root: Path) -> dict[str, str]:
+def _build_pyenv_environment(root: Path) -> dict[str, str]:
     return {"PYENV_ROOT": str(root)} if (root / "libexec" / "pyenv").exists() else {}
 
 
-def _behind_shims(shims: Path, workspace: str, pyenv_version: str) -> list[str]:
+def _resolve_shims(shims: Path, workspace: str, pyenv_version: str) -> list[str]:
     """Return the folders of the programs that pyenv's shims would run, to skip the shell script."""
     versions = shims.parent / "versions"
     chosen = (
         pyenv_version.replace(":", "\n")
-        or _text(Path(workspace) / ".python-version")
-        or _text(shims.parent / "version")
+        or _read_text(Path(workspace) / ".python-version")
+        or _read_text(shims.parent / "version")
     )
     found: list[str] = []
     for name in chosen.split():
         if "/" not in name and name not in (".", "..") and _is_folder(f"{versions}/{name}/bin"):
             real = os.path.realpath(versions / name / "bin")
-            if _beneath(real, str(shims.parent)):
+            if _is_beneath(real, str(shims.parent)):
                 found.append(real)
     return found
 
 
-def _bases(environment: Path, keep_out: Iterable[str]) -> list[str]:
+def _find_base_interpreter(environment: Path, keep_out: Iterable[str]) -> list[str]:
     """Return the interpreter installation below a virtual environment, if it really is one."""
     found: list[str] = []
-    for line in _text(environment / "pyvenv.cfg").splitlines():
+    for line in _read_text(environment / "pyvenv.cfg").splitlines():
         key, _, value = line.partition("=")
         if key.strip() == "home" and value.strip().startswith("/"):
-            found += _python(value.strip(), keep_out)
+            found += _find_python_mounts(value.strip(), keep_out)
     return found
 
 
-def _python(folder: str, keep_out: Iterable[str]) -> list[str]:
+def _find_python_mounts(folder: str, keep_out: Iterable[str]) -> list[str]:
     real = Path(os.path.realpath(folder))
     python = real / "python3"
     try:
@@ -212,7 +212,7 @@ def _python(folder: str, keep_out: Iterable[str]) -> list[str]:
     return [str(prefix)]
 
 
-def _rust(home: Path, environment: dict[str, str]) -> list[str]:
+def _find_rust_mounts(home: Path, environment: dict[str, str]) -> list[str]:
     rustup = Path(os.environ.get("RUSTUP_HOME", home / ".rustup"))
     if not _is_folder(f"{rustup}/toolchains"):
         return []
@@ -220,7 +220,7 @@ def _rust(home: Path, environment: dict[str, str]) -> list[str]:
     return [os.path.realpath(rustup)]
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     """Return the beginning of a small text file, or an empty text. It never waits for a FIFO."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
@@ -237,7 +237,7 @@ def _text(path: Path) -> str:
 
 
 def _holds_any(folder: str, others: Iterable[str]) -> bool:
-    return any(_beneath(other, folder) for other in others)
+    return any(_is_beneath(other, folder) for other in others)
 
 
 def _is_folder(path: str) -> bool:
@@ -245,18 +245,18 @@ def _is_folder(path: str) -> bool:
     return os.access(path, os.X_OK) and os.path.isdir(path)  # noqa: PTH112 - which raises nothing
 
 
-def _system(path: str) -> bool:
-    return any(_beneath(path, system) for system in SYSTEM)
+def _is_system(path: str) -> bool:
+    return any(_is_beneath(path, system) for system in SYSTEM_FOLDERS)
 
 
-def _beneath(path: str, folder: str) -> bool:
+def _is_beneath(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
+def _keep_outermost(paths: Iterable[str]) -> tuple[str, ...]:
     kept: list[str] = []
     for path in sorted(set(paths), key=len):
-        if not any(_beneath(path, other) for other in kept):
+        if not any(_is_beneath(path, other) for other in kept):
             kept.append(path)
     return tuple(kept)
 
@@ -266,17 +266,17 @@ def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
 # In GBK, Big5 and Shift-JIS the second byte of a character may be that of a backslash. A shell in such a locale reads a
 # text differently from the parser that checked it.
 
-PLAIN = "C.UTF-8"
+DEFAULT_LOCALE = "C.UTF-8"
 """Replaces every other locale."""
-_KEPT = ("LANG", "LC_ALL", "LC_CTYPE")
-NAMES = (*_KEPT, "TZ")
+_KEPT_LOCALES = ("LANG", "LC_ALL", "LC_CTYPE")
+LOCALE_VARIABLES = (*_KEPT_LOCALES, "TZ")
 """The variables that :func:`passed_on` reads."""
 _READ_ALIKE = re.compile(r"C|POSIX|[A-Za-z0-9_]+\.UTF-?8(?:@[A-Za-z0-9_]+)?", re.IGNORECASE)
 
 
-def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
+def select_locale_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of locale and time zone that are set. Only UTF-8, ``C`` and ``POSIX`` are kept."""
     found = {
-        name: value if _READ_ALIKE.fullmatch(value) else PLAIN for name in _KEPT if (value := environment.get(name))
+        name: value if _READ_ALIKE.fullmatch(value) else DEFAULT_LOCALE for name in _KEPT_LOCALES if (value := environment.get(name))
     }
     return found | ({"TZ": environment["TZ"]} if "TZ" in environment else {})

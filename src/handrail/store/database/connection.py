@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from handrail.contract.errors import LogUnavailable, StartError
-from handrail.origins.imports import entry_points
+from handrail.origins.imports import find_entry_points
 from handrail.store import decisions
 from handrail.store.database.schema import APPLICATION_ID, MIGRATIONS, VERSION
 from handrail.store.database.writer import SinkUnavailable
-from handrail.store.folders import unwritable
+from handrail.store.folders import unwritable_error
 
 if TYPE_CHECKING:
     from importlib import metadata
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 # or another file system. An operator chooses it by name (``[state] store``) for workspaces without state. The name is stored
 # next to the database, so that later openings, even read-only ones, use the same engine.
 
-GROUP = "handrail.stores"
-OWN = "sqlite"
+ENTRY_POINT_GROUP = "handrail.stores"
+BUILT_IN_ENGINE = "sqlite"
 """The name of Python's own SQLite."""
 _MOST_BYTES = 200
 
@@ -41,23 +41,23 @@ Engine = Callable[..., sqlite3.Connection]
 """A function with the parameters of :func:`sqlite3.connect`."""
 
 
-def installed() -> Iterable[metadata.EntryPoint]:
+def engine_entry_points() -> Iterable[metadata.EntryPoint]:
     """Return the entry points of engines in this environment."""
-    return entry_points(GROUP)
+    return find_entry_points(ENTRY_POINT_GROUP)
 
 
-def connected(path: Path, database: str | Path, **options: Any) -> sqlite3.Connection:
+def connect_engine(path: Path, database: str | Path, **options: Any) -> sqlite3.Connection:
     """Connect to the database in the file ``path``, with the engine that created it.
 
     :param database: the first argument of :func:`sqlite3.connect`, with its ``options``
     :raises sqlite3.Error: if it cannot be opened
     :raises StartError: if its engine is no longer installed, or returns another type
     """
-    name = name_of(path)
-    if name == OWN:
+    name = read_engine_name(path)
+    if name == BUILT_IN_ENGINE:
         return sqlite3.connect(database, **options)
     try:
-        connection: Any = _engine(name)(str(database), **options)
+        connection: Any = _load_engine(name)(str(database), **options)
     except (sqlite3.Error, StartError):
         raise
     except Exception as error:
@@ -70,15 +70,15 @@ def connected(path: Path, database: str | Path, **options: Any) -> sqlite3.Conne
     return connection
 
 
-def name_of(path: Path) -> str:
+def read_engine_name(path: Path) -> str:
     """Return the name of the engine that created the database in the file ``path``.
 
     :raises StartError: if the file with the name does not belong to this user
     """
-    beside = _beside(path)
+    beside = _engine_file(path)
     if not beside.exists():
-        return OWN
-    said = decisions.read_private(beside, _MOST_BYTES)
+        return BUILT_IN_ENGINE
+    said = decisions.read_private_file(beside, _MOST_BYTES)
     name = "" if said is None else said.decode("utf-8", "replace").strip()
     if not name:
         raise StartError(
@@ -87,37 +87,37 @@ def name_of(path: Path) -> str:
     return name
 
 
-def settle(path: Path, wanted: str) -> None:
+def record_engine(path: Path, wanted: str) -> None:
     """Store the engine for a database that does not exist yet, or check that an existing one was created by it.
 
     :raises StartError: if another engine created it, or ``wanted`` is not installed
     """
     if not path.exists() or not path.stat().st_size:
-        if wanted != OWN:
-            _engine(wanted)
-            decisions.write_private(_beside(path), wanted.encode())
+        if wanted != BUILT_IN_ENGINE:
+            _load_engine(wanted)
+            decisions.write_private_file(_engine_file(path), wanted.encode())
             return
         try:
             with suppress(FileNotFoundError):
-                _beside(path).unlink()
+                _engine_file(path).unlink()
         except OSError as error:
-            raise unwritable(path.parent, error) from None
-    elif (made_by := name_of(path)) != wanted:
+            raise unwritable_error(path.parent, error) from None
+    elif (made_by := read_engine_name(path)) != wanted:
         raise StartError(
             f"The state of this workspace was created by store `{made_by}`, but `[state] store` is `{wanted}`. "
             f"Set it to `{made_by}`, or choose another folder with --state DIR."
         )
 
 
-def _beside(path: Path) -> Path:
+def _engine_file(path: Path) -> Path:
     return path.with_name("store")
 
 
 @lru_cache(maxsize=16)
-def _engine(name: str) -> Engine:
-    points = {point.name: point for point in installed()}
+def _load_engine(name: str) -> Engine:
+    points = {point.name: point for point in engine_entry_points()}
     if name not in points:
-        there = ", ".join((OWN, *sorted(points)))
+        there = ", ".join((BUILT_IN_ENGINE, *sorted(points)))
         raise StartError(f"Store `{name}` of `[state] store` is not installed. Available: {there}.")
     try:
         made: Any = points[name].load()
@@ -139,11 +139,11 @@ _PATIENCE_S = 5.0
 """How long another process may keep the database locked."""
 
 
-class NotMadeYet(StartError):
+class DatabaseNotCreated(StartError):
     """The database does not exist, or another process is creating it."""
 
 
-def token_of(connection: sqlite3.Connection) -> int:
+def read_token(connection: sqlite3.Connection) -> int:
     """Return the last fencing token.
 
     :raises sqlite3.Error: if it cannot be read
@@ -154,7 +154,7 @@ def token_of(connection: sqlite3.Connection) -> int:
     return row[0]
 
 
-def journalled(connection: sqlite3.Connection) -> tuple[int, int]:
+def read_journal_position(connection: sqlite3.Connection) -> tuple[int, int]:
     """Return the token of the last journal, and the number of its last note that the database contains.
 
     :raises sqlite3.Error: if they cannot be read
@@ -170,11 +170,11 @@ def journalled(connection: sqlite3.Connection) -> tuple[int, int]:
 def open_reader(path: Path) -> sqlite3.Connection:
     """Open a read-only connection, for any thread, also while another process holds the lease.
 
-    :raises NotMadeYet: if there is no database
+    :raises DatabaseNotCreated: if there is no database
     :raises StartError: if it is damaged or newer than this program
     """
     if not path.exists():
-        raise NotMadeYet(
+        raise DatabaseNotCreated(
             f"The log {path} does not exist yet. No call was run in this workspace with this state folder. Check --state."
         )
     try:
@@ -187,32 +187,32 @@ def open_reader(path: Path) -> sqlite3.Connection:
                 return _read_only(path, "mode=ro&immutable=1")
             except (sqlite3.Error, OSError):
                 pass
-        raise start_error(path, error) from None
+        raise to_start_error(path, error) from None
 
 
 def _read_only(path: Path, how: str) -> sqlite3.Connection:
-    connection = connected(
+    connection = connect_engine(
         path, f"{path.absolute().as_uri()}?{how}", uri=True, isolation_level=None, check_same_thread=False
     )
     # Damaged text is replaced; a reader that failed at it could not show the rest.
-    connection.text_factory = _readable
+    connection.text_factory = _decode_text
     try:
         connection.execute("PRAGMA query_only = 1")
         _check_version(path, connection)
         if connection.execute("PRAGMA user_version").fetchone() == (0,):
-            raise NotMadeYet(f"The log {path} is just being created. Try again in a moment.")
+            raise DatabaseNotCreated(f"The log {path} is just being created. Try again in a moment.")
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _readable(text: bytes) -> str:
+def _decode_text(text: bytes) -> str:
     return text.decode("utf-8", "replace")
 
 
 @contextmanager
-def readable(source: Path | sqlite3.Connection) -> Generator[None]:
+def map_read_errors(source: Path | sqlite3.Connection) -> Generator[None]:
     """Map errors of reading to :class:`LogUnavailable`. Wrap each read of a running kernel in it, with the opening.
 
     :param source: the database, by its file or a connection
@@ -224,10 +224,10 @@ def readable(source: Path | sqlite3.Connection) -> Generator[None]:
         raise LogUnavailable(str(error)) from None
     except sqlite3.Error as error:
         path = source if isinstance(source, Path) else _file_of(source)
-        raise LogUnavailable(explained(path, error)) from None
+        raise LogUnavailable(explain_error(path, error)) from None
 
 
-def not_as_written(row: str) -> sqlite3.DatabaseError:
+def damaged_row_error(row: str) -> sqlite3.DatabaseError:
     """Return an error for damage that SQLite does not detect, in the form of the damage that it detects.
 
     :param row: names the damaged row
@@ -242,21 +242,21 @@ def _file_of(connection: sqlite3.Connection) -> Path:
         return Path("handrail.db")
 
 
-def start_error(path: Path, error: Exception) -> StartError:
+def to_start_error(path: Path, error: Exception) -> StartError:
     """Return a :class:`StartError` for a database failure, with the next step."""
     if isinstance(error, OSError):
-        return unwritable(path.parent, error)
-    return StartError(explained(path, error))
+        return unwritable_error(path.parent, error)
+    return StartError(explain_error(path, error))
 
 
-def explained(path: Path, error: Exception) -> str:
+def explain_error(path: Path, error: Exception) -> str:
     """Return what is wrong with the database, and the next step."""
     name = str(getattr(error, "sqlite_errorname", ""))
     said = f"{error} ({name})" if name else str(error)
     if isinstance(error, SinkUnavailable):
         return str(error)
     if isinstance(error, OSError):
-        return str(unwritable(path.parent, error))
+        return str(unwritable_error(path.parent, error))
     if name.startswith("SQLITE_FULL"):
         return (
             f"The log {path} cannot be written: {said}. Free some disk space there. Until then every call is refused."
@@ -290,11 +290,11 @@ def _create_private(path: Path) -> None:
     except FileExistsError:
         pass
     except OSError as error:
-        raise unwritable(path.parent, error) from None
+        raise unwritable_error(path.parent, error) from None
     try:
         found = path.lstat()
     except OSError as error:
-        raise unwritable(path.parent, error) from None
+        raise unwritable_error(path.parent, error) from None
     problem = None
     if not stat.S_ISREG(found.st_mode):
         problem = "is a link" if stat.S_ISLNK(found.st_mode) else "is not a plain file"
@@ -304,7 +304,7 @@ def _create_private(path: Path) -> None:
         raise StartError(f"{path} should be the log, but {problem}. Check who put it there, and move it away.")
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def open_writer(path: Path) -> sqlite3.Connection:
     """Open a connection for writing, which one thread at a time may use. Creates an empty database if there is none.
 
     :raises sqlite3.Error: if the database cannot be opened
@@ -328,7 +328,7 @@ def is_busy(error: Exception) -> bool:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    connection = connected(
+    connection = connect_engine(
         path,
         path,
         timeout=_PATIENCE_S,
@@ -350,7 +350,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def abandon(connection: sqlite3.Connection) -> None:
+def roll_back(connection: sqlite3.Connection) -> None:
     """Roll back an open transaction. After some failures, such as a full disk, SQLite has already done so."""
     if connection.in_transaction:
         connection.execute("ROLLBACK")
@@ -358,17 +358,17 @@ def abandon(connection: sqlite3.Connection) -> None:
 
 def _check_version(path: Path, connection: sqlite3.Connection) -> None:
     if connection.in_transaction:
-        _check_what_is_there(path, connection)
+        _check_content(path, connection)
         return
     # In one transaction: another process may be creating the database.
     connection.execute("BEGIN")
     try:
-        _check_what_is_there(path, connection)
+        _check_content(path, connection)
     finally:
-        abandon(connection)
+        roll_back(connection)
 
 
-def _check_what_is_there(path: Path, connection: sqlite3.Connection) -> None:
+def _check_content(path: Path, connection: sqlite3.Connection) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application != APPLICATION_ID and (version or application or _has_tables(connection)):
@@ -421,7 +421,7 @@ _LITTLE = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Compaction:
+class CompactionResult:
     """Bytes of the database and its write-ahead log before and after; ``problem`` says what failed."""
 
     before: int
@@ -429,7 +429,7 @@ class Compaction:
     problem: str | None = None
 
 
-def compact(path: Path) -> Compaction:
+def compact(path: Path) -> CompactionResult:
     """Empty the write-ahead log, and return free pages to the file system if there are many.
 
     The caller holds the workspace's lease and has closed its own connections. Deleted content was already overwritten
@@ -438,11 +438,11 @@ def compact(path: Path) -> Compaction:
     before = _size(path)
     problem: str | None = None
     try:
-        connection = connected(path, path, isolation_level=None, timeout=_COMPACTION_PATIENCE_S)
+        connection = connect_engine(path, path, isolation_level=None, timeout=_COMPACTION_PATIENCE_S)
         try:
             connection.execute("PRAGMA secure_delete = ON")
-            problem = _emptied(connection)
-            free, pages, page = (_number(connection, name) for name in ("freelist_count", "page_count", "page_size"))
+            problem = _empty_log(connection)
+            free, pages, page = (_read_pragma(connection, name) for name in ("freelist_count", "page_count", "page_size"))
             if problem is None and free * page > _LITTLE and free > pages * _WORTHWHILE:
                 # The temporary copy is made next to the database, not on the disk of /tmp.
                 connection.execute(f"PRAGMA temp_store_directory = '{str(path.parent).replace(chr(39), chr(39) * 2)}'")
@@ -450,15 +450,15 @@ def compact(path: Path) -> Compaction:
                     connection.execute("VACUUM")
                 finally:
                     connection.execute("PRAGMA temp_store_directory = ''")
-                problem = _emptied(connection)
+                problem = _empty_log(connection)
         finally:
             connection.close()
     except (sqlite3.Error, StartError) as error:
         problem = f"The file {path} could not be compacted: {error}"
-    return Compaction(before, _size(path), problem)
+    return CompactionResult(before, _size(path), problem)
 
 
-def _emptied(connection: sqlite3.Connection) -> str | None:
+def _empty_log(connection: sqlite3.Connection) -> str | None:
     busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     if not busy:
         return None
@@ -468,7 +468,7 @@ def _emptied(connection: sqlite3.Connection) -> str | None:
     )
 
 
-def _number(connection: sqlite3.Connection, name: str) -> int:
+def _read_pragma(connection: sqlite3.Connection, name: str) -> int:
     (value,) = connection.execute(f"PRAGMA {name}").fetchone()
     return int(value)
 

@@ -23,12 +23,12 @@ from pathlib import Path
 from time import monotonic
 
 from handrail.contract.errors import StartError
-from handrail.store.folders import Folders, unwritable
+from handrail.store.folders import StateFolders, unwritable_error
 
-CAPACITY = 256 * 1024
+CAPACITY_BYTES = 256 * 1024
 """Bytes of the file. Larger notes are written to the database at once."""
 
-SPARE = 64 * 1024 * 1024
+MIN_FREE_BYTES = 64 * 1024 * 1024
 """Free disk space below which nothing is noted, so that the database detects a full disk first."""
 
 _FORMAT = b"HRJ1\0\0\0\0"
@@ -38,19 +38,19 @@ _HEAD = struct.Struct("<QI")
 _DIGEST = 16
 _LEFT = ".left"
 """The end of the name of an orphaned journal."""
-_EMPTY = _FORMAT.ljust(CAPACITY, b"\0")
+_EMPTY = _FORMAT.ljust(CAPACITY_BYTES, b"\0")
 _LOOK_EVERY_S = 1.0
 _MISSING = "Calls that had just started may then be missing in the log"
 _NAME = re.compile(r"journal-(\d+)(\.left)?")
 _sync = getattr(os, "fdatasync", os.fsync)
 
-SUPPORTED = hasattr(os, "pwrite")
+IS_SUPPORTED = hasattr(os, "pwrite")
 
 
 class Journal:
     """The journal file of one holder of the workspace, named by its fencing token. For one thread.
 
-    A new holder renames it first (:func:`set_aside`) and reads it afterwards. So a holder that was only paused either notices that
+    A new holder renames it first (:func:`orphan_journals`) and reads it afterwards. So a holder that was only paused either notices that
     it lost the lease, or its note is found.
 
     :raises OSError: if it cannot be created
@@ -68,7 +68,7 @@ class Journal:
         self._descriptor = os.open(self._name, flags, 0o600)
         try:
             # Zeros, not a hole: a later write in place then needs no further blocks.
-            if os.pwrite(self._descriptor, _EMPTY, 0) != CAPACITY:
+            if os.pwrite(self._descriptor, _EMPTY, 0) != CAPACITY_BYTES:
                 raise OSError(f"The disk has no space for {self.path}.")
             os.fsync(self._descriptor)
             beside = os.open(folder, os.O_RDONLY)
@@ -81,7 +81,7 @@ class Journal:
             self.remove()
             raise
 
-    def note(self, content: bytes) -> bool:
+    def write_note(self, content: bytes) -> bool:
         """Make ``content`` durable, and return whether that is certain.
 
         It is not if the note does not fit, the disk is nearly full, or another process has counted a token.
@@ -90,7 +90,7 @@ class Journal:
         """
         head = _HEAD.pack(self.last + 1, len(content))
         whole = head + _digest(head, content) + content
-        if self._end + len(whole) > CAPACITY or self._is_nearly_full():
+        if self._end + len(whole) > CAPACITY_BYTES or self._is_nearly_full():
             return False
         self.last += 1  # also on failure: a part of the note may be written, so its number is used up
         written = os.pwrite(self._descriptor, whole, self._end)
@@ -103,7 +103,7 @@ class Journal:
         except FileNotFoundError:
             return False
 
-    def rouse(self) -> None:
+    def warm_up(self) -> None:
         """Wake the disk. After a millisecond of rest, a sync takes two to ten times as long.
 
         :raises OSError: if it cannot be written
@@ -115,11 +115,11 @@ class Journal:
         """Return whether the disk is nearly full, checked once a second: a check takes a tenth of the time of a note."""
         if (now := monotonic()) >= self._look_again:
             disk = os.fstatvfs(self._descriptor)
-            self._nearly_full = disk.f_bavail * disk.f_frsize < SPARE
+            self._nearly_full = disk.f_bavail * disk.f_frsize < MIN_FREE_BYTES
             self._look_again = now + _LOOK_EVERY_S
         return self._nearly_full
 
-    def reuse(self) -> None:
+    def rewind(self) -> None:
         """Overwrite the notes from now on, since the database contains all of them."""
         self._end = len(_FORMAT)
 
@@ -128,7 +128,7 @@ class Journal:
 
         :raises OSError: if it cannot be written
         """
-        if os.pwrite(self._descriptor, _EMPTY, 0) != CAPACITY:
+        if os.pwrite(self._descriptor, _EMPTY, 0) != CAPACITY_BYTES:
             raise OSError(f"{self.path} was written only in part.")
         _sync(self._descriptor)
         self._end = len(_FORMAT)
@@ -145,13 +145,13 @@ class Journal:
             self.path.unlink()
 
 
-def set_aside(folder: Path) -> None:
+def orphan_journals(folder: Path) -> None:
     """Rename the journals of the present holder. Call it before a new token is counted.
 
     :raises OSError: if the folder cannot be read
     :raises StartError: if a journal cannot be renamed
     """
-    for _, path in journals(folder):
+    for _, path in list_journals(folder):
         if path.suffix != _LEFT:
             try:
                 path.rename(f"{path}{_LEFT}")
@@ -162,15 +162,15 @@ def set_aside(folder: Path) -> None:
                 ) from None
 
 
-def left_behind(folder: Path) -> list[tuple[int, Path]]:
+def list_orphaned(folder: Path) -> list[tuple[int, Path]]:
     """Return the orphaned journals with the tokens of their holders, the oldest first.
 
     :raises OSError: if the folder cannot be read
     """
-    return [(token, path) for token, path in journals(folder) if path.suffix == _LEFT]
+    return [(token, path) for token, path in list_journals(folder) if path.suffix == _LEFT]
 
 
-def journals(folder: Path) -> list[tuple[int, Path]]:
+def list_journals(folder: Path) -> list[tuple[int, Path]]:
     """Return all journals of a workspace with the tokens of their holders, the oldest first.
 
     :raises OSError: if the folder cannot be read
@@ -180,7 +180,7 @@ def journals(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(name[1]), Path(path)) for path, name in named if name)
 
 
-def notes_of(path: Path) -> Iterator[tuple[int, bytes]]:
+def read_notes(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the notes of a journal with their numbers.
 
     :raises FileNotFoundError: if it was removed
@@ -193,7 +193,7 @@ def notes_of(path: Path) -> Iterator[tuple[int, bytes]]:
                 raise StartError(
                     f"{path} should be a journal file, but is not a plain file. Check who put it there, and move it away."
                 )
-            content = file.read(CAPACITY)
+            content = file.read(CAPACITY_BYTES)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -203,7 +203,7 @@ def notes_of(path: Path) -> Iterator[tuple[int, bytes]]:
         ) from None
     if (begun := content[: len(_FORMAT)]) != _FORMAT:
         if begun.strip(b"\0"):
-            raise StartError(unreadable(path))
+            raise StartError(unreadable_text(path))
         return  # the journal never had a note
     at, expected = len(_FORMAT), None
     while len(content) - at >= _HEAD.size + _DIGEST:
@@ -217,20 +217,20 @@ def notes_of(path: Path) -> Iterator[tuple[int, bytes]]:
         at, expected = begin + length, number + 1
 
 
-def outstanding(kept: Iterable[tuple[int, Path]], marked: tuple[int, int]) -> Iterator[tuple[Path, bytes]]:
+def read_unwritten(kept: Iterable[tuple[int, Path]], marked: tuple[int, int]) -> Iterator[tuple[Path, bytes]]:
     """Yield the notes in ``kept`` that the database does not contain, in order.
 
     :param marked: the token and the number of the latest note that the database contains
-    :raises StartError: see :func:`notes_of`; a removed journal is skipped
+    :raises StartError: see :func:`read_notes`; a removed journal is skipped
     """
     for token, path in kept:
         with suppress(FileNotFoundError):
-            for number, content in notes_of(path):
+            for number, content in read_notes(path):
                 if (token, number) > marked:
                     yield path, content
 
 
-def unreadable(path: Path) -> str:
+def unreadable_text(path: Path) -> str:
     """Return the error text for a journal of another version."""
     return (
         f"Journal {path} was written by another version of Handrail. Start that version once, which completes the log, or "
@@ -254,18 +254,18 @@ _HEAD_FIELDS = struct.Struct(">4sQ32s")
 _LENGTH = _HEAD_FIELDS.size + _DIGEST
 _SEQUENCE = slice(4, 12)
 
-Written = tuple[int, bytes]
+LogHead = tuple[int, bytes]
 """The number of the last written record, and the hash of its group."""
 
 
 class HeadFile:
     """The file with the position of one workspace's log. For one thread."""
 
-    def __init__(self, folders: Folders) -> None:
-        self._path = folders.head
+    def __init__(self, folders: StateFolders) -> None:
+        self._path = folders.head_file
         self._descriptor = -1
 
-    def note(self, sequence: int, digest: bytes) -> None:
+    def advance(self, sequence: int, digest: bytes) -> None:
         """Store that all records up to ``sequence`` are durable, unless the file has a later one.
 
         Failures are ignored: the log itself has the record, and the next group stores a later number.
@@ -273,11 +273,11 @@ class HeadFile:
         with suppress(OSError):
             if self._descriptor < 0 or not os.fstat(self._descriptor).st_nlink:
                 self.close()
-                self._descriptor = _opened(self._path)
+                self._descriptor = _open_file(self._path)
             there = os.pread(self._descriptor, _LENGTH, 0)
             if len(there) == _LENGTH and int.from_bytes(there[_SEQUENCE], "big") >= sequence:
                 return
-            os.pwrite(self._descriptor, _packed(sequence, digest), 0)
+            os.pwrite(self._descriptor, _pack_head(sequence, digest), 0)
 
     def replace(self, sequence: int, digest: bytes) -> None:
         """Store this number in any case, since a user acknowledged that the log ends earlier.
@@ -286,11 +286,11 @@ class HeadFile:
         """
         try:
             if self._descriptor < 0:
-                self._descriptor = _opened(self._path)
-            os.pwrite(self._descriptor, _packed(sequence, digest), 0)
+                self._descriptor = _open_file(self._path)
+            os.pwrite(self._descriptor, _pack_head(sequence, digest), 0)
             os.fsync(self._descriptor)
         except OSError as error:
-            raise unwritable(self._path.parent, error) from None
+            raise unwritable_error(self._path.parent, error) from None
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -299,43 +299,43 @@ class HeadFile:
             self._descriptor = -1
 
 
-def written(folders: Folders) -> Written | None:
+def read_log_head(folders: StateFolders) -> LogHead | None:
     """Return how far the log of a workspace was written; None if unknown.
 
     :raises StartError: if the file is damaged
     """
-    path = folders.head
+    path = folders.head_file
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise _damaged(path, error.strerror or str(error)) from None
+        raise _damaged_error(path, error.strerror or str(error)) from None
     try:
         content = os.read(descriptor, _LENGTH + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
     finally:
         os.close(descriptor)
     if len(content) != _LENGTH or content[_HEAD_FIELDS.size :] != _head_digest(content[: _HEAD_FIELDS.size]):
-        raise _damaged(path, "its content was changed")
+        raise _damaged_error(path, "its content was changed")
     form, sequence, digest = _HEAD_FIELDS.unpack(content[: _HEAD_FIELDS.size])
     if form != _HEAD_FORMAT:
-        raise _damaged(path, "its format is unknown")
+        raise _damaged_error(path, "its format is unknown")
     return sequence, digest
 
 
-def _damaged(path: Path, why: str) -> StartError:
+def _damaged_error(path: Path, why: str) -> StartError:
     return StartError(
         f"The position file of the log, {path}, cannot be read: {why}. Check who changed it. To accept the present log, run "
         "`handrail log acknowledge`."
     )
 
 
-def _opened(path: Path) -> int:
+def _open_file(path: Path) -> int:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0), 0o600)
 
 
-def _packed(sequence: int, digest: bytes) -> bytes:
+def _pack_head(sequence: int, digest: bytes) -> bytes:
     head = _HEAD_FIELDS.pack(_HEAD_FORMAT, sequence, digest)
     return head + _head_digest(head)
 

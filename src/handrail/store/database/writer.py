@@ -26,13 +26,13 @@ from handrail.contract.errors import LogUnavailable
 # On Linux both wait on a counter of the kernel (eventfd). From rest that takes a third of the time of a
 # released lock, and half of that of the socket pair by which asyncio wakes its loops.
 
-COUNTERS = sys.platform == "linux"
+HAS_EVENTFD = sys.platform == "linux"
 
 
-class Bell(Protocol):
+class WakeupSignal(Protocol):
     """A wake-up signal for one waiting thread. A signal without a waiter is remembered; several count as one."""
 
-    def ring(self) -> None:
+    def set(self) -> None:
         """Send the signal, from any thread, also after :meth:`close`."""
         ...
 
@@ -49,14 +49,14 @@ class Bell(Protocol):
         ...
 
 
-def new_bell() -> Bell:
+def create_wakeup() -> WakeupSignal:
     with suppress(OSError):  # too many open files: use a lock instead
-        if COUNTERS:
-            return _CounterBell()
-    return _LockBell()
+        if HAS_EVENTFD:
+            return _EventfdWakeup()
+    return _LockWakeup()
 
 
-class _CounterBell:
+class _EventfdWakeup:
     def __init__(self) -> None:
         self._descriptor = os.eventfd(0, os.EFD_CLOEXEC)
         self._poll = select.poll()
@@ -65,7 +65,7 @@ class _CounterBell:
         """Held while other threads use the descriptor, whose number may be reused once it is closed."""
         self._rung = False
 
-    def ring(self) -> None:
+    def set(self) -> None:
         if not self._rung:  # the waiter resets it before it looks for work
             with self._closing:
                 if self._descriptor >= 0:
@@ -89,12 +89,12 @@ class _CounterBell:
             os.close(descriptor)
 
 
-class _LockBell:
+class _LockWakeup:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lock.acquire()
 
-    def ring(self) -> None:
+    def set(self) -> None:
         try:
             self._lock.release()
         except RuntimeError:  # the signal is already set
@@ -110,7 +110,7 @@ class _LockBell:
         pass
 
 
-class LoopBell:
+class LoopWakeup:
     """A wake-up signal for an event loop, which runs callbacks. Create it on the loop's thread, and use it from any other."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -120,7 +120,7 @@ class LoopBell:
         self._waiting: deque[Callable[[], object]] = deque()
         self._closing = threading.Lock()
         self._descriptor = -1
-        if COUNTERS:
+        if HAS_EVENTFD:
             self._poll = select.poll()
             with suppress(OSError):
                 self._wait_at(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
@@ -128,7 +128,7 @@ class LoopBell:
     def _wait_at(self, descriptor: int) -> None:
         try:
             # In an empty context: a copy of the caller's context would keep its values alive.
-            Context().run(self._loop.add_reader, descriptor, self._rung)
+            Context().run(self._loop.add_reader, descriptor, self._on_set)
         except Exception:  # a loop of another kind, which cannot wait for descriptors
             os.close(descriptor)
         else:
@@ -136,20 +136,20 @@ class LoopBell:
             self._poll.register(descriptor, select.POLLIN)
 
     @property
-    def gone(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether the loop is closed, so that no callback runs any more."""
         return self._loop.is_closed()
 
-    def call(self, callback: Callable[[], object]) -> None:
+    def schedule(self, callback: Callable[[], object]) -> None:
         """Run ``callback`` in the loop, after earlier ones. A closed loop drops it."""
         self._waiting.append(callback)
         with self._closing:
             if self._descriptor >= 0:
                 os.eventfd_write(self._descriptor, 1)
                 return
-        self._call_soon(self._call_all)
+        self._call_soon(self._run_callbacks)
 
-    def wait_for(self, seconds: float) -> None:
+    def run_pending(self, seconds: float) -> None:
         """Block the loop until a callback is due, and run it. Call it on the loop's thread.
 
         Returns at once if the loop cannot wait for descriptors.
@@ -157,7 +157,7 @@ class LoopBell:
         until = monotonic() + seconds
         while self._descriptor >= 0 and self._poll.poll(max(until - monotonic(), 0) * 1000):
             called = bool(self._waiting)  # the callback of a signal may have run with the signal before it
-            self._rung()
+            self._on_set()
             if called:
                 break
 
@@ -166,12 +166,12 @@ class LoopBell:
         if self._descriptor >= 0 and not self._call_soon(self._close):
             self._close_descriptor()
 
-    def _rung(self) -> None:
+    def _on_set(self) -> None:
         with suppress(BlockingIOError):  # wait_for has already read it
             os.eventfd_read(self._descriptor)
-        self._call_all()
+        self._run_callbacks()
 
-    def _call_all(self) -> None:
+    def _run_callbacks(self) -> None:
         while self._waiting:
             self._waiting.popleft()()
 
@@ -179,7 +179,7 @@ class LoopBell:
         if self._descriptor >= 0:
             self._loop.remove_reader(self._descriptor)
             self._close_descriptor()
-        self._call_all()
+        self._run_callbacks()
 
     def _close_descriptor(self) -> None:
         with self._closing:
@@ -197,14 +197,14 @@ class LoopBell:
 
 # Futures of queued items: a caller waits until an item is durable, or can be read as well.
 
-Waiting = asyncio.Future[None]
+CallerFuture = asyncio.Future[None]
 
 
-class Kept(asyncio.Future[None]):
+class WriteFuture(asyncio.Future[None]):
     """A future that tells whether an item is durable, for callers who do not read it back."""
 
 
-class Written(asyncio.Future[None]):
+class DurableFuture(asyncio.Future[None]):
     """A future that tells whether an item is durable, and that cannot be cancelled.
 
     A cancellation of the waiting task is raised once the outcome is known.
@@ -215,11 +215,11 @@ class Written(asyncio.Future[None]):
         return False
 
 
-class Promised(Written):
+class JournalledFuture(DurableFuture):
     """A :class:`Written` for an item that must be durable as soon as possible and may become readable a moment later."""
 
 
-class Taken:
+class QueuedWrite:
     """An item in the queue that is written soon. Awaiting it requests an early write and waits until it is durable.
 
     It may be awaited several times.
@@ -239,21 +239,21 @@ class Taken:
         return self._written.exception() if self._written.done() else None
 
     @property
-    def durable(self) -> bool:
+    def is_durable(self) -> bool:
         """Whether it is known to be durable."""
         return self._written.done() and self._written.exception() is None
 
-    def written(self) -> asyncio.Future[None]:
+    def request_flush(self) -> asyncio.Future[None]:
         """Request an early write, and return a future that tells when it is durable."""
         if not self._written.done():
             self._hurry()
         return asyncio.shield(self._written)
 
     def __await__(self) -> Generator[Any, None, None]:
-        return self.written().__await__()
+        return self.request_flush().__await__()
 
 
-def settle(futures: Sequence[asyncio.Future[Any]], failure: str | None) -> None:
+def resolve_futures(futures: Sequence[asyncio.Future[Any]], failure: str | None) -> None:
     """Resolve futures, on the thread of their loop."""
     for future in futures:
         if not future.done():
@@ -261,7 +261,7 @@ def settle(futures: Sequence[asyncio.Future[Any]], failure: str | None) -> None:
                 future.set_result(None)
             else:
                 future.set_exception(LogUnavailable(failure))
-                if isinstance(future, Kept):
+                if isinstance(future, WriteFuture):
                     future.exception()  # retrieved, since it need not be awaited
 
 
@@ -278,10 +278,10 @@ class SinkLost(SinkUnavailable):
     """The sink never takes an item of this process again; waiting items are dropped."""
 
 
-class Sink(Protocol[T_contra]):
+class WriteSink(Protocol[T_contra]):
     """The target of groups. Only the writer's thread uses it."""
 
-    def promise(self, batch: Sequence[T_contra]) -> bool:
+    def write_ahead(self, batch: Sequence[T_contra]) -> bool:
         """Make a batch durable in a faster way before it is written, and return whether that succeeded. Never raises.
 
         The batch is given to :meth:`write` soon, after earlier promised batches and before others. If that never happens, the next
@@ -289,7 +289,7 @@ class Sink(Protocol[T_contra]):
         """
         ...
 
-    def rouse(self) -> None:
+    def warm_up(self) -> None:
         """Prepare for a :meth:`promise` that may follow soon. Never raises."""
         ...
 
@@ -315,25 +315,25 @@ T = TypeVar("T")
 Q = TypeVar("Q")
 
 
-class _Flush:
+class _FlushMarker:
     """A queue entry of a caller who waits for earlier items."""
 
 
-class _Promise:
+class _PromiseMarker:
     """The waiter of an item whose caller continued when the item was promised."""
 
 
-_FLUSH = _Flush()
-_PROMISE = _Promise()
+_FLUSH = _FlushMarker()
+_PROMISE = _PromiseMarker()
 _CLOSED = "The log is closed, since the kernel has shut down."
-MOMENT_S = 0.001
+PROMISE_GRACE_S = 0.001
 """How long an event loop may block for a promise."""
 _MOST_PROMISED = 256
 """Items that are durable and not written yet."""
-_Entry = tuple[T | _Flush, Waiting | _Promise | None]
+_Entry = tuple[T | _FlushMarker, CallerFuture | _PromiseMarker | None]
 
 
-class Writer(Generic[T]):
+class GroupWriter(Generic[T]):
     """A writer thread that takes items from any thread and writes them in order, in groups.
 
     After a failure, waiting callers receive the error. Items without a waiter are kept, at most ``max_retained``, and are
@@ -345,7 +345,7 @@ class Writer(Generic[T]):
 
     def __init__(
         self,
-        sink: Sink[T],
+        sink: WriteSink[T],
         *,
         linger_s: float = 0.02,
         retry_s: float = 1.0,
@@ -359,8 +359,8 @@ class Writer(Generic[T]):
         self._max_retained = max_retained
         self._queue: deque[_Entry[T]] = deque()
         self._in_flight = 0
-        self._bell = new_bell()
-        self._loops: dict[asyncio.AbstractEventLoop, LoopBell] = {}
+        self._bell = create_wakeup()
+        self._loops: dict[asyncio.AbstractEventLoop, LoopWakeup] = {}
         """The wake-up signals of the callers' loops."""
         self._asleep = False
         self._urgent = False
@@ -374,7 +374,7 @@ class Writer(Generic[T]):
         self._ended = False
         self._refusal: str | None = None
         self._sink_lost = False
-        self._low_water: deque[tuple[int, Waiting]] = deque()
+        self._low_water: deque[tuple[int, CallerFuture]] = deque()
         self.transactions = 0
         """Groups made durable."""
         self.commits = 0
@@ -385,7 +385,7 @@ class Writer(Generic[T]):
         self._thread.start()
 
     @property
-    def refusal(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """Why nothing can be written now; None if it can."""
         return _CLOSED if self._closing else self._refusal
 
@@ -394,7 +394,7 @@ class Writer(Generic[T]):
         """The number of items that are not durable yet."""
         return len(self._queue) + self._in_flight
 
-    def takes(self, backlog: int) -> bool:
+    def accepts(self, backlog: int) -> bool:
         """Return whether the writer accepts items now and fewer than ``backlog`` of them are not durable."""
         return self._refusal is None and len(self._queue) + self._in_flight < backlog and not self._closing
 
@@ -405,7 +405,7 @@ class Writer(Generic[T]):
             return
         self._queue.append((item, None))
         if self._asleep:
-            self._bell.ring()
+            self._bell.set()
         if self._ended:
             self._give_up()
 
@@ -418,44 +418,44 @@ class Writer(Generic[T]):
         """
         await self._wait_for(item)
 
-    def begin(self, item: T) -> Written:
+    def start_commit(self, item: T) -> DurableFuture:
         """Queue an item, and return a future for callers who must know the outcome before they continue."""
-        written = Written(loop=asyncio.get_running_loop())
+        written = DurableFuture(loop=asyncio.get_running_loop())
         self._queue_for(item, written, urgent=True)
         return written
 
-    def promise(self, item: T) -> Promised:
+    def start_write_ahead(self, item: T) -> JournalledFuture:
         """Queue an item that must be durable as soon as possible and is not read back at once.
 
         If the writer is idle and the disk was fast the last time, the outcome is usually known on return: the event loop blocks for a
         moment, since its other work would delay the writer.
         """
         loop = asyncio.get_running_loop()
-        promised = Promised(loop=loop)
+        promised = JournalledFuture(loop=loop)
         self._promising = True
         at_once = self._asleep and self._quick
         self._queue_for(item, promised, urgent=True)
         if at_once and (bell := self._loops.get(loop)) is not None:
-            bell.wait_for(MOMENT_S)
+            bell.run_pending(PROMISE_GRACE_S)
         return promised
 
-    def rouse(self) -> None:
+    def warm_up(self) -> None:
         """Prepare an idle sink for a promise that follows soon, but not in the same turn of the event loop."""
         if self._quick:
-            asyncio.get_running_loop().call_soon(self._rouse, self.commits)
+            asyncio.get_running_loop().call_soon(self._warm_up, self.commits)
 
-    def _rouse(self, commits: int) -> None:
+    def _warm_up(self, commits: int) -> None:
         if self._asleep and self.commits == commits:
             self._rousing = True
-            self._bell.ring()
+            self._bell.set()
 
-    def take(self, item: T) -> Taken:
+    def enqueue(self, item: T) -> QueuedWrite:
         """Queue an item that need not be durable before its result is awaited."""
-        kept = Kept(loop=asyncio.get_running_loop())
+        kept = WriteFuture(loop=asyncio.get_running_loop())
         self._queue_for(item, kept, urgent=False)
         if kept.done():
             kept.exception()  # retrieved, since it need not be awaited
-        return Taken(kept, self._hurry)
+        return QueuedWrite(kept, self._request_flush)
 
     async def flush(self) -> None:
         """Return when all queued items are durable. If the writer refuses items, try again whether writing works.
@@ -466,7 +466,7 @@ class Writer(Generic[T]):
             return
         await self._wait_for(_FLUSH)
 
-    async def written(self) -> None:
+    async def wait_until_readable(self) -> None:
         """Return when all promised items can be read.
 
         :raises LogUnavailable: if they cannot be written now
@@ -474,7 +474,7 @@ class Writer(Generic[T]):
         if self._unwritten:
             await self._wait_for(_FLUSH)
 
-    async def backlog_below(self, count: int) -> None:
+    async def wait_for_backlog(self, count: int) -> None:
         """Return when fewer than ``count`` items wait to be written, or at once while the writer refuses items.
 
         :raises LogUnavailable: if the writer is closed
@@ -482,10 +482,10 @@ class Writer(Generic[T]):
         if self.backlog < count or self._refusal is not None:
             return
         self._check_open()
-        waiting: Waiting = asyncio.get_running_loop().create_future()
+        waiting: CallerFuture = asyncio.get_running_loop().create_future()
         self._low_water.append((count, waiting))
         self._urgent = True
-        self._bell.ring()
+        self._bell.set()
         if self._ended:
             self._give_up()
         await waiting
@@ -493,50 +493,50 @@ class Writer(Generic[T]):
     def close(self) -> None:
         """Write the queued items if possible, and end the thread. Blocks until then."""
         self._closing = True
-        self._bell.ring()
+        self._bell.set()
         self._thread.join()
         self._bell.close()
         for loop in list(self._loops):
             self._loops.pop(loop).close()
 
-    def _wait_for(self, item: T | _Flush) -> Waiting:
-        waiting: Waiting = asyncio.get_running_loop().create_future()
+    def _wait_for(self, item: T | _FlushMarker) -> CallerFuture:
+        waiting: CallerFuture = asyncio.get_running_loop().create_future()
         self._queue_for(item, waiting, urgent=True)
         return waiting
 
-    def _queue_for(self, item: T | _Flush, waiting: Waiting, *, urgent: bool) -> None:
+    def _queue_for(self, item: T | _FlushMarker, waiting: CallerFuture, *, urgent: bool) -> None:
         try:
             self._check_open()
         except LogUnavailable as closed:
             waiting.set_exception(closed)
             return
         loop = waiting.get_loop()
-        bell = self._loops.get(loop) or self._know(loop)
+        bell = self._loops.get(loop) or self._get_loop_wakeup(loop)
         self._queue.append((item, waiting))
         if urgent:
-            self._hurry()
+            self._request_flush()
         else:  # a thread that is woken now would only compete with this one
             if not bell.looks:
                 bell.looks = True
-                loop.call_later(self._linger_s, self._look, bell)
+                loop.call_later(self._linger_s, self._wait_at_loop, bell)
         if self._ended:  # another thread has ended it meanwhile
             self._give_up()
 
-    def _know(self, loop: asyncio.AbstractEventLoop) -> LoopBell:
+    def _get_loop_wakeup(self, loop: asyncio.AbstractEventLoop) -> LoopWakeup:
         for other, bell in list(self._loops.items()):
-            if bell.gone:
+            if bell.is_closed:
                 self._loops.pop(other, bell).close()
-        bell = self._loops[loop] = LoopBell(loop)
+        bell = self._loops[loop] = LoopWakeup(loop)
         return bell
 
-    def _look(self, bell: LoopBell) -> None:
+    def _wait_at_loop(self, bell: LoopWakeup) -> None:
         bell.looks = False
         if self.backlog:
-            self._hurry()
+            self._request_flush()
 
-    def _hurry(self) -> None:
+    def _request_flush(self) -> None:
         self._urgent = True
-        self._bell.ring()
+        self._bell.set()
 
     def _check_open(self) -> None:
         if self._closing:
@@ -559,13 +559,13 @@ class Writer(Generic[T]):
             # Counted before they leave the queue, so that no moment shows fewer than there are.
             self._in_flight = min(len(self._queue), self._max_batch)
             batch = [self._queue.popleft() for _ in range(self._in_flight)]
-            if promising and not closing and self._promised(batch):
+            if promising and not closing and self._write_ahead(batch):
                 self._queue.extendleft((item, _PROMISE) for item, _ in reversed(batch))
             elif batch:
                 self._write_round(batch)
             self._in_flight = 0
             batch.clear()  # not kept alive while this thread sleeps
-            self._tell_low_water()
+            self._notify_low_backlog()
             if closing and self._refusal is not None:
                 self._give_up()
         self._ended = True  # first, so that a caller who comes too late for the last round cleans up itself
@@ -580,7 +580,7 @@ class Writer(Generic[T]):
             self._bell.wait()
             rousing, self._rousing = self._rousing, False
             if rousing and not self._queue:
-                self._sink.rouse()  # the thread still counts as asleep, so a promise meanwhile may wait at once
+                self._sink.warm_up()  # the thread still counts as asleep, so a promise meanwhile may wait at once
         self._asleep = False
 
     def _linger(self) -> None:
@@ -591,39 +591,39 @@ class Writer(Generic[T]):
 
     def _write_round(self, batch: list[_Entry[T]]) -> None:
         full = len(batch) == self._max_batch
-        self._retain(self._write(batch))
+        self._keep_for_retry(self._write(batch))
         if self._refusal is not None and (full or self._sink_lost):
-            self._refuse_rest(self._refusal)
+            self._fail_rest(self._refusal)
         elif full:  # the rest may contain callers who signalled for this round
             self._urgent = True
 
-    def _settle_all(self, waiting: list[Waiting], failure: str | None) -> None:
+    def _settle_all(self, waiting: list[CallerFuture], failure: str | None) -> None:
         """Resolve futures with one wake-up per event loop, from any thread."""
-        loops: dict[asyncio.AbstractEventLoop, list[Waiting]] = {}
+        loops: dict[asyncio.AbstractEventLoop, list[CallerFuture]] = {}
         for future in waiting:
             loops.setdefault(future.get_loop(), []).append(future)
         for loop, futures in loops.items():
-            answer = partial(settle, futures, failure)
+            answer = partial(resolve_futures, futures, failure)
             if (bell := self._loops.get(loop)) is not None:
-                bell.call(answer)
+                bell.schedule(answer)
             else:
                 with suppress(RuntimeError):  # that loop is closed, together with its callers
                     loop.call_soon_threadsafe(answer)
 
-    def _promised(self, batch: list[_Entry[T]]) -> bool:
+    def _write_ahead(self, batch: list[_Entry[T]]) -> bool:
         """Make a batch durable without writing it, if that is enough for all its callers."""
         new = [entry for entry in batch if entry[1] is not _PROMISE]
-        waiting = _callers(new)
+        waiting = _waiting_callers(new)
         if (
             self._refusal is not None
             or len(batch) > _MOST_PROMISED
-            or not all(isinstance(future, (Promised, Kept)) for future in waiting)
-            or not any(isinstance(future, Promised) for future in waiting)
+            or not all(isinstance(future, (JournalledFuture, WriteFuture)) for future in waiting)
+            or not any(isinstance(future, JournalledFuture) for future in waiting)
         ):
             return False
         began = monotonic()
-        promised = self._sink.promise([item for item, _ in new if not isinstance(item, _Flush)])
-        self._quick = promised and monotonic() - began < MOMENT_S
+        promised = self._sink.write_ahead([item for item, _ in new if not isinstance(item, _FlushMarker)])
+        self._quick = promised and monotonic() - began < PROMISE_GRACE_S
         if not promised:
             return False
         self._unwritten = len(batch)  # before any future is resolved
@@ -633,8 +633,8 @@ class Writer(Generic[T]):
 
     def _write(self, batch: list[_Entry[T]]) -> list[_Entry[T]]:
         """Write a batch, resolve its futures, and return the entries to retry."""
-        items: list[T] = [item for item, _ in batch if not isinstance(item, _Flush)]
-        waiting = _callers(batch)
+        items: list[T] = [item for item, _ in batch if not isinstance(item, _FlushMarker)]
+        waiting = _waiting_callers(batch)
         try:
             if self._refusal is not None:
                 self._sink.reopen()
@@ -645,7 +645,7 @@ class Writer(Generic[T]):
             self._refusal = str(error) or "The log cannot be written."
             self._settle_all(waiting, self._refusal)
             self._sink_lost = isinstance(error, SinkLost)
-            return _left(batch)
+            return _to_retry(batch)
         except Exception as error:
             if len(batch) > 1 and batch[-1][1] is not _PROMISE:
                 return self._write_singly(batch)
@@ -667,11 +667,11 @@ class Writer(Generic[T]):
             kept = self._write(batch[begin:end])
             if self._refusal is not None:
                 rest = batch[end:]
-                self._settle_all(_callers(rest), self._refusal)
-                return kept + _left(rest)
+                self._settle_all(_waiting_callers(rest), self._refusal)
+                return kept + _to_retry(rest)
         return []
 
-    def _retain(self, kept: list[_Entry[T]]) -> None:
+    def _keep_for_retry(self, kept: list[_Entry[T]]) -> None:
         queue = self._queue
         queue.extendleft(reversed(kept))
         first = sum(waiter is _PROMISE for _, waiter in kept)  # promised items stay
@@ -680,20 +680,20 @@ class Writer(Generic[T]):
             del queue[first]
             self.lost += 1
 
-    def _refuse_rest(self, refusal: str) -> None:
+    def _fail_rest(self, refusal: str) -> None:
         """Fail the callers behind a full batch of retained items, which would never be reached. A lost sink retains nothing."""
         rest = [self._queue.popleft() for _ in range(len(self._queue))]
-        kept = _left(rest)
+        kept = _to_retry(rest)
         if self._sink_lost:
             self.lost += sum(waiter is None for _, waiter in kept)  # a successor writes promised items
         else:
             self._queue.extendleft(reversed(kept))
-        self._settle_all(_callers(rest), refusal)
+        self._settle_all(_waiting_callers(rest), refusal)
 
-    def _tell_low_water(self) -> None:
+    def _notify_low_backlog(self) -> None:
         if not self._low_water:
             return
-        reached: list[Waiting] = []
+        reached: list[CallerFuture] = []
         for _ in range(len(self._low_water)):
             count, future = self._low_water.popleft()
             if self._refusal is not None or self._closing or len(self._queue) < count:
@@ -705,23 +705,23 @@ class Writer(Generic[T]):
 
     def _give_up(self) -> None:
         """Resolve all waiting futures and count the unwritten items at the end. Any thread may call it."""
-        left, low_water = list(_emptied(self._queue)), list(_emptied(self._low_water))
+        left, low_water = list(_drain(self._queue)), list(_drain(self._low_water))
         self.lost += sum(waiter is None for _, waiter in left)
-        self._settle_all(_callers(left), _CLOSED)
+        self._settle_all(_waiting_callers(left), _CLOSED)
         self._settle_all([future for _, future in low_water], _CLOSED if self._ended else None)
 
 
-def _callers(batch: Sequence[_Entry[Any]]) -> list[Waiting]:
+def _waiting_callers(batch: Sequence[_Entry[Any]]) -> list[CallerFuture]:
     """Return the futures of a batch."""
     return [waiter for _, waiter in batch if isinstance(waiter, asyncio.Future)]
 
 
-def _left(batch: Sequence[_Entry[T]]) -> list[_Entry[T]]:
+def _to_retry(batch: Sequence[_Entry[T]]) -> list[_Entry[T]]:
     """Return the entries of a failed batch to retry: those without a waiting caller."""
     return [entry for entry in batch if not isinstance(entry[1], asyncio.Future)]
 
 
-def _emptied(queue: deque[Q]) -> Iterator[Q]:
+def _drain(queue: deque[Q]) -> Iterator[Q]:
     """Yield each item to only one of several threads that drain a queue."""
     while True:
         try:

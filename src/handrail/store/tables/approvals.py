@@ -2,7 +2,7 @@
 
 A row only ever moves forward: ``pending`` to ``approved``, ``rejected``, ``expired`` or ``withdrawn``, and ``approved``
 to ``used``, ``expired`` or ``withdrawn``. Each move is a statement that is true of one row in one state
-(:class:`~handrail.store.database.database.OneRow`), so the second of two competing moves fails.
+(:class:`~handrail.store.database.workspace_database.SingleRowStatement`), so the second of two competing moves fails.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from handrail.contract.approvals import Approval, ApprovalRequest, ApprovalState, StoredRule
-from handrail.contract.codec import an_object, reader_of, write
-from handrail.store.database.connection import not_as_written, readable
-from handrail.store.database.database import Database, OneRow, Statement, Work
+from handrail.contract.codec import expect_object, reader_of, write
+from handrail.store.database.connection import damaged_row_error, map_read_errors
+from handrail.store.database.workspace_database import WorkspaceDatabase, SingleRowStatement, Statement, TableWork
 from handrail.store.encoding import decode, encode
 
 _COLUMNS = "state, answered, grant_expires_ns, kind, request, decision"
@@ -43,81 +43,81 @@ class ApprovalReader:
     def get(self, approval_id: str) -> Approval | None:
         if not approval_id.isascii():  # not one of our ids, and perhaps not storable text
             return None
-        found = self._many("WHERE id = ?", (approval_id,))
+        found = self._read_approvals("WHERE id = ?", (approval_id,))
         return found[0] if found else None
 
     def pending(self, now_ns: int, *, session_id: str | None = None, limit: int = 10_000) -> list[Approval]:
         """Return the requests that can be answered at ``now_ns``, the oldest first."""
         where = "WHERE state = 'pending' AND expires_ns > ?"
         if session_id is None:
-            return self._many(f"{where} ORDER BY created_ns, rowid LIMIT ?", (now_ns, limit))
-        return self._many(f"{where} AND session = ? ORDER BY created_ns, rowid LIMIT ?", (now_ns, session_id, limit))
+            return self._read_approvals(f"{where} ORDER BY created_ns, rowid LIMIT ?", (now_ns, limit))
+        return self._read_approvals(f"{where} AND session = ? ORDER BY created_ns, rowid LIMIT ?", (now_ns, session_id, limit))
 
     def pending_ids(self, now_ns: int, session_id: str | None = None) -> set[str]:
         """Return the ids of the requests that can be answered at ``now_ns``, of one session or of all."""
         where, values = ("", (now_ns,)) if session_id is None else (" AND session = ?", (now_ns, session_id))
         sql = f"SELECT id FROM approval WHERE state = 'pending' AND expires_ns > ?{where}"  # noqa: S608 - of this file
-        return {str(found) for (found,) in self._rows(sql, values)}
+        return {str(found) for (found,) in self._read_rows(sql, values)}
 
-    def due(self, now_ns: int) -> list[Approval]:
+    def list_overdue(self, now_ns: int) -> list[Approval]:
         """Return the pending requests whose time is over."""
-        return self._many("WHERE state = 'pending' AND expires_ns <= ? ORDER BY created_ns, rowid", (now_ns,))
+        return self._read_approvals("WHERE state = 'pending' AND expires_ns <= ? ORDER BY created_ns, rowid", (now_ns,))
 
     def next_due_ns(self) -> int | None:
         """Return when the next pending request expires; None if there is none."""
-        ((due,),) = self._rows("SELECT min(expires_ns) FROM approval WHERE state = 'pending'")
+        ((due,),) = self._read_rows("SELECT min(expires_ns) FROM approval WHERE state = 'pending'")
         return due if isinstance(due, int) else None
 
-    def unanswered(self, session_id: str) -> list[Approval]:
+    def list_without_result(self, session_id: str) -> list[Approval]:
         """Return the requests of a session whose calls have no result yet, the oldest first."""
-        return self._many("WHERE session = ? AND answered = 0 ORDER BY created_ns, rowid", (session_id,))
+        return self._read_approvals("WHERE session = ? AND answered = 0 ORDER BY created_ns, rowid", (session_id,))
 
-    def below(self) -> list[str]:
+    def list_subagent_sessions(self) -> list[str]:
         """Return the sub-agents' sessions that have requests of calls without a result."""
         sql = (
             "SELECT DISTINCT session FROM approval WHERE answered = 0 "
             "AND session IN (SELECT id FROM session WHERE under IS NOT NULL)"
         )
-        return [str(session) for (session,) in self._rows(sql)]
+        return [str(session) for (session,) in self._read_rows(sql)]
 
-    def of_call(self, session_id: str, call_id: str) -> list[Approval]:
+    def list_for_call(self, session_id: str, call_id: str) -> list[Approval]:
         """Return the requests of one call that has no result yet, the oldest first."""
         where = "WHERE session = ? AND call = ? AND answered = 0 ORDER BY created_ns, rowid"
-        return self._many(where, (session_id, call_id))
+        return self._read_approvals(where, (session_id, call_id))
 
-    def is_whole(self, approval_id: str) -> bool:
+    def has_exact_arguments(self, approval_id: str) -> bool:
         """Return whether the stored arguments are exactly the proposed ones, without a redacted secret."""
-        rows = self._rows("SELECT whole FROM approval WHERE id = ?", (approval_id,))
+        rows = self._read_rows("SELECT whole FROM approval WHERE id = ?", (approval_id,))
         return rows == [(1,)]
 
-    def rules(self) -> list[StoredRule]:
+    def list_rules(self) -> list[StoredRule]:
         """Return the stored project rules, the oldest first."""
         sql = "SELECT id, text, created_ns, approval FROM project_rule ORDER BY created_ns, id"
-        return [StoredRule(str(id), str(text), created, str(asked)) for id, text, created, asked in self._rows(sql)]
+        return [StoredRule(str(id), str(text), created, str(asked)) for id, text, created, asked in self._read_rows(sql)]
 
-    def version(self) -> int:
+    def data_version(self) -> int:
         """Return a number that changes when another process writes to the database."""
-        ((version,),) = self._rows("PRAGMA data_version")
+        ((version,),) = self._read_rows("PRAGMA data_version")
         return version
 
-    def _many(self, where: str, values: tuple[str | int, ...]) -> list[Approval]:
+    def _read_approvals(self, where: str, values: tuple[str | int, ...]) -> list[Approval]:
         sql = f"SELECT {_COLUMNS} FROM approval {where}"  # noqa: S608
-        with readable(self._connection):
-            return [_approval(row) for row in self._connection.execute(sql, values)]
+        with map_read_errors(self._connection):
+            return [_parse_row(row) for row in self._connection.execute(sql, values)]
 
-    def _rows(self, sql: str, values: tuple[str | int, ...] = ()) -> list[Any]:
-        with readable(self._connection):
+    def _read_rows(self, sql: str, values: tuple[str | int, ...] = ()) -> list[Any]:
+        with map_read_errors(self._connection):
             return self._connection.execute(sql, values).fetchall()
 
 
 class ApprovalTable:
     """The writing side of approval requests.
 
-    Each method returns a :data:`~handrail.store.database.database.Work` for
-    :meth:`~handrail.store.database.database.Database.commit_together`, so that a move and its record are one transaction.
+    Each method returns a :data:`~handrail.store.database.workspace_database.TableWork` for
+    :meth:`~handrail.store.database.workspace_database.WorkspaceDatabase.commit_all`, so that a move and its record are one transaction.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: WorkspaceDatabase) -> None:
         self._database = database
 
     @property
@@ -126,118 +126,118 @@ class ApprovalTable:
 
         :raises LogUnavailable: if the database cannot be opened
         """
-        with readable(self._database.path):
-            return ApprovalReader(self._database.reading)
+        with map_read_errors(self._database.path):
+            return ApprovalReader(self._database.reader)
 
-    async def commit(self, *works: Work) -> None:
+    async def commit(self, *works: TableWork) -> None:
         """Write the works in one transaction.
 
         :raises LogUnavailable: if they could not be written, or a row was not in the required state
         """
-        await self._database.commit_together(works)
+        await self._database.commit_all(works)
 
-    def append(self, work: Work) -> None:
+    def append(self, work: TableWork) -> None:
         """Write a work soon, without waiting."""
         self._database.append(*work)
 
-    def add(self, asked: Approval, *, whole: bool) -> Work:
+    def add(self, asked: Approval, *, whole: bool) -> TableWork:
         """Add a new request.
 
         :param whole: whether ``asked.request.arguments`` are exactly the proposed ones
         """
-        return _STATEMENTS, _Added(asked, whole)
+        return _STATEMENTS, _AddRequest(asked, whole)
 
-    def decide(self, decided: Approval, now_ns: int) -> Work:
+    def decide(self, decided: Approval, now_ns: int) -> TableWork:
         """Move a request from ``pending`` to ``decided.state``, unless it has expired."""
-        return _STATEMENTS, _Decided(decided, now_ns)
+        return _STATEMENTS, _DecideRequest(decided, now_ns)
 
-    def use(self, approval_id: str, now_ns: int) -> Work:
+    def use(self, approval_id: str, now_ns: int) -> TableWork:
         """Move a request from ``approved`` to ``used``, unless it has expired, since its call starts."""
-        return _STATEMENTS, _Used(approval_id, now_ns)
+        return _STATEMENTS, _UseApproval(approval_id, now_ns)
 
-    def end(self, approval_id: str, before: ApprovalState, after: ApprovalState) -> Work:
+    def end(self, approval_id: str, before: ApprovalState, after: ApprovalState) -> TableWork:
         """Move a request from ``before`` to ``expired`` or ``withdrawn``."""
-        return _STATEMENTS, _Ended(approval_id, before, after)
+        return _STATEMENTS, _EndRequest(approval_id, before, after)
 
-    def let_go(self, approval_id: str) -> Work:
+    def release(self, approval_id: str) -> TableWork:
         """Withdraw a request if it is open, since its call has its result."""
-        return _STATEMENTS, _LetGo(approval_id)
+        return _STATEMENTS, _ReleaseRequest(approval_id)
 
-    def store_rule(self, rule: StoredRule) -> Work:
+    def store_rule(self, rule: StoredRule) -> TableWork:
         """Store a project rule, unless one with the same text exists."""
         return _STATEMENTS, rule
 
-    def store_session_rule(self, session_id: str, text: str) -> Work:
-        return _STATEMENTS, _SessionRule(session_id, text)
+    def store_session_rule(self, session_id: str, text: str) -> TableWork:
+        return _STATEMENTS, _AddSessionRule(session_id, text)
 
-    def forget_rule(self, rule_id: str) -> Work:
-        return _STATEMENTS, _Forgotten(rule_id)
+    def remove_rule(self, rule_id: str) -> TableWork:
+        return _STATEMENTS, _RemoveRule(rule_id)
 
 
-class _Added(NamedTuple):
+class _AddRequest(NamedTuple):
     asked: Approval
     whole: bool
 
 
-class _Decided(NamedTuple):
+class _DecideRequest(NamedTuple):
     decided: Approval
     now_ns: int
 
 
-class _Used(NamedTuple):
+class _UseApproval(NamedTuple):
     id: str
     now_ns: int
 
 
-class _Ended(NamedTuple):
+class _EndRequest(NamedTuple):
     id: str
     before: ApprovalState
     after: ApprovalState
 
 
-class _LetGo(NamedTuple):
+class _ReleaseRequest(NamedTuple):
     id: str
 
 
-class _SessionRule(NamedTuple):
+class _AddSessionRule(NamedTuple):
     session_id: str
     text: str
 
 
-class _Forgotten(NamedTuple):
+class _RemoveRule(NamedTuple):
     id: str
 
 
-_Change = _Added | _Decided | _Used | _Ended | _LetGo | StoredRule | _SessionRule | _Forgotten
+_Change = _AddRequest | _DecideRequest | _UseApproval | _EndRequest | _ReleaseRequest | StoredRule | _AddSessionRule | _RemoveRule
 
 
-class _Statements:
+class _ApprovalStatements:
     """The SQL of both tables. It keeps no state in memory."""
 
-    def opened(self, connection: sqlite3.Connection) -> None:
+    def load(self, connection: sqlite3.Connection) -> None:
         pass
 
-    def statements(self, batch: Sequence[_Change]) -> Iterable[Statement]:
+    def build_statements(self, batch: Sequence[_Change]) -> Iterable[Statement]:
         for change in batch:
             match change:
-                case _Added(asked, whole):
-                    yield _insert(asked, whole)
-                case _Decided(decided, now_ns):
-                    yield OneRow(
+                case _AddRequest(asked, whole):
+                    yield _insert_statement(asked, whole)
+                case _DecideRequest(decided, now_ns):
+                    yield SingleRowStatement(
                         "UPDATE approval SET state = ?, decision = ?, grant_expires_ns = ? "
                         "WHERE id = ? AND state = 'pending' AND expires_ns > ?",
-                        (decided.state, _decision(decided), decided.grant_expires_ns, decided.id, now_ns),
+                        (decided.state, _encode_decision(decided), decided.grant_expires_ns, decided.id, now_ns),
                     )
-                case _Used(approval_id, now_ns):
-                    yield OneRow(
+                case _UseApproval(approval_id, now_ns):
+                    yield SingleRowStatement(
                         "UPDATE approval SET state = 'used', answered = 1 "
                         "WHERE id = ? AND state = 'approved' AND answered = 0 AND grant_expires_ns > ?",
                         (approval_id, now_ns),
                     )
-                case _Ended(approval_id, before, after):
+                case _EndRequest(approval_id, before, after):
                     sql = "UPDATE approval SET state = ? WHERE id = ? AND state = ?"
-                    yield OneRow(sql, (after, approval_id, before))
-                case _LetGo(approval_id):
+                    yield SingleRowStatement(sql, (after, approval_id, before))
+                case _ReleaseRequest(approval_id):
                     yield (
                         "UPDATE approval SET answered = 1, state = CASE WHEN state IN ('pending', 'approved') "
                         "THEN 'withdrawn' ELSE state END WHERE id = ?",
@@ -246,16 +246,16 @@ class _Statements:
                 case StoredRule(id, text, created_ns, approval_id):
                     sql = "INSERT OR IGNORE INTO project_rule (id, text, created_ns, approval) VALUES (?, ?, ?, ?)"
                     yield sql, (id, text, created_ns, approval_id)
-                case _SessionRule(session_id, text):
+                case _AddSessionRule(session_id, text):
                     yield "INSERT OR IGNORE INTO session_rule (session, text) VALUES (?, ?)", (session_id, text)
-                case _Forgotten(rule_id):
-                    yield OneRow("DELETE FROM project_rule WHERE id = ?", (rule_id,))
+                case _RemoveRule(rule_id):
+                    yield SingleRowStatement("DELETE FROM project_rule WHERE id = ?", (rule_id,))
 
 
-_STATEMENTS = _Statements()
+_STATEMENTS = _ApprovalStatements()
 
 
-def _insert(asked: Approval, whole: bool) -> Statement:
+def _insert_statement(asked: Approval, whole: bool) -> Statement:
     request: dict[str, Any] = dict(write(ApprovalRequest, asked.request))
     if asked.questions:
         request["questions"] = asked.questions
@@ -276,18 +276,18 @@ def _insert(asked: Approval, whole: bool) -> Statement:
     )
 
 
-def _decision(decided: Approval) -> bytes:
+def _encode_decision(decided: Approval) -> bytes:
     return encode({name: getattr(decided, name) for name in _UNDECIDED}, max_bytes=2**62)
 
 
-def _approval(row: tuple[Any, ...]) -> Approval:
+def _parse_row(row: tuple[Any, ...]) -> Approval:
     """Parse a row.
 
     :raises sqlite3.Error: if it is damaged
     """
     state, answered, grant_expires_ns, kind, request, decision = row
     try:
-        asked = an_object(decode(request))
+        asked = expect_object(decode(request))
         approval = reader_of(Approval)(
             {
                 "questions": asked.pop("questions", []),
@@ -296,11 +296,11 @@ def _approval(row: tuple[Any, ...]) -> Approval:
                 "state": state,
                 "grant_expires_ns": grant_expires_ns,
                 "answered": bool(answered),
-                **(_UNDECIDED if decision is None else an_object(decode(decision))),
+                **(_UNDECIDED if decision is None else expect_object(decode(decision))),
             }
         )
     except (ValueError, RecursionError):
-        raise not_as_written("the row of an approval request") from None
+        raise damaged_row_error("the row of an approval request") from None
     if approval.choice is None and approval.state in ("approved", "rejected"):
-        raise not_as_written("the row of an approval request")
+        raise damaged_row_error("the row of an approval request")
     return approval

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast, get_args
 
-from handrail.contract.doors.jobs import ENDED_STATES, Job, JobState
-from handrail.contract.tool.spec import Exposure, StateEnd
-from handrail.store.database.connection import not_as_written, readable
-from handrail.store.database.database import Database, OneRow, Statement, Work
+from handrail.contract.services.jobs import FINAL_JOB_STATES, Job, JobState
+from handrail.contract.tool.spec import OutputExposure, StateEnd
+from handrail.store.database.connection import damaged_row_error, map_read_errors
+from handrail.store.database.workspace_database import WorkspaceDatabase, SingleRowStatement, Statement, TableWork
 from handrail.store.encoding import decode, encode
 
 _COLUMNS = "id, session, call, tool, state, created_ns, ended_ns, attempt, told, details"
@@ -40,8 +40,8 @@ class JobRow:
     definition: str = ""
     output: str = ""
     untrusted: str = ""
-    told: bool = False
-    exposure: Exposure = "both"
+    notified: bool = False
+    exposure: OutputExposure = "both"
     prompt_mask: bool = False
     given_up: bool = False
 
@@ -49,149 +49,149 @@ class JobRow:
     def id(self) -> str:
         return self.job.id
 
-    def moved(self, state: JobState, ended_ns: int | None = None, *, attempt: int | None = None) -> JobRow:
+    def with_state(self, state: JobState, ended_ns: int | None = None, *, attempt: int | None = None) -> JobRow:
         """Return the row in another state."""
         number = self.job.attempt if attempt is None else attempt
         return replace(self, job=replace(self.job, state=state, ended_ns=ended_ns, attempt=number))
 
 
 @dataclass(frozen=True, slots=True)
-class Retention:
+class JobRetention:
     """How many jobs that ended are kept, and for how long.
 
     :param sure_ns: the minimum age, also if there are more than ``most``
     """
 
-    most: int = 1_000
+    max_jobs: int = 1_000
     age_ns: int = 7 * 24 * 3600 * 1_000_000_000
-    sure_ns: int = 15 * 60 * 1_000_000_000
+    min_age_ns: int = 15 * 60 * 1_000_000_000
 
 
 class JobTable:
     """The table of jobs, for the holder of the workspace.
 
-    Methods that write return a :data:`~handrail.store.database.database.Work`.
+    Methods that write return a :data:`~handrail.store.database.workspace_database.TableWork`.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: WorkspaceDatabase) -> None:
         self._database = database
 
-    async def commit(self, *works: Work) -> None:
+    async def commit(self, *works: TableWork) -> None:
         """Write the works in one transaction.
 
         :raises LogUnavailable: if they could not be written, or a row was not in the required state
         """
-        await self._database.commit_together(works)
+        await self._database.commit_all(works)
 
-    def append(self, work: Work) -> None:
+    def append(self, work: TableWork) -> None:
         """Write a work soon, without waiting."""
         self._database.append(*work)
 
-    def add(self, row: JobRow) -> Work:
+    def add(self, row: JobRow) -> TableWork:
         """Add a new job."""
         return _STATEMENTS, row
 
-    def move(self, row: JobRow) -> Work:
+    def move(self, row: JobRow) -> TableWork:
         """Move an unfinished job to the state and attempt of ``row``. Has no effect if it has ended."""
-        return _STATEMENTS, _Moved(row)
+        return _STATEMENTS, _MoveJob(row)
 
-    def end(self, row: JobRow) -> Work:
+    def end(self, row: JobRow) -> TableWork:
         """Move an unfinished job to its final state. The whole commit fails if it has already ended."""
-        return _STATEMENTS, _Ended(row)
+        return _STATEMENTS, _EndJob(row)
 
-    def told(self, job_id: str) -> Work:
+    def mark_notified(self, job_id: str) -> TableWork:
         """Mark the session of a job as notified of its end."""
-        return _STATEMENTS, _Told(job_id)
+        return _STATEMENTS, _MarkNotified(job_id)
 
-    def remove(self, ids: Iterable[str]) -> Work:
+    def remove(self, ids: Iterable[str]) -> TableWork:
         """Remove jobs that ended."""
-        return _STATEMENTS, _Removed(tuple(ids))
+        return _STATEMENTS, _RemoveJobs(tuple(ids))
 
     # ── reading: all methods raise LogUnavailable if the database cannot be read ─────────────────
 
     def get(self, job_id: str) -> JobRow | None:
-        found = self._rows("WHERE id = ?", (job_id,)) if job_id.isascii() else []
+        found = self._read_rows("WHERE id = ?", (job_id,)) if job_id.isascii() else []
         return found[0] if found else None
 
-    def of_session(self, session_id: str) -> list[JobRow]:
+    def list_for_session(self, session_id: str) -> list[JobRow]:
         """Return the jobs of a session, the oldest first."""
-        return self._rows("WHERE session = ? ORDER BY created_ns, id", (session_id,))
+        return self._read_rows("WHERE session = ? ORDER BY created_ns, id", (session_id,))
 
-    def all(self, *, limit: int = 10_000) -> list[JobRow]:
+    def list_newest(self, *, limit: int = 10_000) -> list[JobRow]:
         """Return the newest ``limit`` jobs, the oldest first."""
-        return self._rows("ORDER BY created_ns DESC, id DESC LIMIT ?", (limit,))[::-1]
+        return self._read_rows("ORDER BY created_ns DESC, id DESC LIMIT ?", (limit,))[::-1]
 
-    def open(self) -> list[JobRow]:
+    def list_unfinished(self) -> list[JobRow]:
         """Return the unfinished jobs, the oldest first."""
-        return self._rows(f"WHERE {_OPEN} ORDER BY created_ns, id", ())
+        return self._read_rows(f"WHERE {_OPEN} ORDER BY created_ns, id", ())
 
-    def by_end(self) -> list[JobRow]:
+    def list_by_end(self) -> list[JobRow]:
         """Return all jobs, the ended ones in the order of their ends."""
-        return self._rows("ORDER BY ended_ns, id", ())
+        return self._read_rows("ORDER BY ended_ns, id", ())
 
-    def waiting(self, session_id: str) -> list[JobRow]:
+    def list_unreported(self, session_id: str) -> list[JobRow]:
         """Return the jobs of a session that are unfinished, or ended without a notification, the oldest first."""
-        return self._rows("WHERE session = ? AND told = 0 ORDER BY created_ns, id", (session_id,))
+        return self._read_rows("WHERE session = ? AND told = 0 ORDER BY created_ns, id", (session_id,))
 
-    def retired(self, now_ns: int, keep: Retention) -> list[JobRow]:
+    def list_removable(self, now_ns: int, retention: JobRetention) -> list[JobRow]:
         """Return the jobs to remove, by age and by number.
 
         A job whose session is not notified yet is not removed because of others.
         """
         newest = f"SELECT id FROM job WHERE NOT {_OPEN} ORDER BY ended_ns DESC, id DESC LIMIT ?"  # noqa: S608
         where = f"WHERE NOT {_OPEN} AND (ended_ns < ? OR (told = 1 AND ended_ns < ? AND id NOT IN ({newest})))"
-        return self._rows(where, (now_ns - keep.age_ns, now_ns - keep.sure_ns, keep.most))
+        return self._read_rows(where, (now_ns - retention.age_ns, now_ns - retention.min_age_ns, retention.max_jobs))
 
-    def _rows(self, where: str, values: Sequence[str | int]) -> list[JobRow]:
-        with readable(self._database.path):
-            found = self._database.reading.execute(f"SELECT {_COLUMNS} FROM job {where}", values)  # noqa: S608
-            return [_row(row) for row in found]
+    def _read_rows(self, where: str, values: Sequence[str | int]) -> list[JobRow]:
+        with map_read_errors(self._database.path):
+            found = self._database.reader.execute(f"SELECT {_COLUMNS} FROM job {where}", values)  # noqa: S608
+            return [_parse_job(row) for row in found]
 
 
-class _Moved(NamedTuple):
+class _MoveJob(NamedTuple):
     row: JobRow
 
 
-class _Ended(NamedTuple):
+class _EndJob(NamedTuple):
     row: JobRow
 
 
-class _Told(NamedTuple):
+class _MarkNotified(NamedTuple):
     id: str
 
 
-class _Removed(NamedTuple):
+class _RemoveJobs(NamedTuple):
     ids: tuple[str, ...]
 
 
-class _Statements:
+class _JobStatements:
     """The SQL of the table. It keeps no state in memory."""
 
-    def opened(self, connection: sqlite3.Connection) -> None:
+    def load(self, connection: sqlite3.Connection) -> None:
         pass
 
-    def statements(self, batch: Sequence[JobRow | _Moved | _Ended | _Told | _Removed]) -> Iterable[Statement]:
+    def build_statements(self, batch: Sequence[JobRow | _MoveJob | _EndJob | _MarkNotified | _RemoveJobs]) -> Iterable[Statement]:
         for change in batch:
             match change:
                 case JobRow():
-                    yield _insert(change)
-                case _Moved(row):
+                    yield _insert_statement(change)
+                case _MoveJob(row):
                     sql = f"UPDATE job SET state = ?, attempt = ? WHERE id = ? AND {_OPEN}"  # noqa: S608 - our own words
                     yield sql, (row.job.state, row.job.attempt, row.id)
-                case _Ended(row):
+                case _EndJob(row):
                     sql = f"UPDATE job SET state = ?, ended_ns = ?, details = ? WHERE id = ? AND {_OPEN}"  # noqa: S608
-                    yield OneRow(sql, (row.job.state, row.job.ended_ns, _details(row), row.id))
-                case _Told(job_id):
+                    yield SingleRowStatement(sql, (row.job.state, row.job.ended_ns, _encode_details(row), row.id))
+                case _MarkNotified(job_id):
                     yield "UPDATE job SET told = 1 WHERE id = ?", (job_id,)
-                case _Removed(ids):
+                case _RemoveJobs(ids):
                     for job_id in ids:
                         yield f"DELETE FROM job WHERE id = ? AND NOT {_OPEN}", (job_id,)  # noqa: S608
 
 
-_STATEMENTS = _Statements()
+_STATEMENTS = _JobStatements()
 
 
-def _insert(row: JobRow) -> Statement:
+def _insert_statement(row: JobRow) -> Statement:
     job = row.job
     return (
         f"INSERT INTO job ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - our own words
@@ -204,8 +204,8 @@ def _insert(row: JobRow) -> Statement:
             job.created_ns,
             job.ended_ns,
             job.attempt,
-            int(row.told),
-            _details(row),
+            int(row.notified),
+            _encode_details(row),
         ),
     )
 
@@ -213,12 +213,12 @@ def _insert(row: JobRow) -> Statement:
 _DETAILS = ("about", "arguments", "definition", "output", "untrusted", "exposure", "prompt_mask", "given_up")
 
 
-def _details(row: JobRow) -> bytes:
-    what = (row.job.about, row.arguments, row.definition, row.output, row.untrusted, row.exposure)
+def _encode_details(row: JobRow) -> bytes:
+    what = (row.job.summary, row.arguments, row.definition, row.output, row.untrusted, row.exposure)
     return encode(dict(zip(_DETAILS, (*what, row.prompt_mask, row.given_up), strict=True)), max_bytes=2**62)
 
 
-def _row(row: tuple[Any, ...]) -> JobRow:
+def _parse_job(row: tuple[Any, ...]) -> JobRow:
     """Parse a row.
 
     :raises sqlite3.Error: if it is damaged
@@ -228,19 +228,19 @@ def _row(row: tuple[Any, ...]) -> JobRow:
         details = cast("dict[str, Any]", decode(encoded))
         about, arguments, definition, output, untrusted, exposure, masked, up = (details[name] for name in _DETAILS)
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise not_as_written(f"the row of job {str(id)[:80]!r}") from None
+        raise damaged_row_error(f"the row of job {str(id)[:80]!r}") from None
     texts = (id, session, call, tool, about, definition, output, untrusted)
     numbers = (created_ns, attempt, told, 0 if ended_ns is None else ended_ns)
     sound = (
         all(isinstance(text, str) for text in texts)
         and all(isinstance(number, int) for number in numbers)
         and state in get_args(JobState)
-        and exposure in get_args(Exposure)
-        and (state in ENDED_STATES) == (ended_ns is not None)
+        and exposure in get_args(OutputExposure)
+        and (state in FINAL_JOB_STATES) == (ended_ns is not None)
         and (arguments is None or isinstance(arguments, dict))
     )
     if not sound:
-        raise not_as_written(f"the row of job {str(id)[:80]!r}")
+        raise damaged_row_error(f"the row of job {str(id)[:80]!r}")
     job = Job(id, tool, call, session, state, created_ns, ended_ns, about, attempt)
     given = cast("dict[str, Any] | None", arguments)
     return JobRow(job, given, definition, output, untrusted, bool(told), exposure, bool(masked), bool(up))
@@ -252,13 +252,13 @@ def _row(row: tuple[Any, ...]) -> JobRow:
 
 _STATE_COLUMNS = "id, session, call, tool, opened_ns, ended_ns, ended"
 _DAY_NS = 24 * 3600 * 1_000_000_000
-MOST_ENDED = 1_000
+MAX_ENDED_SESSIONS = 1_000
 """How many ended tool sessions are kept in a workspace, for later requests for them."""
-KEPT_NS = 7 * _DAY_NS
+ENDED_RETENTION_NS = 7 * _DAY_NS
 
 
 @dataclass(frozen=True, slots=True)
-class StateRow:
+class ToolSessionRow:
     """One tool session in its stored form. Times are wall-clock nanoseconds.
 
     :param call_id: the call that opened it
@@ -274,28 +274,28 @@ class StateRow:
     ended: StateEnd | None = None
 
 
-class StateTable:
+class ToolSessionTable:
     """The table of tool sessions, for the holder of the workspace.
 
     Methods that read raise ``LogUnavailable`` if the database cannot be read.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: WorkspaceDatabase) -> None:
         self._database = database
 
-    async def add(self, row: StateRow) -> None:
+    async def add(self, row: ToolSessionRow) -> None:
         """Add a tool session. Durable on return.
 
         :raises LogUnavailable: if it cannot be made durable
         """
         values = (row.id, row.session_id, row.call_id, row.tool_id, row.opened_ns, row.ended_ns, row.ended or "")
         sql = f"INSERT INTO opened ({_STATE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - our own words
-        await self._database.commit_together([_work(sql, values)])
+        await self._database.commit_all([_statement_work(sql, values)])
 
     def end(self, state_id: str, ended: StateEnd, at_ns: int) -> None:
         """Store soon how a tool session ended; the first end counts."""
         self._database.append(
-            *_work("UPDATE opened SET ended = ?, ended_ns = ? WHERE id = ? AND ended = ''", (ended, at_ns, state_id))
+            *_statement_work("UPDATE opened SET ended = ?, ended_ns = ? WHERE id = ? AND ended = ''", (ended, at_ns, state_id))
         )
 
     async def recover(self, now_ns: int) -> None:
@@ -304,31 +304,31 @@ class StateTable:
         :raises LogUnavailable: if that cannot be made durable
         """
         newest = "SELECT id FROM opened ORDER BY ended_ns DESC, id DESC LIMIT ?"
-        await self._database.commit_together(
+        await self._database.commit_all(
             [
-                _work("UPDATE opened SET ended = 'interrupted', ended_ns = ? WHERE ended = ''", (now_ns,)),
-                _work("DELETE FROM opened WHERE ended_ns < ?", (now_ns - KEPT_NS,)),
-                _work(f"DELETE FROM opened WHERE id NOT IN ({newest})", (MOST_ENDED,)),  # noqa: S608
+                _statement_work("UPDATE opened SET ended = 'interrupted', ended_ns = ? WHERE ended = ''", (now_ns,)),
+                _statement_work("DELETE FROM opened WHERE ended_ns < ?", (now_ns - ENDED_RETENTION_NS,)),
+                _statement_work(f"DELETE FROM opened WHERE id NOT IN ({newest})", (MAX_ENDED_SESSIONS,)),  # noqa: S608
             ]
         )
 
-    def retire(self, now_ns: int) -> None:
+    def remove_old(self, now_ns: int) -> None:
         """Remove soon the tool sessions that ended long ago or exceed the limit."""
         newest = "SELECT id FROM opened WHERE ended <> '' ORDER BY ended_ns DESC, id DESC LIMIT ?"
         sql = f"DELETE FROM opened WHERE ended <> '' AND (ended_ns < ? OR id NOT IN ({newest}))"  # noqa: S608
-        self._database.append(*_work(sql, (now_ns - KEPT_NS, MOST_ENDED)))
+        self._database.append(*_statement_work(sql, (now_ns - ENDED_RETENTION_NS, MAX_ENDED_SESSIONS)))
 
-    def get(self, state_id: str, session_id: str) -> StateRow | None:
+    def get(self, state_id: str, session_id: str) -> ToolSessionRow | None:
         """Return a tool session of a session; None if there is none."""
         if not state_id.isascii():
             return None
         sql = f"SELECT {_STATE_COLUMNS} FROM opened WHERE id = ? AND session = ?"  # noqa: S608
-        with readable(self._database.path):
-            found = self._database.reading.execute(sql, (state_id, session_id)).fetchone()
-            return None if found is None else _state_row(found)
+        with map_read_errors(self._database.path):
+            found = self._database.reader.execute(sql, (state_id, session_id)).fetchone()
+            return None if found is None else _parse_tool_session(found)
 
 
-def _state_row(row: tuple[Any, ...]) -> StateRow:
+def _parse_tool_session(row: tuple[Any, ...]) -> ToolSessionRow:
     """Parse a row.
 
     :raises sqlite3.Error: if it is damaged
@@ -337,20 +337,20 @@ def _state_row(row: tuple[Any, ...]) -> StateRow:
     texts = (id, session, call, tool)
     whole = isinstance(opened_ns, int) and (ended_ns is None or isinstance(ended_ns, int))
     if not whole or not all(isinstance(text, str) for text in texts) or ended not in ("", *get_args(StateEnd)):
-        raise not_as_written(f"the row of tool session {str(row[0])[:80]!r}")
-    return StateRow(id, session, call, tool, opened_ns, ended_ns, cast("StateEnd", ended) if ended else None)
+        raise damaged_row_error(f"the row of tool session {str(row[0])[:80]!r}")
+    return ToolSessionRow(id, session, call, tool, opened_ns, ended_ns, cast("StateEnd", ended) if ended else None)
 
 
-class _StateStatements:
-    def opened(self, connection: sqlite3.Connection) -> None:
+class _ToolSessionStatements:
+    def load(self, connection: sqlite3.Connection) -> None:
         pass
 
-    def statements(self, batch: Sequence[Statement]) -> Iterable[Statement]:
+    def build_statements(self, batch: Sequence[Statement]) -> Iterable[Statement]:
         return batch
 
 
-_STATE_STATEMENTS = _StateStatements()
+_STATE_STATEMENTS = _ToolSessionStatements()
 
 
-def _work(sql: str, values: tuple[str | int | None, ...]) -> Work:
+def _statement_work(sql: str, values: tuple[str | int | None, ...]) -> TableWork:
     return _STATE_STATEMENTS, (sql, values)

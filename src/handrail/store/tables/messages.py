@@ -7,24 +7,24 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from handrail.contract.doors.memory import Entry
-from handrail.store.database.connection import not_as_written, open_reader, readable
-from handrail.store.database.database import Database, Statement
-from handrail.store.database.writer import Taken
+from handrail.contract.services.memory import HistoryEntry
+from handrail.store.database.connection import damaged_row_error, open_reader, map_read_errors
+from handrail.store.database.workspace_database import WorkspaceDatabase, Statement
+from handrail.store.database.writer import QueuedWrite
 from handrail.store.encoding import decode, encode
 
 _UNBOUNDED = 2**62
 _POSITIONS = 2**63
 
 
-class Messages:
+class MessageTable:
     """The table of messages. :mod:`handrail.agent.conversation` defines their content."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: WorkspaceDatabase) -> None:
         self._database = database
-        database.journal(_STATEMENTS)
+        database.enable_journal(_STATEMENTS)
 
-    def keep(self, session_id: str, entries: Sequence[Entry], at_ns: int) -> Taken:
+    def write(self, session_id: str, entries: Sequence[HistoryEntry], at_ns: int) -> QueuedWrite:
         """Queue messages before all later writes. They replace those at their positions.
 
         Awaiting the result waits until they are durable.
@@ -32,53 +32,53 @@ class Messages:
         :param at_ns: wall-clock time in nanoseconds; that of the last message counts as a use of the session
         :raises LogUnavailable: when awaited, if they cannot be made durable
         """
-        return self._database.take(_STATEMENTS, _Batch(session_id, at_ns, tuple(entries)))
+        return self._database.enqueue(_STATEMENTS, _MessageBatch(session_id, at_ns, tuple(entries)))
 
-    async def read(self, session_id: str) -> list[Entry]:
+    async def read(self, session_id: str) -> list[HistoryEntry]:
         """Return a session's messages by position. A damaged row becomes an empty message.
 
         It reads in a thread, since a long conversation takes tens of milliseconds.
 
         :raises LogUnavailable: if the database cannot be read, or does not contain all messages yet
         """
-        await self._database.writer.written()
-        with readable(self._database.path):
-            return await asyncio.to_thread(self._read, session_id)
+        await self._database.writer.wait_until_readable()
+        with map_read_errors(self._database.path):
+            return await asyncio.to_thread(self._read_rows, session_id)
 
-    def last(self, session_id: str, count: int) -> list[Mapping[str, Any]]:
+    def read_latest(self, session_id: str, count: int) -> list[Mapping[str, Any]]:
         """Return the last ``count`` messages of a session, the latest first.
 
         :raises LogUnavailable: if the database cannot be read
         """
         sql = "SELECT body FROM message WHERE session = ? ORDER BY position DESC LIMIT ?"
-        with readable(self._database.path):
-            rows = self._database.reading.execute(sql, (session_id, count)).fetchall()
-        return [_decoded(body) for (body,) in rows]
+        with map_read_errors(self._database.path):
+            rows = self._database.reader.execute(sql, (session_id, count)).fetchall()
+        return [_decode_body(body) for (body,) in rows]
 
-    def _read(self, session_id: str) -> list[Entry]:
+    def _read_rows(self, session_id: str) -> list[HistoryEntry]:
         connection = open_reader(self._database.path)
         try:
-            return messages_of(connection, session_id)
+            return read_messages(connection, session_id)
         finally:
             connection.close()
 
 
-def messages_of(connection: sqlite3.Connection, session_id: str, *, limit: int = -1) -> list[Entry]:
+def read_messages(connection: sqlite3.Connection, session_id: str, *, limit: int = -1) -> list[HistoryEntry]:
     """Return a session's messages through any connection; see :meth:`Messages.read`.
 
     :param limit: the number of messages from the start; -1 for all
     :raises sqlite3.Error: if the database cannot be read
     """
     sql = "SELECT position, body FROM message WHERE session = ? ORDER BY position LIMIT ?"
-    found: list[Entry] = []
+    found: list[HistoryEntry] = []
     for position, body in connection.execute(sql, (session_id, limit)):
         if not isinstance(position, int):
-            raise not_as_written(f"a message of {session_id}")
-        found.append((position, _decoded(body)))
+            raise damaged_row_error(f"a message of {session_id}")
+        found.append((position, _decode_body(body)))
     return found
 
 
-def _decoded(body: object) -> Mapping[str, Any]:
+def _decode_body(body: object) -> Mapping[str, Any]:
     try:
         found: Any = decode(body) if isinstance(body, bytes) else None
     except (ValueError, RecursionError):
@@ -86,31 +86,31 @@ def _decoded(body: object) -> Mapping[str, Any]:
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
-class _Batch(NamedTuple):
+class _MessageBatch(NamedTuple):
     session: str
     at_ns: int
-    entries: tuple[Entry, ...]
+    entries: tuple[HistoryEntry, ...]
 
 
-class _Statements:
+class _MessageStatements:
     """The SQL of the table. It keeps no state in memory."""
 
     journalled_as = "message"
 
-    def opened(self, connection: sqlite3.Connection) -> None:
+    def load(self, connection: sqlite3.Connection) -> None:
         pass
 
-    def packed(self, payload: _Batch) -> Any:
+    def pack(self, payload: _MessageBatch) -> Any:
         session, at_ns, entries = payload
         packed = [(position, body) for position, body in entries]
         sound = all(type(position) is int and 0 <= position < _POSITIONS for position, _ in packed)
         return [session, at_ns, packed] if sound else None  # the write to the database rejects the others one by one
 
-    def unpacked(self, packed: Any) -> _Batch:
+    def unpack(self, packed: Any) -> _MessageBatch:
         session, at_ns, entries = packed
-        return _Batch(session, at_ns, tuple((position, body) for position, body in entries))
+        return _MessageBatch(session, at_ns, tuple((position, body) for position, body in entries))
 
-    def statements(self, batch: Sequence[_Batch]) -> Iterable[Statement]:
+    def build_statements(self, batch: Sequence[_MessageBatch]) -> Iterable[Statement]:
         for session, at_ns, entries in batch:
             for position, body in entries:
                 yield (
@@ -120,13 +120,13 @@ class _Statements:
                 )
 
 
-_STATEMENTS = _Statements()
+_STATEMENTS = _MessageStatements()
 
 
 # Lookups in a session's latest messages.
 
 
-class Said(NamedTuple):
+class MessageRow(NamedTuple):
     """A stored message."""
 
     position: int
@@ -134,7 +134,7 @@ class Said(NamedTuple):
     data: Mapping[str, Any]
 
 
-def messages_with(connection: sqlite3.Connection, session_id: str, text: str) -> Iterator[Mapping[str, Any]]:
+def search_messages(connection: sqlite3.Connection, session_id: str, text: str) -> Iterator[Mapping[str, Any]]:
     """Yield the messages of a session that contain ``text``, without damaged ones.
 
     :raises sqlite3.Error: if the database cannot be read
@@ -149,16 +149,16 @@ def messages_with(connection: sqlite3.Connection, session_id: str, text: str) ->
             yield cast("dict[str, Any]", data)
 
 
-def latest_messages(
+def read_latest_messages(
     connection: sqlite3.Connection, session_id: str, *, most: int, max_bytes: int
-) -> tuple[list[Said], bool]:
+) -> tuple[list[MessageRow], bool]:
     """Return the last messages of a session in order, without damaged ones, and whether there are older ones.
 
     :param most: at most this many messages, with at most ``max_bytes``; the last one is always included
     :raises sqlite3.Error: if the database cannot be read
     """
     sql = "SELECT position, at_ns, body FROM message WHERE session = ? ORDER BY position DESC LIMIT ?"
-    found: list[Said] = []
+    found: list[MessageRow] = []
     rows = size = 0
     for position, at_ns, body in connection.execute(sql, (session_id, most + 1)):
         size += len(body) if isinstance(body, bytes) else 0
@@ -170,5 +170,5 @@ def latest_messages(
         except (ValueError, RecursionError):
             continue
         if isinstance(data, dict) and isinstance(position, int) and isinstance(at_ns, int):
-            found.append(Said(position, at_ns, cast("dict[str, Any]", data)))
+            found.append(MessageRow(position, at_ns, cast("dict[str, Any]", data)))
     return found[::-1], False

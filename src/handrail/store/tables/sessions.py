@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
-from handrail.contract.doors.agents import Handed
+from handrail.contract.services.delegation import DelegatedSession
 from handrail.contract.errors import UsageError
-from handrail.store.database.connection import not_as_written, readable
-from handrail.store.database.database import Database, Statement, Value
+from handrail.store.database.connection import damaged_row_error, map_read_errors
+from handrail.store.database.workspace_database import WorkspaceDatabase, Statement, SqlValue
 from handrail.store.encoding import decode, encode
 from handrail.store.folders import check_session_id
 
@@ -35,19 +35,19 @@ class SessionRow:
     closed_ns: int | None = None
     agent: str = "default"
     topic: str | None = None
-    face: str = "library"
+    frontend: str = "library"
     headless: bool = True
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
     used_ns: int = 0
     holder: int | None = None
-    under: str | None = None
-    under_call: str | None = None
+    parent_session: str | None = None
+    parent_call: str | None = None
 
 
-class Sessions:
+class SessionTable:
     """The table of sessions."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: WorkspaceDatabase) -> None:
         self._database = database
 
     async def open(self, row: SessionRow) -> None:
@@ -92,35 +92,35 @@ class Sessions:
 
         :raises LogUnavailable: if the database cannot be read
         """
-        with readable(self._database.path):
-            rows = session_rows(self._database.reading, "WHERE id = ?", (session_id,))
+        with map_read_errors(self._database.path):
+            rows = read_session_rows(self._database.reader, "WHERE id = ?", (session_id,))
         return rows[0] if rows else None
 
-    def under(self, session_id: str) -> list[SessionRow]:
+    def list_children(self, session_id: str) -> list[SessionRow]:
         """Return the sub-agents' sessions of this session that are not closed, the oldest first.
 
         :raises LogUnavailable: if the database cannot be read
         """
-        with readable(self._database.path):
+        with map_read_errors(self._database.path):
             where = "WHERE under = ? AND closed_ns IS NULL ORDER BY opened_ns, id"
-            return session_rows(self._database.reading, where, (session_id,))
+            return read_session_rows(self._database.reader, where, (session_id,))
 
-    def is_below(self, session_id: str) -> bool:
+    def is_subagent(self, session_id: str) -> bool:
         """Return whether a session belongs to a sub-agent."""
         row = self.get(session_id)
-        return row is not None and row.under is not None
+        return row is not None and row.parent_session is not None
 
-    def begun_by(self, session_id: str, call_id: str) -> list[Handed]:
+    def delegated_by(self, session_id: str, call_id: str) -> list[DelegatedSession]:
         """Return the sub-agents that a call has started."""
-        return [Handed(row.agent, row.id) for row in self.under(session_id) if row.under_call == call_id]
+        return [DelegatedSession(row.agent, row.id) for row in self.list_children(session_id) if row.parent_call == call_id]
 
-    def all(self, *, limit: int = 1000) -> list[SessionRow]:
+    def list_latest(self, *, limit: int = 1000) -> list[SessionRow]:
         """Return the latest ``limit`` sessions, the most recently opened first.
 
         :raises LogUnavailable: if the database cannot be read
         """
-        with readable(self._database.path):
-            return session_rows(self._database.reading, "ORDER BY opened_ns DESC LIMIT ?", (limit,))
+        with map_read_errors(self._database.path):
+            return read_session_rows(self._database.reader, "ORDER BY opened_ns DESC LIMIT ?", (limit,))
 
 
 LAST_USED = """max(used_ns, coalesce((
@@ -131,7 +131,7 @@ The time of a message is not copied to the row, since each message would have to
 """
 
 
-def session_rows(connection: sqlite3.Connection, where: str, values: Sequence[str | int]) -> list[SessionRow]:
+def read_session_rows(connection: sqlite3.Connection, where: str, values: Sequence[str | int]) -> list[SessionRow]:
     """Return sessions through any connection.
 
     :param where: the rest of the query, after ``FROM session``
@@ -139,10 +139,10 @@ def session_rows(connection: sqlite3.Connection, where: str, values: Sequence[st
     """
     columns = f"id, opened_ns, closed_ns, agent, topic, face, headless, details, {LAST_USED} AS used_ns, holder, under, under_call"
     rows = connection.execute(f"SELECT {columns} FROM session {where}", values)  # noqa: S608 - our own words
-    return [_session(row) for row in rows]
+    return [_parse_row(row) for row in rows]
 
 
-def _session(row: tuple[Any, ...]) -> SessionRow:
+def _parse_row(row: tuple[Any, ...]) -> SessionRow:
     """Parse a row.
 
     :raises sqlite3.Error: if it is damaged
@@ -151,7 +151,7 @@ def _session(row: tuple[Any, ...]) -> SessionRow:
     texts = (id, agent, face, *("" if text is None else text for text in (topic, under, under_call)))
     numbers = (opened_ns, used_ns, 0 if closed_ns is None else closed_ns, 0 if holder is None else holder)
     if not all(isinstance(text, str) for text in texts) or not all(isinstance(number, int) for number in numbers):
-        raise not_as_written(f"the row of session {str(id)[:80]!r}")
+        raise damaged_row_error(f"the row of session {str(id)[:80]!r}")
     return SessionRow(
         id,
         opened_ns,
@@ -160,15 +160,15 @@ def _session(row: tuple[Any, ...]) -> SessionRow:
         topic,
         face,
         bool(headless),
-        _details(details),
+        _decode_details(details),
         used_ns=used_ns,
         holder=holder,
-        under=under,
-        under_call=under_call,
+        parent_session=under,
+        parent_call=under_call,
     )
 
 
-def _details(encoded: object) -> Mapping[str, Any]:
+def _decode_details(encoded: object) -> Mapping[str, Any]:
     try:
         found: Any = decode(encoded) if isinstance(encoded, bytes) else None
     except (ValueError, RecursionError):
@@ -176,10 +176,10 @@ def _details(encoded: object) -> Mapping[str, Any]:
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
-class SessionState:
+class SessionValues:
     """The values that tools keep in sessions, across restarts."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: WorkspaceDatabase) -> None:
         self._database = database
 
     async def get(self, session_id: str, tool_id: str, key: str) -> Any:
@@ -187,15 +187,15 @@ class SessionState:
 
         :raises LogUnavailable: if it cannot be read
         """
-        with readable(self._database.path):
-            row = self._database.reading.execute(
+        with map_read_errors(self._database.path):
+            row = self._database.reader.execute(
                 "SELECT value FROM state WHERE session = ? AND tool = ? AND key = ?",
-                (_text(session_id), _text(tool_id), _text(key)),
+                (_storable_text(session_id), _storable_text(tool_id), _storable_text(key)),
             ).fetchone()
             try:
                 return None if row is None else decode(row[0])
             except (ValueError, TypeError, RecursionError):
-                raise not_as_written(f"the value {key[:80]!r} of tool {tool_id} in session {session_id}") from None
+                raise damaged_row_error(f"the value {key[:80]!r} of tool {tool_id} in session {session_id}") from None
 
     async def put(self, session_id: str, tool_id: str, key: str, value: Any) -> None:
         """Store ``value``; None removes the key. Durable on return.
@@ -209,18 +209,18 @@ class SessionState:
                 f"The value of {key[:80]!r} is too large: {len(encoded):,} bytes. The limit is {MAX_VALUE_BYTES:,}. "
                 "Store large values in a file or an artifact, and keep its name."
             )
-        names = (_text(session_id), _text(tool_id), _text(key))
+        names = (_storable_text(session_id), _storable_text(tool_id), _storable_text(key))
         await self._database.commit(_STATEMENTS, ("put", *names, encoded))
 
-    def of(self, session_id: str, tool_id: str) -> ToolState:
+    def for_tool(self, session_id: str, tool_id: str) -> ToolState:
         """Return the values of one tool, as its runtime offers them."""
         return ToolState(self, session_id, tool_id)
 
 
 class ToolState:
-    """One tool's values in one session (:class:`handrail.contract.doors.runtime.State`)."""
+    """One tool's values in one session (:class:`handrail.contract.services.runtime.StateService`)."""
 
-    def __init__(self, state: SessionState, session_id: str, tool_id: str) -> None:
+    def __init__(self, state: SessionValues, session_id: str, tool_id: str) -> None:
         self._state = state
         self._session_id = session_id
         self._tool_id = tool_id
@@ -241,16 +241,16 @@ _Change = (
 )
 
 
-class _Statements:
+class _SessionStatements:
     """The SQL of both tables. It keeps no state in memory."""
 
-    def opened(self, connection: sqlite3.Connection) -> None:
+    def load(self, connection: sqlite3.Connection) -> None:
         pass
 
-    def statements(self, batch: Sequence[_Change]) -> Iterable[Statement]:
+    def build_statements(self, batch: Sequence[_Change]) -> Iterable[Statement]:
         for change in batch:
             if change[0] == "open":
-                yield _INSERT + _AGAIN, _values(change[1])
+                yield _INSERT + _AGAIN, _row_values(change[1])
             elif change[0] == "suspend":
                 _, session, at_ns, token = change
                 # Checked by token: a process that lost the workspace must not change the session of another.
@@ -260,7 +260,7 @@ class _Statements:
                 )
             elif change[0] == "fork":
                 _, parent, row, paths = change
-                yield _INSERT, _values(row)
+                yield _INSERT, _row_values(row)
                 yield _SAID, (row.id, *paths, parent)
                 for copied in _COPIED:
                     yield copied, (row.id, parent)
@@ -283,7 +283,7 @@ class _Statements:
                     )
 
 
-_STATEMENTS = _Statements()
+_STATEMENTS = _SessionStatements()
 _INSERT = (
     "INSERT INTO session (id, opened_ns, agent, topic, face, headless, details, used_ns, holder, under, under_call) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -303,30 +303,30 @@ _COPIED = (
 )
 
 
-def _values(row: SessionRow) -> tuple[Value, ...]:
+def _row_values(row: SessionRow) -> tuple[SqlValue, ...]:
     return (
         row.id,
         row.opened_ns,
-        _text(row.agent),
-        None if row.topic is None else _text(row.topic),
-        _text(row.face),
+        _storable_text(row.agent),
+        None if row.topic is None else _storable_text(row.topic),
+        _storable_text(row.frontend),
         int(row.headless),
         encode(dict(row.details)),
         row.used_ns,
         row.holder,
-        row.under,
-        row.under_call,
+        row.parent_session,
+        row.parent_call,
     )
 
 
-def _text(text: str) -> str:
+def _storable_text(text: str) -> str:
     """Return a storable text: half surrogate pairs are escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 # Further data of a session: rules that answers have stored, and the files that it has read.
 
-MAX_SEEN = 10_000
+MAX_HASHES = 10_000
 """Files of a session whose content hash is kept. Beyond that, the least recently used ones must be read again."""
 _TRIMMED_EVERY = 1_000
 
@@ -334,26 +334,26 @@ _TRIMMED_EVERY = 1_000
 class SessionRules:
     """The rules that users stored "for this session", as texts. They are written together with the answer."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: WorkspaceDatabase) -> None:
         self._database = database
 
-    def of(self, session_id: str) -> tuple[str, ...]:
+    def list_rules(self, session_id: str) -> tuple[str, ...]:
         """Return the rules of a session.
 
         :raises LogUnavailable: if the database cannot be read
         """
-        rows = _rows(self._database, "SELECT text FROM session_rule WHERE session = ? ORDER BY text", session_id)
+        rows = _read_pairs(self._database, "SELECT text FROM session_rule WHERE session = ? ORDER BY text", session_id)
         return tuple(str(text) for (text,) in rows)
 
 
-class SeenHashes:
+class ReadFileHashes:
     """Path and SHA-256 (hexadecimal) of the files that sessions have read. Safe from any thread."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: WorkspaceDatabase) -> None:
         self._database = database
         self._noted = 0
 
-    def note(self, session_id: str, path: str, sha256: str | None) -> None:
+    def record_hash(self, session_id: str, path: str, sha256: str | None) -> None:
         """Store a hash soon, without waiting; None removes the path. A path that cannot be stored is ignored."""
         try:
             path.encode()
@@ -363,30 +363,30 @@ class SeenHashes:
         trim = self._noted % _TRIMMED_EVERY == 0
         self._database.append(_MEMORY_STATEMENTS, (session_id, path, sha256, time.time_ns(), trim))
 
-    def of(self, session_id: str) -> list[tuple[str, str]]:
+    def list_hashes(self, session_id: str) -> list[tuple[str, str]]:
         """Return pairs of path and hash, the least recently used first.
 
         :raises LogUnavailable: if the database cannot be read
         """
-        sql = f"SELECT path, sha256 FROM seen WHERE session = ? ORDER BY at_ns DESC LIMIT {MAX_SEEN}"  # noqa: S608
-        return [(str(path), str(sha256)) for path, sha256 in _rows(self._database, sql, session_id)][::-1]
+        sql = f"SELECT path, sha256 FROM seen WHERE session = ? ORDER BY at_ns DESC LIMIT {MAX_HASHES}"  # noqa: S608
+        return [(str(path), str(sha256)) for path, sha256 in _read_pairs(self._database, sql, session_id)][::-1]
 
 
-def _rows(database: Database, sql: str, session_id: str) -> list[tuple[object, ...]]:
-    with readable(database.path):
-        return database.reading.execute(sql, (session_id,)).fetchall()
+def _read_pairs(database: WorkspaceDatabase, sql: str, session_id: str) -> list[tuple[object, ...]]:
+    with map_read_errors(database.path):
+        return database.reader.execute(sql, (session_id,)).fetchall()
 
 
 _MemoryChange = tuple[str, str, str | None, int, bool]
 
 
-class _MemoryStatements:
+class _FileHashStatements:
     """The SQL of the table of hashes. It keeps no state in memory."""
 
-    def opened(self, connection: sqlite3.Connection) -> None:
+    def load(self, connection: sqlite3.Connection) -> None:
         pass
 
-    def statements(self, batch: Sequence[_MemoryChange]) -> Iterable[Statement]:
+    def build_statements(self, batch: Sequence[_MemoryChange]) -> Iterable[Statement]:
         for change in batch:
             session, path, sha256, at_ns, trim = change
             if sha256 is None:
@@ -400,8 +400,8 @@ class _MemoryStatements:
                 yield (
                     "DELETE FROM seen WHERE session = ? AND at_ns < "
                     "(SELECT at_ns FROM seen WHERE session = ? ORDER BY at_ns DESC LIMIT 1 OFFSET ?)",
-                    (session, session, MAX_SEEN),
+                    (session, session, MAX_HASHES),
                 )
 
 
-_MEMORY_STATEMENTS = _MemoryStatements()
+_MEMORY_STATEMENTS = _FileHashStatements()

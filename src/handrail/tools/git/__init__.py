@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from handrail.contract.tool.tool import Tool
-from handrail.tools.git.changing import Add, Checkout, Commit, CreateBranch, Merge, Stash
-from handrail.tools.git.reading import Blame, Branches, Diff, Log, Show, Status
-from handrail.tools.git.remotes import Clone, Init, Push
+from handrail.tools.git.change_tools import GitAddTool, GitCheckoutTool, GitCommitTool, GitCreateBranchTool, GitMergeTool, GitStashTool
+from handrail.tools.git.query_tools import GitBlameTool, GitBranchesTool, GitDiffTool, GitLogTool, GitShowTool, GitStatusTool
+from handrail.tools.git.remote_tools import GitCloneTool, GitInitTool, GitPushTool
 
 GIT_TOOLS: tuple[Tool, ...] = (
-    *(Status(), Log(), Diff(), Show(), Blame(), Branches()),
-    *(Add(), Commit(), CreateBranch(), Checkout(), Merge(), Stash()),
-    *(Init(), Clone(), Push()),
+    *(GitStatusTool(), GitLogTool(), GitDiffTool(), GitShowTool(), GitBlameTool(), GitBranchesTool()),
+    *(GitAddTool(), GitCommitTool(), GitCreateBranchTool(), GitCheckoutTool(), GitMergeTool(), GitStashTool()),
+    *(GitInitTool(), GitCloneTool(), GitPushTool()),
 )
 """The git tools in the order of a catalog."""

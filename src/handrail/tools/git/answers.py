@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.requires import FsRequires, Requires, ShellRequires
 from handrail.contract.tool.spec import LockSpec, ToolSpec
-from handrail.tools.declaring import MAX_OUTPUT, WORKSPACE
-from handrail.tools.git.repository import Repository, text
+from handrail.tools.declarations import MAX_OUTPUT, WORKSPACE
+from handrail.tools.git.repository import GitRepository, decode_output
 
 # Parsers of git's machine-readable output.
 
@@ -39,13 +39,13 @@ COMMIT = "%H%x00%P%x00%an%x00%ae%x00%aI%x00%cn%x00%ce%x00%cI%x00%D%x00%B"
 _COMMIT_FIELDS = 10
 
 
-def change(letter: str) -> str:
+def change_word(letter: str) -> str:
     """Return the word for a status letter of git."""
     return _CHANGES.get(letter[:1], letter)
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class ChangedPath:
     """A path that differs from the last commit or the index.
 
     :param index: how the index differs from the last commit, by git's letter; ``.`` for not at all
@@ -65,44 +65,44 @@ class Changed:
 
 
 @dataclass(slots=True)
-class State:
+class StatusOutput:
     """The output of ``git status --porcelain=v2 --branch -z``."""
 
     headers: dict[str, str] = field(default_factory=dict[str, str])
-    changed: list[Changed] = field(default_factory=list[Changed])
+    changed: list[ChangedPath] = field(default_factory=list[ChangedPath])
     unmerged: list[tuple[bytes, str]] = field(default_factory=list[tuple[bytes, str]])
     untracked: list[bytes] = field(default_factory=list[bytes])
 
 
-def status(output: bytes) -> State:
-    found = State()
+def parse_status(output: bytes) -> StatusOutput:
+    found = StatusOutput()
     words = iter(output.split(b"\0"))
     for word in words:
         kind, _, rest = word.partition(b" ")
         if kind == b"#":
-            name, _, value = text(rest).partition(" ")
+            name, _, value = decode_output(rest).partition(" ")
             found.headers[name] = value
         elif kind == b"1":
             parts = rest.split(b" ", 7)
-            found.changed.append(Changed(parts[7], *_letters(parts[0]), parts[4]))
+            found.changed.append(ChangedPath(parts[7], *_parse_letters(parts[0]), parts[4]))
         elif kind == b"2":
             parts = rest.split(b" ", 8)
-            found.changed.append(Changed(parts[8], *_letters(parts[0]), parts[4], next(words, b"")))
+            found.changed.append(ChangedPath(parts[8], *_parse_letters(parts[0]), parts[4], next(words, b"")))
         elif kind == b"u":
             parts = rest.split(b" ", 9)
-            found.unmerged.append((parts[9], _CONFLICTS.get(text(parts[0]), text(parts[0]))))
+            found.unmerged.append((parts[9], _CONFLICTS.get(decode_output(parts[0]), decode_output(parts[0]))))
         elif kind == b"?":
             found.untracked.append(rest)
     return found
 
 
-def _letters(pair: bytes) -> tuple[str, str]:
-    letters = text(pair)
+def _parse_letters(pair: bytes) -> tuple[str, str]:
+    letters = decode_output(pair)
     return letters[:1], letters[1:2]
 
 
 @dataclass(slots=True)
-class Difference:
+class DiffEntry:
     """A path of a diff."""
 
     path: bytes
@@ -118,18 +118,18 @@ class Difference:
         return not {LINK, SUBMODULE} & set(self.modes)
 
 
-def differences(output: bytes) -> list[Difference]:
+def parse_diff(output: bytes) -> list[DiffEntry]:
     """Parse the output of ``--raw --numstat -z``, or of ``--raw -z`` alone."""
-    found: list[Difference] = []
+    found: list[DiffEntry] = []
     counts: dict[bytes, tuple[bytes, bytes]] = {}
     words = iter(output.split(b"\0"))
     for word in words:
         if word[:1] == b":":
             parts = word[1:].split(b" ")
-            letter, path, before = text(parts[4])[:1], next(words, b""), None
+            letter, path, before = decode_output(parts[4])[:1], next(words, b""), None
             if letter in "RC":
                 before, path = path, next(words, b"")
-            found.append(Difference(path, change(letter), (parts[0], parts[1]), before))
+            found.append(DiffEntry(path, change_word(letter), (parts[0], parts[1]), before))
         elif word:
             added, deleted, path = word.split(b"\t", 2)
             if not path:
@@ -143,16 +143,16 @@ def differences(output: bytes) -> list[Difference]:
     return found
 
 
-def commits(output: bytes) -> list[dict[str, Any]]:
+def parse_commits(output: bytes) -> list[dict[str, Any]]:
     """Parse the output of ``git log -z --format=COMMIT``."""
     fields = output.split(b"\0")
     return [
-        _commit(fields[at : at + _COMMIT_FIELDS]) for at in range(0, len(fields) - _COMMIT_FIELDS + 1, _COMMIT_FIELDS)
+        _parse_commit(fields[at : at + _COMMIT_FIELDS]) for at in range(0, len(fields) - _COMMIT_FIELDS + 1, _COMMIT_FIELDS)
     ]
 
 
-def _commit(fields: list[bytes]) -> dict[str, Any]:
-    number, parents, name, address, date, other, other_address, committed, references, message = map(text, fields)
+def _parse_commit(fields: list[bytes]) -> dict[str, Any]:
+    number, parents, name, address, date, other, other_address, committed, references, message = map(decode_output, fields)
     subject, _, body = message.strip("\n").partition("\n")
     found: dict[str, Any] = {
         "commit": number,
@@ -172,22 +172,22 @@ def _commit(fields: list[bytes]) -> dict[str, Any]:
     return found
 
 
-def blamed(output: bytes) -> list[tuple[str, int, dict[str, str], str]]:
+def parse_blame(output: bytes) -> list[tuple[str, int, dict[str, str], str]]:
     """Parse the output of ``git blame --porcelain`` into ``(commit, line, data of the commit, text)``."""
     found: list[tuple[str, int, dict[str, str], str]] = []
     known: dict[str, dict[str, str]] = {}
     number, line = "", 0
     for row in output.split(b"\n"):
         if row[:1] == b"\t":
-            found.append((number, line, known[number], text(row[1:])))
+            found.append((number, line, known[number], decode_output(row[1:])))
             number = ""
         elif not number:
-            words = text(row).split(" ")
+            words = decode_output(row).split(" ")
             if len(words) >= 3:
                 number, line = words[0].lstrip("^"), int(words[2])
                 known.setdefault(number, {})
         else:
-            key, _, value = text(row).partition(" ")
+            key, _, value = decode_output(row).partition(" ")
             known[number][key] = value
     return found
 
@@ -197,7 +197,7 @@ MOST_LISTED = 500
 STATUS = ("status", "--porcelain=v2", "--branch", "-z", "--ignore-submodules=dirty", "--find-renames")
 
 
-def listed(name: str, found: Sequence[_T], row: Callable[[_T], Any]) -> dict[str, Any]:
+def list_data(name: str, found: Sequence[_T], row: Callable[[_T], Any]) -> dict[str, Any]:
     """Return the rows of ``found`` under ``name``, and the number of rows beyond the limit."""
     told: dict[str, Any] = {name: [row(one) for one in found[:MOST_LISTED]]}
     if len(found) > MOST_LISTED:
@@ -205,34 +205,34 @@ def listed(name: str, found: Sequence[_T], row: Callable[[_T], Any]) -> dict[str
     return told
 
 
-def hidden(repository: Repository, paths: Iterable[bytes], consequence: str) -> dict[str, Any]:
+def hidden_paths_data(repository: GitRepository, paths: Iterable[bytes], consequence: str) -> dict[str, Any]:
     """Return the paths that rules hide, if any, and the consequence for the answer."""
-    kept = sorted(map(repository.shown, paths))[:MOST_LISTED]
+    kept = sorted(map(repository.display_path, paths))[:MOST_LISTED]
     return {"hidden": {"paths": kept, "why": f"Rules deny reading these files. {consequence}"}} if kept else {}
 
 
-def conflict(repository: Repository, one: tuple[bytes, str]) -> dict[str, str]:
+def conflict_data(repository: GitRepository, one: tuple[bytes, str]) -> dict[str, str]:
     """Return a file with a conflict, and what each side did to it."""
     path, how = one
-    return {"path": repository.shown(path), "change": how}
+    return {"path": repository.display_path(path), "change": how}
 
 
-async def check_conflicts(repository: Repository, problem: str, then: str) -> State:
+async def check_conflicts(repository: GitRepository, problem: str, then: str) -> StatusOutput:
     """Return the state of the tracked files, if they have no conflicts.
 
     :param problem: the first sentence of the error; ``{}`` in it is the number of files
     :param then: the next step, a sentence
     :raises ToolError: ``conflict`` with the files, if there are any
     """
-    state = await repository.read(status, *STATUS, "--untracked-files=no")
+    state = await repository.read_output(parse_status, *STATUS, "--untracked-files=no")
     if state.unmerged:
         text = f"{problem.format(len(state.unmerged))} {then}"
-        found = [conflict(repository, one) for one in state.unmerged[:MOST_LISTED]]
+        found = [conflict_data(repository, one) for one in state.unmerged[:MOST_LISTED]]
         raise ToolError(text, kind="conflict", data={"conflicts": found})
     return state
 
 
-def filters_noted(repository: Repository) -> dict[str, Any]:
+def filters_data(repository: GitRepository) -> dict[str, Any]:
     """Return a note for the result if filters were not run."""
     if not repository.filters:
         return {}
@@ -266,7 +266,7 @@ WRITES = Requires(fs=WORKSPACE, shell=(ShellRequires(cmd="git"),))  # noqa: S604
 WRITES_CONFIG = WRITES.model_copy(update={"capabilities": ("vcs.config",)})
 """The requirements of tools that also write the repository's configuration, e.g. to track a remote branch."""
 
-reading = partial(
+git_read_spec = partial(
     ToolSpec,
     requires=WRITES.model_copy(update={"fs": FsRequires(read=("{workspace}",))}),
     side_effect="read",
@@ -278,5 +278,5 @@ reading = partial(
 )
 """Declares a tool that only reads a repository."""
 
-changing = partial(ToolSpec, requires=WRITES, side_effect="write", locks=(LockSpec("workspace", "X"),), category="git")
+git_change_spec = partial(ToolSpec, requires=WRITES, side_effect="write", locks=(LockSpec("workspace", "X"),), category="git")
 """Declares a tool that changes a repository or its files."""

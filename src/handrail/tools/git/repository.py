@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar
 
-from handrail.contract.doors.runtime import Runtime
-from handrail.contract.errors import ToolError, decoded
-from handrail.contract.sandbox import Completed
-from handrail.contract.text.hosts import WebAddress, read_url
-from handrail.contract.tool.names import nearest
+from handrail.contract.services.runtime import Runtime
+from handrail.contract.errors import ToolError, decode_text
+from handrail.contract.sandbox import CompletedProcess
+from handrail.contract.text.hosts import WebAddress, parse_url
+from handrail.contract.tool.names import nearest_names
 
 # Settings that keep git from running other programs, whatever a repository's configuration says.
 #
@@ -21,7 +21,7 @@ from handrail.contract.tool.names import nearest
 # since a repository may come out of an archive. So git runs without the configuration of the person and the machine, with
 # Handrail's settings over the repository's (``GIT_CONFIG_COUNT``: they are read last, and git takes the last value of nearly
 # all), and with one more setting for each entry of the repository that would run something. If git takes the first value, an
-# option on its command line sets it (:mod:`handrail.contract.protected.protected`). If a setting is missing here, the sandbox
+# option on its command line sets it (:mod:`handrail.contract.protected.path_protection`). If a setting is missing here, the sandbox
 # still holds.
 
 _MOST_OVERRIDES = 200
@@ -83,10 +83,10 @@ _FILTER = re.compile(r"filter\.(.*)\.(clean|smudge|process)", re.DOTALL)
 NO_PROTOCOL = "none"
 
 
-class Entry(NamedTuple):
+class GitConfigEntry(NamedTuple):
     """One line of configuration, as git read it.
 
-    :param scope: ``local``, ``worktree``, ``command`` (ours), ``global``, ``system``
+    :param scope: ``local_utc_offset``, ``worktree``, ``command`` (ours), ``global``, ``system``
     :param value: None for a name without ``=``
     """
 
@@ -95,30 +95,30 @@ class Entry(NamedTuple):
     value: str | None
 
 
-def neutral_entries(listed: bytes) -> tuple[Entry, ...]:
+def parse_config(listed: bytes) -> tuple[GitConfigEntry, ...]:
     """Parse the output of ``git config --list --show-scope -z``."""
     words = listed.decode("utf-8", "surrogateescape").split("\0")
-    found: list[Entry] = []
+    found: list[GitConfigEntry] = []
     for scope, entry in zip(words[::2], words[1::2], strict=False):
         key, newline, value = entry.partition("\n")
-        found.append(Entry(scope, key, value if newline else None))
+        found.append(GitConfigEntry(scope, key, value if newline else None))
     return tuple(found)
 
 
-def too_old(found: Sequence[Entry]) -> bool:
+def is_too_old(found: Sequence[GitConfigEntry]) -> bool:
     """Return whether this git ignores our settings, or reads configuration other than the repository's."""
     heeded = any(one.scope == "command" and one.key == "core.hookspath" for one in found)
     return not heeded or any(one.scope in ("global", "system") for one in found)
 
 
-def neutral_filters(found: Sequence[Entry]) -> frozenset[str]:
+def configured_filters(found: Sequence[GitConfigEntry]) -> frozenset[str]:
     """Return the filters for which the repository's configuration names a program."""
     return frozenset(match[1] for one in found if one.value and (match := _FILTER.fullmatch(one.key)) is not None)
 
 
-def environment(
+def make_environment(
     workdir: str,
-    found: Sequence[Entry] = (),
+    found: Sequence[GitConfigEntry] = (),
     *,
     writing: bool = False,
     protocols: str = NO_PROTOCOL,
@@ -167,7 +167,7 @@ def environment(
     return variables
 
 
-def _overrides(found: Sequence[Entry], *, writing: bool) -> Iterator[tuple[str, str]]:
+def _overrides(found: Sequence[GitConfigEntry], *, writing: bool) -> Iterator[tuple[str, str]]:
     keys = dict.fromkeys(one.key for one in found if one.scope != "command")
     for key in keys:
         for form, value in _BY_FORM:
@@ -178,7 +178,7 @@ def _overrides(found: Sequence[Entry], *, writing: bool) -> Iterator[tuple[str, 
         if (hook := _HOOK.fullmatch(key)) is not None:
             yield f"hook.{hook[1]}.enabled", "false"
             yield f"hook.{hook[1]}.event", ""
-    for name in sorted(neutral_filters(found)):
+    for name in sorted(configured_filters(found)):
         yield f"filter.{name}.required", "true" if writing else "false"
 
 
@@ -207,7 +207,7 @@ _NO_IDENTITY = (
 
 
 @dataclass(frozen=True, slots=True)
-class Repository:
+class GitRepository:
     """A repository in the workspace, opened for one call.
 
     :param top: the absolute path of its work tree
@@ -218,15 +218,15 @@ class Repository:
     runtime: Runtime
     top: str
     directory: str
-    entries: tuple[Entry, ...]
+    entries: tuple[GitConfigEntry, ...]
     writing: bool
 
     @property
     def filters(self) -> frozenset[str]:
         """The filters whose programs are not run."""
-        return neutral_filters(self.entries)
+        return configured_filters(self.entries)
 
-    def values(self, key: str) -> list[str]:
+    def config_values(self, key: str) -> list[str]:
         """Return the values of a key in the repository's configuration, in order."""
         return [one.value or "" for one in self.entries if one.key == key and one.scope != "command"]
 
@@ -237,19 +237,19 @@ class Repository:
         codes: Sequence[int] = (0,),
         variables: Mapping[str, str] | None = None,
         protocols: str = NO_PROTOCOL,
-    ) -> Completed:
+    ) -> CompletedProcess:
         """Run git with these arguments in the work tree.
 
         :param codes: the exit codes that are not failures
         :param variables: additional environment variables
         :raises ToolError: with git's message, for any other exit code
         """
-        around = environment(self.runtime.workdir, self.entries, writing=self.writing, protocols=protocols)
-        done = await run(self.runtime, self.top, words, {**around, **(variables or {})}, stdin)
+        around = make_environment(self.runtime.workdir, self.entries, writing=self.writing, protocols=protocols)
+        done = await run_git(self.runtime, self.top, words, {**around, **(variables or {})}, stdin)
         if done.exit_code not in codes:
-            raise await self.failure(words, done)
-        if self.writing and not done.exit_code and _HALF_DONE.search(done.errors):
-            error = failure(words, done)
+            raise await self.make_error(words, done)
+        if self.writing and not done.exit_code and _HALF_DONE.search(done.stderr):
+            error = git_error(words, done)
             raise ToolError(
                 f"git could not write all files. Check git.status. {error.text}",
                 kind=error.kind,
@@ -262,17 +262,17 @@ class Repository:
 
     # ── paths ────────────────────────────────────────────────────────────────────────────────────
 
-    def within(self, path: str) -> str:
+    def relative_path(self, path: str) -> str:
         r"""Return a path relative to the work tree. ``\xhh`` is a byte as :meth:`shown` spells it.
 
         :raises ToolError: ``invalid_input`` if the path is outside the work tree
         """
-        absolute = absolute_of(self.runtime, _SHOWN.sub(lambda byte: chr(0xDC00 + int(byte[1], 16)), path))
+        absolute = absolute_path(self.runtime, _SHOWN.sub(lambda byte: chr(0xDC00 + int(byte[1], 16)), path))
         if absolute == self.top:
             return "."
         if not absolute.startswith(self.top.rstrip("/") + "/"):
             raise ToolError(
-                f"{path} is outside the repository at {self.shown_top}. Pass a file or folder of it.",
+                f"{path} is outside the repository at {self.display_top}. Pass a file or folder of it.",
                 kind="invalid_input",
             )
         return absolute[len(self.top.rstrip("/")) + 1 :]
@@ -282,33 +282,33 @@ class Repository:
 
         :raises ToolError: ``limit`` if they are too many for one command
         """
-        found = [f":(top,literal){inner}" if (inner := self.within(path)) != "." else ":(top)" for path in paths]
+        found = [f":(top,literal){inner}" if (inner := self.relative_path(path)) != "." else ":(top)" for path in paths]
         found += [f":(top,exclude,literal){raw.decode('utf-8', 'surrogateescape')}" for raw in besides]
         if sum(map(len, found)) > _MOST_WORDS:
             raise ToolError("The call has too many paths. Pass fewer, or a folder that contains them.", kind="limit")
         return found
 
-    def shown(self, raw: bytes) -> str:
+    def display_path(self, raw: bytes) -> str:
         r"""Return a path of git's relative to the workspace. A byte that is not UTF-8 becomes ``\xhh``."""
         prefix = self.top[len(self.runtime.workdir.rstrip("/")) + 1 :]
-        path = text(raw)
+        path = decode_output(raw)
         return f"{prefix}/{path}" if prefix else path
 
     @property
-    def shown_top(self) -> str:
+    def display_top(self) -> str:
         return self.top[len(self.runtime.workdir.rstrip("/")) + 1 :] or "."
 
-    async def hidden(self, paths: Iterable[bytes], most: int) -> set[bytes]:
+    async def find_hidden(self, paths: Iterable[bytes], most: int) -> set[bytes]:
         """Return the paths that rules hide from programs, whose content git must not show either.
 
         :param most: the greatest number of ``paths``; many are checked in a thread
         """
         top = f"{self.top}/"
-        wanted = await aside(most, lambda: [top + path.decode("utf-8", "surrogateescape") for path in paths])
-        found = await self.runtime.shell.hidden(wanted)
-        return await aside(len(found), lambda: {path[len(top) :].encode("utf-8", "surrogateescape") for path in found})
+        wanted = await run_in_thread_if_many(most, lambda: [top + path.decode("utf-8", "surrogateescape") for path in paths])
+        found = await self.runtime.shell.list_hidden_paths(wanted)
+        return await run_in_thread_if_many(len(found), lambda: {path[len(top) :].encode("utf-8", "surrogateescape") for path in found})
 
-    async def is_there(self, name: str) -> bool:
+    async def has_entry(self, name: str) -> bool:
         """Return whether the git directory has an entry of that name."""
         try:
             await self.runtime.files.stat(f"{self.directory}/{name}")
@@ -316,24 +316,24 @@ class Repository:
             return False
         return True
 
-    async def read(self, reader: Callable[[bytes], _T], *words: str) -> _T:
+    async def read_output(self, reader: Callable[[bytes], _T], *words: str) -> _T:
         """Return the result of ``reader`` for a command's output. A long output is read in a thread."""
-        return await taken_apart(await self.output(*words), reader)
+        return await parse_output(await self.output(*words), reader)
 
     # ── failures ─────────────────────────────────────────────────────────────────────────────────
 
-    async def failure(self, words: Sequence[str], done: Completed) -> ToolError:
+    async def make_error(self, words: Sequence[str], done: CompletedProcess) -> ToolError:
         """Return git's message as an error, with the most similar names if a name is unknown."""
-        said = said_by(done)
+        said = error_message(done)
         if _IDENTITY.search(said):
             return ToolError(_NO_IDENTITY, kind="unavailable")
         if "filter" in said and self.filters and re.search(r"(?:clean|smudge) filter '?[^\n]*'? failed", said):
-            return ToolError(self.filtered(said), kind="unavailable")
-        if _UNKNOWN.search(said) and (found := await self._unknown(words, said)) is not None:
+            return ToolError(self.filter_text(said), kind="unavailable")
+        if _UNKNOWN.search(said) and (found := await self._unknown_name_error(words, said)) is not None:
             return found
-        return failure(words, done)
+        return git_error(words, done)
 
-    def filtered(self, what: str) -> str:
+    def filter_text(self, what: str) -> str:
         """Return the error text for files that a filter would change."""
         names = ", ".join(sorted(self.filters)[:5])
         return (
@@ -341,17 +341,17 @@ class Repository:
             f"({what.splitlines()[0][:200]}). Run git in bash, which the user can approve, or ask the user."
         )
 
-    async def _unknown(self, words: Sequence[str], said: str) -> ToolError | None:
-        around = environment(self.runtime.workdir, self.entries)
+    async def _unknown_name_error(self, words: Sequence[str], said: str) -> ToolError | None:
+        around = make_environment(self.runtime.workdir, self.entries)
         listing = ("for-each-ref", "--format=%(refname:short)", "--count=2000")
-        done = await run(self.runtime, self.top, listing, around)
-        known = text(done.output).split()
+        done = await run_git(self.runtime, self.top, listing, around)
+        known = decode_output(done.output).split()
         operands = [word for word in words[1:] if word[:1] not in ("-", ":", "") and word in said]
         for operand in operands:
             name = re.split(r"\.\.\.?|[\^~:]|@\{", operand)[0] or operand
             if name in known or (name == "HEAD" and known):
                 continue
-            near = nearest(name, known)
+            near = nearest_names(name, known)
             hint = f"Did you mean {' or '.join(near)}?" if near else "List the branches with git.branches."
             if name == "HEAD":
                 hint = "The repository has no commits yet."
@@ -359,57 +359,57 @@ class Repository:
         return None
 
 
-async def opened(runtime: Runtime, folder: str, *, writing: bool = False) -> Repository:
+async def open_repository(runtime: Runtime, folder: str, *, writing: bool = False) -> GitRepository:
     """Open the repository that contains ``folder``.
 
     :raises ToolError: ``failed`` if there is none, ``unavailable`` if this git is too old
     """
-    place = absolute_of(runtime, folder)
-    around = environment(runtime.workdir, writing=writing)
+    place = absolute_path(runtime, folder)
+    around = make_environment(runtime.workdir, writing=writing)
     asked = ("rev-parse", "--path-format=absolute", "--show-toplevel", "--git-dir")
     where, listed = await asyncio.gather(
-        run(runtime, place, asked, around), run(runtime, place, ("config", "--list", "--show-scope", "-z"), around)
+        run_git(runtime, place, asked, around), run_git(runtime, place, ("config", "--list", "--show-scope", "-z"), around)
     )
     if where.exit_code:
-        raise _no_repository(folder, where)
+        raise _no_repository_error(folder, where)
     if listed.exit_code:
-        raise failure(("config",), listed)
-    entries = neutral_entries(listed.output)
-    if too_old(entries):
+        raise git_error(("config",), listed)
+    entries = parse_config(listed.output)
+    if is_too_old(entries):
         raise ToolError(
             "The installed git is too old to prevent a repository's configuration from running programs. "
             "Ask the user to install git 2.32 or later.",
             kind="unavailable",
         )
     top, directory = (line.decode("utf-8", "surrogateescape") for line in where.output.split(b"\n")[:2])
-    if not beneath(top, runtime.workdir):
+    if not is_beneath(top, runtime.workdir):
         raise ToolError(
             f"The work tree of the repository at {folder} is outside the workspace: "
-            f"{text(top.encode('utf-8', 'surrogateescape'))} (core.worktree). Ask the user to work in it.",
+            f"{decode_output(top.encode('utf-8', 'surrogateescape'))} (core.worktree). Ask the user to work in it.",
             kind="denied",
         )
-    return Repository(runtime, top, directory, entries, writing)
+    return GitRepository(runtime, top, directory, entries, writing)
 
 
-async def run(
+async def run_git(
     runtime: Runtime, folder: str, words: Sequence[str], variables: Mapping[str, str], stdin: bytes = b""
-) -> Completed:
+) -> CompletedProcess:
     """Run git with these arguments and return the outcome, whatever it is.
 
     :raises ToolError: ``unavailable`` if git cannot be started
     """
     done = await runtime.shell.run(
-        ("git", *words), cwd=folder, stdin=stdin, environment=variables, apart=True, trusted=True
+        ("git", *words), cwd=folder, stdin=stdin, environment=variables, separate_stderr=True, trusted_program=True
     )
     if done.exit_code in (126, 127) and not done.output:
         raise ToolError(
-            f"git could not be started: {said_by(done) or 'git is not installed'}. Ask the user to install it.",
+            f"git could not be started: {error_message(done) or 'git is not installed'}. Ask the user to install it.",
             kind="unavailable",
         )
     return done
 
 
-def absolute_of(runtime: Runtime, path: str) -> str:
+def absolute_path(runtime: Runtime, path: str) -> str:
     """Return the absolute path of a tool's path argument.
 
     :raises ToolError: ``invalid_input`` if the path is invalid
@@ -419,11 +419,11 @@ def absolute_of(runtime: Runtime, path: str) -> str:
     return posixpath.normpath(posixpath.join(runtime.workdir, path))
 
 
-def beneath(path: str, folder: str) -> bool:
+def is_beneath(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def revision(given: str) -> str:
+def check_revision(given: str) -> str:
     """Check a commit, branch or tag, so that git does not take it for an option.
 
     :raises ToolError: ``invalid_input`` if it begins with ``-``
@@ -436,7 +436,7 @@ def revision(given: str) -> str:
     return given
 
 
-def commitish(given: str) -> str:
+def check_commitish(given: str) -> str:
     """Check that a revision is one commit, not a range and not a file (``HEAD:path``).
 
     Rules decide about files by their path.
@@ -449,43 +449,43 @@ def commitish(given: str) -> str:
             "own argument.",
             kind="invalid_input",
         )
-    return revision(given)
+    return check_revision(given)
 
 
-def failure(words: Sequence[str], done: Completed) -> ToolError:
+def git_error(words: Sequence[str], done: CompletedProcess) -> ToolError:
     """Return git's message as an error."""
-    said = said_by(done) or f"git {words[0]} failed with exit code {done.exit_code} and without a message"
+    said = error_message(done) or f"git {words[0]} failed with exit code {done.exit_code} and without a message"
     in_the_way = ".lock': File exists" in said or "already exists" in said or _CONFIG_IN_USE.search(said) is not None
     kind = "conflict" if in_the_way else "failed"
-    if done.limit is not None:
-        return ToolError(f"{said} ({done.limit})", kind="limit")
+    if done.exceeded_limit is not None:
+        return ToolError(f"{said} ({done.exceeded_limit})", kind="limit")
     return ToolError("; ".join((said, *done.notes)), kind=kind)
 
 
-def said_by(done: Completed) -> str:
+def error_message(done: CompletedProcess) -> str:
     """Return git's error message without prefixes and hints."""
-    lines = text(done.errors or done.output)[-_MOST_SAID:].splitlines()
+    lines = decode_output(done.stderr or done.output)[-_MOST_SAID:].splitlines()
     kept = [re.sub(r"^(?:fatal|error|warning): ", "", line) for line in lines if not line.startswith("hint:")]
     return "\n".join(kept).strip()
 
 
-def text(raw: bytes) -> str:
+def decode_output(raw: bytes) -> str:
     r"""Decode bytes of git. Bytes that are not UTF-8 become ``\xhh``, so that nothing is lost."""
-    return decoded(raw, "backslashreplace")
+    return decode_text(raw, "backslashreplace")
 
 
-async def taken_apart(output: bytes, reader: Callable[[bytes], _T]) -> _T:
+async def parse_output(output: bytes, reader: Callable[[bytes], _T]) -> _T:
     """Return the result of ``reader`` for an output. A long output is read in a thread."""
     return reader(output) if len(output) <= _SHORT_OUTPUT else await asyncio.to_thread(reader, output)
 
 
-async def aside(count: int, work: Callable[[], _T]) -> _T:
+async def run_in_thread_if_many(count: int, work: Callable[[], _T]) -> _T:
     """Return the result of ``work``. With many paths it runs in a thread, so that other calls continue."""
     return await asyncio.to_thread(work) if count > _FEW else work()
 
 
-def _no_repository(folder: str, done: Completed) -> ToolError:
-    said = said_by(done)
+def _no_repository_error(folder: str, done: CompletedProcess) -> ToolError:
+    said = error_message(done)
     if "must be run in a work tree" in said or "bare repository" in said:
         return ToolError(
             f"{folder} has no work tree: it is in a bare repository or a .git folder. "
@@ -500,7 +500,7 @@ def _no_repository(folder: str, done: Completed) -> ToolError:
             "Create one with git.init, or clone one with git.clone.",
             kind="failed",
         )
-    return failure(("rev-parse",), done)
+    return git_error(("rev-parse",), done)
 
 
 # Kinds of remotes: an address on the web, a path, or one that these tools do not reach.
@@ -516,7 +516,7 @@ NO_SSH = (
 )
 
 
-def kind_of(url: str) -> Literal["web", "path", "ssh", "other"]:
+def url_kind(url: str) -> Literal["web", "path", "ssh", "other"]:
     """Return the kind of transport that git would use for an address."""
     if _HELPER.match(url):
         return "other"
@@ -530,12 +530,12 @@ def kind_of(url: str) -> Literal["web", "path", "ssh", "other"]:
     return "ssh" if _SSH.match(url) else "path"
 
 
-def web(url: str) -> WebAddress:
+def parse_web_url(url: str) -> WebAddress:
     """Parse a web address without a user name or password.
 
     :raises ToolError: ``invalid_input`` or ``unavailable``, with the accepted forms
     """
-    kind = kind_of(url)
+    kind = url_kind(url)
     if kind == "ssh":
         raise ToolError(f"{without_credentials(url)} {NO_SSH}", kind="unavailable")
     if kind == "other":
@@ -544,7 +544,7 @@ def web(url: str) -> WebAddress:
             kind="unavailable",
         )
     try:
-        return read_url(url)
+        return parse_url(url)
     except ValueError as error:
         raise ToolError(str(error), kind="invalid_input") from None
 
@@ -555,9 +555,9 @@ def without_credentials(url: str) -> str:
     return shown.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def same(given: str, found: str) -> bool:
+def is_same_address(given: str, found: str) -> bool:
     """Return whether two web addresses are equal, without their user names and passwords."""
     try:
-        return str(web(without_credentials(given))) == str(web(without_credentials(found)))
+        return str(parse_web_url(without_credentials(given))) == str(parse_web_url(without_credentials(found)))
     except ToolError:
         return False

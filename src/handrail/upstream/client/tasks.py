@@ -15,25 +15,25 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from handrail.contract.doors.peer import Ask, AskMethod
+from handrail.contract.services.client import ClientRequest, ClientMethod
 from handrail.contract.errors import ToolError
-from handrail.upstream.client.conversation import ASKED_BY, INTERNAL, Lost, RpcError, TooLong
+from handrail.upstream.client.client_session import GRANT_BY_METHOD, INTERNAL_ERROR, UpstreamConnectionLost, RpcError, AnswerTooLong
 
 if TYPE_CHECKING:
-    from handrail.contract.doors.runtime import Runtime
-    from handrail.upstream.client.conversation import Conversation
+    from handrail.contract.services.runtime import Runtime
+    from handrail.upstream.client.client_session import UpstreamSession
 
 
 # Requests that a server of the newer era answers with questions: the client gets all at once, and then the request is sent again.
 #
 # Source: https://modelcontextprotocol.io/specification/2026-07-28 (multi-round-trip requests)
 
-MOST_ROUNDS = 10
+MAX_INPUT_ROUNDS = 10
 _PAUSES_S = (0.05, 0.1, 0.2, 0.25)
 """Delays in seconds before the next attempt, if the server asks nothing and only wants the request again."""
 
 
-async def with_input(
+async def request_with_input(
     once: Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]],
     params: Mapping[str, Any],
     runtime: Runtime | None,
@@ -48,7 +48,7 @@ async def with_input(
     :raises ToolError: ``denied`` for a request without a grant; ``backend`` for too many rounds; or the client's error
     """
     said: dict[str, Any] = dict(params)
-    for turn in range(MOST_ROUNDS + 1):
+    for turn in range(MAX_INPUT_ROUNDS + 1):
         result = await once(said)
         if result.get("resultType") != "input_required":
             return result
@@ -57,28 +57,28 @@ async def with_input(
             said["requestState"] = state
         wanted = result.get("inputRequests")
         if isinstance(wanted, dict) and wanted:
-            said["inputResponses"] = await asked(cast("dict[str, Any]", wanted), runtime, name, grants)
-        elif turn < MOST_ROUNDS:
+            said["inputResponses"] = await answer_input_requests(cast("dict[str, Any]", wanted), runtime, name, grants)
+        elif turn < MAX_INPUT_ROUNDS:
             await asyncio.sleep(_PAUSES_S[min(turn, len(_PAUSES_S) - 1)])
     raise ToolError(
-        f"MCP server {name} requested input more than {MOST_ROUNDS} times in one call. The call was "
+        f"MCP server {name} requested input more than {MAX_INPUT_ROUNDS} times in one call. The call was "
         "stopped. Continue without it.",
         kind="backend",
     )
 
 
-async def asked(
+async def answer_input_requests(
     requests: Mapping[str, Any], runtime: Runtime | None, name: str, grants: frozenset[str]
 ) -> dict[str, Mapping[str, Any]]:
     """Return the client's answers to a server's requests, by key.
 
-    :raises ToolError: as :func:`with_input` does
+    :raises ToolError: as :func:`request_with_input` does
     """
-    asks: dict[str, Ask] = {}
+    asks: dict[str, ClientRequest] = {}
     for key, request in requests.items():
         said = cast("dict[str, Any]", request) if isinstance(request, dict) else {}
         method, params = said.get("method"), said.get("params")
-        grant = ASKED_BY.get(method) if isinstance(method, str) else None
+        grant = GRANT_BY_METHOD.get(method) if isinstance(method, str) else None
         if grant is None or grant not in grants:
             shown = str(method)[:60]
             raise ToolError(
@@ -90,20 +90,20 @@ async def asked(
             )
         given = dict(cast("dict[str, Any]", params)) if isinstance(params, dict) else {}
         given.pop("_meta", None)
-        asks[key] = Ask(cast("AskMethod", method), given, name)
+        asks[key] = ClientRequest(cast("ClientMethod", method), given, name)
     if runtime is None:
         raise ToolError(
             f"MCP server {name} requested input outside a tool call. The request was rejected.", kind="unavailable"
         )
-    return dict(await runtime.peer.ask(asks))
+    return dict(await runtime.client.send_requests(asks))
 
 
-LOOKS_MS = (100, 1_000, 30_000)
+POLL_INTERVALS_MS = (100, 1_000, 30_000)
 """The minimum, default and maximum interval in milliseconds at which a task is polled."""
-TOLD_MS = 5_000
+NOTIFIED_POLL_MS = 5_000
 """The polling interval in milliseconds for a task that its server sends notifications of."""
-LET_GO_S = 5.0
-_letting_go: set[asyncio.Task[None]] = set()
+CANCEL_TIMEOUT_S = 5.0
+_cancelling: set[asyncio.Task[None]] = set()
 
 
 def needs_task(item: Mapping[str, Any]) -> bool:
@@ -111,8 +111,8 @@ def needs_task(item: Mapping[str, Any]) -> bool:
     return _object(item.get("execution")).get("taskSupport") == "required"
 
 
-async def carried_out(
-    conversation: Conversation,
+async def call_tool(
+    conversation: UpstreamSession,
     params: Mapping[str, Any],
     runtime: Runtime | None,
     grants: frozenset[str],
@@ -128,7 +128,7 @@ async def carried_out(
     :raises RpcError: if the server answered with an error, or the task failed
     """
     said = dict(params)
-    if as_task and conversation.era == "legacy" and _takes_tasks(conversation.capabilities):
+    if as_task and conversation.era == "legacy" and _supports_tasks(conversation.capabilities):
         said["task"] = dict[str, Any]()
     answer = await conversation.request("tools/call", said, runtime, headers=headers)
     older = _object(answer.get("task")) if "task" in said else {}
@@ -141,7 +141,7 @@ async def carried_out(
         if older:  # answered when the task has ended; requests meanwhile arrive on its stream
             result = await conversation.request("tasks/result", {"taskId": task_id}, runtime)
         else:
-            result = await _followed(conversation, newer, task_id, runtime, grants)
+            result = await _follow_task(conversation, newer, task_id, runtime, grants)
         ended = True
         return result
     except RpcError:
@@ -149,29 +149,29 @@ async def carried_out(
         raise
     finally:
         if not ended:
-            stopping = asyncio.create_task(_stopped(conversation, task_id, runtime))
-            _letting_go.add(stopping)
-            stopping.add_done_callback(_letting_go.discard)
+            stopping = asyncio.create_task(_cancel_task(conversation, task_id, runtime))
+            _cancelling.add(stopping)
+            stopping.add_done_callback(_cancelling.discard)
 
 
-async def _followed(
-    conversation: Conversation,
+async def _follow_task(
+    conversation: UpstreamSession,
     task: Mapping[str, Any],
     task_id: str,
     runtime: Runtime | None,
     grants: frozenset[str],
 ) -> dict[str, Any]:
-    hearing = _Hearing(conversation, task_id)
+    hearing = _TaskUpdates(conversation, task_id)
     try:
-        return await _to_its_end(conversation, task, task_id, runtime, grants, hearing)
+        return await _wait_until_done(conversation, task, task_id, runtime, grants, hearing)
     finally:
-        hearing.end()
+        hearing.stop()
 
 
-class _Hearing:
+class _TaskUpdates:
     """The notifications of a server about a task. Of several unread states only the last one counts."""
 
-    def __init__(self, conversation: Conversation, task_id: str) -> None:
+    def __init__(self, conversation: UpstreamSession, task_id: str) -> None:
         self._conversation = conversation
         self._task_id = task_id
         self._latest: Mapping[str, Any] | None = None
@@ -179,41 +179,41 @@ class _Hearing:
         self._stream: asyncio.Future[Any] | None = None
         self._told = False
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Subscribe to the task, once."""
         if self._stream is None:
-            self._conversation.told_of[self._task_id] = self._said
+            self._conversation.task_listeners[self._task_id] = self._on_update
             asks = {"notifications": {"taskIds": [self._task_id]}}
             self._stream = asyncio.ensure_future(self._conversation.request("subscriptions/listen", asks))
-            self._stream.add_done_callback(self._deaf)
+            self._stream.add_done_callback(self._on_stream_ended)
 
-    def end(self) -> None:
-        self._conversation.told_of.pop(self._task_id, None)
+    def stop(self) -> None:
+        self._conversation.task_listeners.pop(self._task_id, None)
         if self._stream is not None:
             self._stream.cancel()
 
-    def _said(self, task: Mapping[str, Any]) -> None:
+    def _on_update(self, task: Mapping[str, Any]) -> None:
         self._latest, self._told = task, True
         self._news.set()
 
-    def _deaf(self, stream: asyncio.Future[Any]) -> None:
+    def _on_stream_ended(self, stream: asyncio.Future[Any]) -> None:
         """Return to polling after the stream has ended or failed."""
         if not stream.cancelled():
             stream.exception()  # mark as retrieved
             self._told = False
             self._news.set()
 
-    async def within(self, asked_ms: object) -> Mapping[str, Any] | None:
+    async def wait_for_update(self, asked_ms: object) -> Mapping[str, Any] | None:
         """Return the next state that the server sends, or None when the task has to be polled."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TOLD_MS / 1000 if self._told else _pause_s(asked_ms)):
+            async with asyncio.timeout(NOTIFIED_POLL_MS / 1000 if self._told else _pause_s(asked_ms)):
                 await self._news.wait()
         self._news.clear()
         latest, self._latest = self._latest, None
         return latest
 
 
-def _id_of(task: Mapping[str, Any], conversation: Conversation) -> str:
+def _id_of(task: Mapping[str, Any], conversation: UpstreamSession) -> str:
     task_id = task.get("taskId")
     if not isinstance(task_id, str) or not task_id:
         raise ToolError(
@@ -224,35 +224,35 @@ def _id_of(task: Mapping[str, Any], conversation: Conversation) -> str:
     return task_id
 
 
-async def _to_its_end(
-    conversation: Conversation,
+async def _wait_until_done(
+    conversation: UpstreamSession,
     task: Mapping[str, Any],
     task_id: str,
     runtime: Runtime | None,
     grants: frozenset[str],
-    hearing: _Hearing,
+    updates: _TaskUpdates,
 ) -> dict[str, Any]:
     answered: set[str] = set()
     told = ""
     while True:
-        said = await hearing.within(task.get("pollIntervalMs"))
+        said = await updates.wait_for_update(task.get("pollIntervalMs"))
         task = said if said is not None else await conversation.request("tasks/get", {"taskId": task_id}, runtime)
         message = task.get("statusMessage")
-        told = _passed_on(message, told, runtime)
+        told = _report_progress(message, told, runtime)
         match task.get("status"):
             case "working":
-                hearing.begin()
+                updates.start()
             case "input_required":
                 new = {key: one for key, one in _object(task.get("inputRequests")).items() if key not in answered}
                 if new:
-                    given = await asked(new, runtime, conversation.name, grants)
+                    given = await answer_input_requests(new, runtime, conversation.name, grants)
                     answered |= new.keys()
                     await conversation.request("tasks/update", {"taskId": task_id, "inputResponses": given}, runtime)
-                hearing.begin()
+                updates.start()
             case "completed":
                 return _object(task.get("result"))
             case "failed":
-                raise _failure(_object(task.get("error")), message)
+                raise _task_error(_object(task.get("error")), message)
             case "cancelled":
                 raise ToolError(
                     f"MCP server {conversation.name} cancelled the task: {told or 'no reason given'}. Try again, "
@@ -266,40 +266,40 @@ async def _to_its_end(
                 )
 
 
-def _passed_on(message: object, told: str, runtime: Runtime | None) -> str:
+def _report_progress(message: object, told: str, runtime: Runtime | None) -> str:
     """Report a new status message of a task to its call, and return the message reported last."""
     if runtime is None or not isinstance(message, str) or message in ("", told):
         return told
-    runtime.progress(message)
+    runtime.report_progress(message)
     return message
 
 
-def _failure(error: Mapping[str, Any], message: object) -> RpcError:
+def _task_error(error: Mapping[str, Any], message: object) -> RpcError:
     """Return the error of a failed task.
 
     :param message: the last status message, for an error without a text
     """
     code = error.get("code")
     said = str(error.get("message", message or "the task failed"))[:4000]
-    return RpcError(code if isinstance(code, int) else INTERNAL, said, error.get("data"))
+    return RpcError(code if isinstance(code, int) else INTERNAL_ERROR, said, error.get("data"))
 
 
 def _pause_s(asked_ms: object) -> float:
-    least, usual, most = LOOKS_MS
+    least, usual, most = POLL_INTERVALS_MS
     known = isinstance(asked_ms, (int, float)) and not isinstance(asked_ms, bool) and asked_ms == asked_ms
     return max(least, min(most, cast("float", asked_ms) if known else usual)) / 1000
 
 
-async def _stopped(conversation: Conversation, task_id: str, runtime: Runtime | None) -> None:
+async def _cancel_task(conversation: UpstreamSession, task_id: str, runtime: Runtime | None) -> None:
     """Cancel a task on the server, and ignore errors."""
     try:
-        async with asyncio.timeout(LET_GO_S):
+        async with asyncio.timeout(CANCEL_TIMEOUT_S):
             await conversation.request("tasks/cancel", {"taskId": task_id}, runtime)
-    except (RpcError, Lost, TooLong, TimeoutError):
+    except (RpcError, UpstreamConnectionLost, AnswerTooLong, TimeoutError):
         pass  # it has ended, or the server is disconnected
 
 
-def _takes_tasks(capabilities: Mapping[str, Any]) -> bool:
+def _supports_tasks(capabilities: Mapping[str, Any]) -> bool:
     requests = _object(_object(capabilities.get("tasks")).get("requests"))
     return "call" in _object(requests.get("tools"))
 

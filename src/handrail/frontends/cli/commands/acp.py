@@ -13,9 +13,9 @@ import click
 from click.core import ParameterSource
 
 from handrail.frontends.cli.app import OUTPUT
-from handrail.frontends.cli.driving import drive, opened
-from handrail.frontends.cli.options import Asked, Setting, asked_for, common
-from handrail.frontends.cli.show import note
+from handrail.frontends.cli.runner import run_async, open_configured_kernel
+from handrail.frontends.cli.options import ModelOptions, CommandOptions, model_options, call_options
+from handrail.frontends.cli.output import print_note
 from handrail.origins.imports import is_installed
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from handrail.agent.model import Model
     from handrail.contract.agent import AgentManifest
-    from handrail.frontends.acp.opening import Serving
+    from handrail.frontends.acp.session_setup import AcpFrontendSettings
     from handrail.kernel.kernel import Kernel
-    from handrail.session.past import SessionReader
+    from handrail.session.transcript import SessionReader
 
 
 @click.command("acp")
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     metavar="MODEL",
     help="Further model that the editor can choose. Can be repeated.",
 )
-@asked_for(" for each prompt")
-@common
+@model_options(" for each prompt")
+@call_options
 @click.pass_context
 def command(
     context: click.Context,
-    setting: Setting,
+    setting: CommandOptions,
     offered: tuple[str, ...],
-    asked: Asked,
+    asked: ModelOptions,
 ) -> int:
     """Serve an editor over the Agent Client Protocol.
 
@@ -53,13 +53,13 @@ def command(
     """
     if not is_installed("acp"):
         raise click.UsageError("The ACP agent requires the extra 'acp'. Install it: pip install 'handrail[acp]'")
-    from handrail.agent.providers import FORMS
-    from handrail.frontends.acp.opening import Serving
+    from handrail.agent.providers import MODEL_FORMS
+    from handrail.frontends.acp.session_setup import AcpFrontendSettings
 
     def chosen(manifest: AgentManifest) -> Model:
-        return asked.opened(
+        return asked.open_model_for(
             manifest,
-            f"No model is set. Start handrail acp with --model {FORMS}, or set HANDRAIL_MODEL or the agent's model.",
+            f"No model is set. Start handrail acp with --model {MODEL_FORMS}, or set HANDRAIL_MODEL or the agent's model.",
         )
 
     def models(manifest: AgentManifest) -> tuple[str, ...]:
@@ -73,36 +73,36 @@ def command(
         return open_model(name, base_url=asked.base_url if same else None, text_calls=asked.text_calls)
 
     def opening(folder: str) -> AbstractAsyncContextManager[Kernel]:
-        return opened(replace(setting, workspace=folder), face="acp")
+        return open_configured_kernel(replace(setting, workspace=folder), frontend="acp")
 
     def kept(folder: str) -> AbstractContextManager[SessionReader]:
-        return _sessions_of(replace(setting, workspace=folder))
+        return _session_reader(replace(setting, workspace=folder))
 
     given = context.get_parameter_source("workspace") is ParameterSource.COMMANDLINE
     only = str(Path(setting.workspace).resolve()) if given else None
-    serving = Serving(opening, kept, chosen, asked.budget, only, setting.headless, models, named)
+    serving = AcpFrontendSettings(opening, kept, chosen, asked.budget, only, setting.headless, models, named)
     if sys.stdin.isatty():
-        note("handrail acp: waiting for an ACP client on stdin. Press Ctrl-C or Ctrl-D to stop.")
-    return drive(lambda _: _serve(serving))
+        print_note("handrail acp: waiting for an ACP client on stdin. Press Ctrl-C or Ctrl-D to stop.")
+    return run_async(lambda _: _serve(serving))
 
 
 @contextmanager
-def _sessions_of(setting: Setting) -> Generator[SessionReader]:
-    from handrail.frontends.cli.driving import reading
+def _session_reader(setting: CommandOptions) -> Generator[SessionReader]:
+    from handrail.frontends.cli.runner import open_readers
 
-    with reading(setting) as (reader, _):
+    with open_readers(setting) as (reader, _):
         yield reader
 
 
-async def _serve(serving: Serving) -> int:
-    from handrail.frontends.acp.agent import serve
-    from handrail.frontends.acp.transport import Piped
-    from handrail.frontends.mcp.stdio import wire
+async def _serve(serving: AcpFrontendSettings) -> int:
+    from handrail.frontends.acp.agent import serve_client
+    from handrail.frontends.acp.transport import PipeTransport
+    from handrail.frontends.mcp.stdio import open_stdio
 
-    async with wire() as ends:
+    async with open_stdio() as ends:
         if ends is None:
             raise click.UsageError(
                 "Unsupported stdin or stdout. Expected pipes or a terminal, as an editor provides them."
             )
-        await serve(Piped(*ends), serving)
+        await serve_client(PipeTransport(*ends), serving)
     return OUTPUT

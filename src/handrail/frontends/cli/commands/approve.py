@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from handrail.frontends.cli.app import ERROR, OUTPUT
-from handrail.frontends.cli.completing import approval_ids
-from handrail.frontends.cli.driving import Interruption, drive, opened, tell_before
-from handrail.frontends.cli.options import Setting, equipped
-from handrail.frontends.cli.show import note, one_line, out, out_json
+from handrail.frontends.cli.shell_completion import approval_ids
+from handrail.frontends.cli.runner import InterruptHandler, run_async, open_configured_kernel, print_startup_notes
+from handrail.frontends.cli.options import CommandOptions, agent_options
+from handrail.frontends.cli.output import print_note, to_one_line, print_line, print_json
 
 if TYPE_CHECKING:
-    from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalDesk, Choice
-    from handrail.kernel.answering import Answers
+    from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalService, ApprovalChoice
+    from handrail.kernel.approval_client import ApprovalClient
     from handrail.store.tables.approvals import ApprovalReader
 
-DOOR = "handrail approve"
-_LOOK_EVERY_S = 0.2
+ANSWERED_BY = "handrail approve"
+_POLL_INTERVAL_S = 0.2
 
 
 @click.command("approve")
@@ -49,11 +49,11 @@ _LOOK_EVERY_S = 0.2
 @click.option("--wait", is_flag=True, help="Wait for the next request.")
 @click.option("--rules", "rules_only", is_flag=True, help="List the rules that answers stored for this workspace.")
 @click.option("--forget", metavar="RULE", help="ID of a stored rule to remove.")
-@equipped
+@agent_options
 def command(
-    setting: Setting,
+    setting: CommandOptions,
     request_id: str | None,
-    choice: Choice | None,
+    choice: ApprovalChoice | None,
     message: str,
     arguments: str | None,
     answers: tuple[str, ...],
@@ -68,21 +68,21 @@ def command(
     answers it if you pass an option such as --once. An answer does not run the call. The call continues in the process where
     it waits, or when its session is resumed (handrail call --resume ID, handrail run --resume).
     """
-    given = _given(choice, message, arguments, answers)
+    given = _has_answer(choice, message, arguments, answers)
     if given and request_id is None:
         raise click.UsageError("The ID of the request is missing. For example: handrail approve ID --once")
     if forget is not None:
-        return drive(lambda _: _forget(setting, forget))
+        return run_async(lambda _: _revoke(setting, forget))
     if rules_only:
         return _show_rules(setting)
     if given:
         assert request_id is not None
-        return drive(lambda _: _decide(setting, request_id, choice, message, arguments, answers))
+        return run_async(lambda _: _decide(setting, request_id, choice, message, arguments, answers))
     asks = sys.stdin.isatty() and sys.stderr.isatty() and not (only_list or setting.json or setting.headless)
-    return drive(lambda interruption: _go_through(setting, request_id, interruption, asks=asks, wait=wait))
+    return run_async(lambda interruption: _review_requests(setting, request_id, interruption, asks=asks, wait=wait))
 
 
-def _given(choice: str | None, message: str, arguments: str | None, answers: Sequence[str]) -> bool:
+def _has_answer(choice: str | None, message: str, arguments: str | None, answers: Sequence[str]) -> bool:
     """Return whether the options answer a request.
 
     :raises UsageError: for options that exclude each other
@@ -99,9 +99,9 @@ def _given(choice: str | None, message: str, arguments: str | None, answers: Seq
 
 
 async def _decide(
-    setting: Setting,
+    setting: CommandOptions,
     request_id: str,
-    choice: Choice | None,
+    choice: ApprovalChoice | None,
     message: str,
     arguments: str | None,
     answers: Sequence[str],
@@ -112,30 +112,30 @@ async def _decide(
     changed = None
     if arguments is not None:
         from handrail.frontends.cli.commands.call import read_arguments
-        from handrail.frontends.cli.terminal import changed_arguments
+        from handrail.frontends.cli.terminal_approvals import parse_changed_arguments
 
         try:
-            changed = changed_arguments(read_arguments(arguments))
+            changed = parse_changed_arguments(read_arguments(arguments))
         except ValueError as error:
             raise click.UsageError(f"Invalid value for `--arguments`. {error}") from None
-    desk = _desk(setting)
+    desk = _answer_service(setting)
     if desk is None:
-        return _no_request(request_id)
+        return _report_unknown_request(request_id)
     try:
         if answers:
-            told = [_answer_of(answer) for answer in answers]
-            decided = await desk.answer(request_id, told, by=DOOR)
+            told = [_parse_answer(answer) for answer in answers]
+            decided = await desk.answer_questions(request_id, told, by=ANSWERED_BY)
         else:
             answer = ApprovalAnswer(choice or "once", message, changed)
-            decided = await desk.decide(request_id, answer, by=DOOR)
+            decided = await desk.decide(request_id, answer, by=ANSWERED_BY)
     except ToolError as error:
-        note(f"{error.kind}: {error}")
+        print_note(f"{error.kind}: {error}")
         return ERROR
     _show_decided(setting, decided)
     return OUTPUT
 
 
-def _answer_of(text: str) -> list[str]:
+def _parse_answer(text: str) -> list[str]:
     """Return the answer to one question: a text, or the items of a JSON list."""
     if text.startswith("["):
         try:
@@ -147,41 +147,41 @@ def _answer_of(text: str) -> list[str]:
     return [text]
 
 
-def _show_decided(setting: Setting, decided: Approval) -> None:
+def _show_decided(setting: CommandOptions, decided: Approval) -> None:
     if setting.json:
-        out_json(decided.to_dict())
+        print_json(decided.to_dict())
         return
     rule = {
-        "session": decided.request.always,
-        "project": decided.request.always,
-        "session-wider": decided.request.wider,
-        "project-wider": decided.request.wider,
-        "reject-always": decided.request.never,
+        "session": decided.request.suggested_rule,
+        "project": decided.request.suggested_rule,
+        "session-wider": decided.request.suggested_wider_rule,
+        "project-wider": decided.request.suggested_wider_rule,
+        "reject-always": decided.request.suggested_deny,
     }
     stored = rule.get(decided.choice or "")
-    out(f"{decided.id}  {decided.choice if decided.kind == 'approval' else decided.state}")
+    print_line(f"{decided.id}  {decided.choice if decided.kind == 'approval' else decided.state}")
     if stored is not None:
-        out(f"stored rule  {one_line(stored)}")
+        print_line(f"stored rule  {to_one_line(stored)}")
 
 
-async def _go_through(
-    setting: Setting, request_id: str | None, interruption: Interruption, *, asks: bool, wait: bool
+async def _review_requests(
+    setting: CommandOptions, request_id: str | None, interruption: InterruptHandler, *, asks: bool, wait: bool
 ) -> int:
     """List the open requests, or one of them, and ask the user about each if ``asks``."""
     waits = wait and request_id is None
     if waits:
-        note("Waiting for a request. Press Ctrl-C to stop.")
-        await _until_kept(setting)
-    with _reading(setting) as (reader, workspace):
+        print_note("Waiting for a request. Press Ctrl-C to stop.")
+        await _wait_for_state(setting)
+    with _open_approval_reader(setting) as (reader, workspace):
         if waits:
-            await _until_asked(reader, interruption)
-        rows = _chosen(reader, request_id)
+            await _wait_for_request(reader, interruption)
+        rows = _select_requests(reader, request_id)
         if rows is None:
             return ERROR
         if not rows:
-            note("No request is open.")
+            print_note("No request is open.")
         if setting.json:
-            out_json([row.to_dict() for row in rows])
+            print_json([row.to_dict() for row in rows])
             return OUTPUT
         if not asks:
             for row in rows:
@@ -190,40 +190,40 @@ async def _go_through(
     return await _ask(setting, rows, workspace) if rows else OUTPUT
 
 
-def _chosen(reader: ApprovalReader | None, request_id: str | None) -> list[Approval] | None:
+def _select_requests(reader: ApprovalReader | None, request_id: str | None) -> list[Approval] | None:
     """Return the requests to show, or None, with a note, if the named request cannot be answered."""
     if request_id is None:
         return [] if reader is None else reader.pending(time.time_ns())
     row = None if reader is None else reader.get(request_id)
     if row is None:
-        _no_request(request_id)
+        _report_unknown_request(request_id)
         return None
-    if not row.pending or row.request.expires_ns <= time.time_ns():
-        state = "expired" if row.pending else row.state
+    if not row.is_pending or row.request.expires_ns <= time.time_ns():
+        state = "expired" if row.is_pending else row.state
         how = f" ({row.choice!r} by {row.decided_by!r})" if row.choice else ""
-        note(f"Request {row.id} cannot be answered: it is {state}{how}.")
+        print_note(f"Request {row.id} cannot be answered: it is {state}{how}.")
         return None
     return [row]
 
 
-def _no_request(request_id: str) -> int:
-    note(f"Request {request_id[:40]!r} does not exist in this workspace. `handrail approve` lists the open requests.")
+def _report_unknown_request(request_id: str) -> int:
+    print_note(f"Request {request_id[:40]!r} does not exist in this workspace. `handrail approve` lists the open requests.")
     return ERROR
 
 
-async def _ask(setting: Setting, rows: Sequence[Approval], workspace: str) -> int:
+async def _ask(setting: CommandOptions, rows: Sequence[Approval], workspace: str) -> int:
     from handrail.contract.errors import ToolError
-    from handrail.frontends.cli.terminal import Terminal
+    from handrail.frontends.cli.terminal_approvals import TerminalApprovalHandler
 
-    terminal = Terminal(workspace=workspace)
+    terminal = TerminalApprovalHandler(workspace=workspace)
     code = OUTPUT
-    desk = _desk(setting)
+    desk = _answer_service(setting)
     assert desk is not None, "the rows are from its database"
     for row in rows:
         try:
-            decided = await _asked(desk, terminal, row)
+            decided = await _ask_user(desk, terminal, row)
         except ToolError as error:
-            note(f"{error.kind}: {error}")
+            print_note(f"{error.kind}: {error}")
             code = ERROR
             continue
         if decided is not None:
@@ -231,49 +231,49 @@ async def _ask(setting: Setting, rows: Sequence[Approval], workspace: str) -> in
     return code
 
 
-async def _asked(desk: Answers, terminal: Any, row: Approval) -> Approval | None:
+async def _ask_user(desk: ApprovalClient, terminal: Any, row: Approval) -> Approval | None:
     """Ask the user at the terminal, and return the answered request, or None if it stays open."""
     if row.kind == "question":
-        note(
-            f"{row.id}  {one_line(row.request.tool_id)} asks a question, in session {one_line(row.request.session_id)}"
+        print_note(
+            f"{row.id}  {to_one_line(row.request.tool_id)} asks a question, in session {to_one_line(row.request.session_id)}"
         )
         answers = await terminal.answer(row.request.session_id, row.questions)
-        return None if answers is None else await desk.answer(row.id, answers, by=DOOR)
+        return None if answers is None else await desk.answer_questions(row.id, answers, by=ANSWERED_BY)
     answer: ApprovalAnswer = await terminal.approve(row.request)
-    return None if answer.choice == "later" else await desk.decide(row.id, answer, by=DOOR)
+    return None if answer.choice == "later" else await desk.decide(row.id, answer, by=ANSWERED_BY)
 
 
 async def _show(row: Approval, workspace: str) -> None:
-    from handrail.frontends.cli.terminal import preview, question_lines, request_lines
+    from handrail.frontends.cli.terminal_approvals import preview_edit, question_lines, request_lines
 
     request = row.request
     if row.kind == "question":
-        lines = [f"{row.id}  {one_line(request.tool_id)} asks a question"]
+        lines = [f"{row.id}  {to_one_line(request.tool_id)} asks a question"]
         for question in row.questions:
             lines += [f"  {line}" for line in question_lines(question)]
         lines.append("  to answer: --answer TEXT" + (", once for each question" if len(row.questions) > 1 else ""))
     else:
-        lines = request_lines(request, await preview(request, workspace))
-        if request.always is not None:
-            given = "--project stores" if request.shared else "--session and --project store"
-            lines.append(f"  {given} the rule  {one_line(request.always)}")
-        if request.wider is not None:
-            given = "--project-wider stores" if request.shared else "--session-wider and --project-wider store"
-            lines.append(f"  {given} the rule  {one_line(request.wider)}")
-        if request.never is not None:
-            lines.append(f"  --reject-always stores the rule  {one_line(request.never)}")
-    lines.append(f"  session {one_line(request.session_id)}, call {one_line(request.call_id)}, {_ages(row)}")
+        lines = request_lines(request, await preview_edit(request, workspace))
+        if request.suggested_rule is not None:
+            given = "--project stores" if request.is_shared else "--session and --project store"
+            lines.append(f"  {given} the rule  {to_one_line(request.suggested_rule)}")
+        if request.suggested_wider_rule is not None:
+            given = "--project-wider stores" if request.is_shared else "--session-wider and --project-wider store"
+            lines.append(f"  {given} the rule  {to_one_line(request.suggested_wider_rule)}")
+        if request.suggested_deny is not None:
+            lines.append(f"  --reject-always stores the rule  {to_one_line(request.suggested_deny)}")
+    lines.append(f"  session {to_one_line(request.session_id)}, call {to_one_line(request.call_id)}, {_ages(row)}")
     for line in [*lines, ""]:
-        out(line)
+        print_line(line)
 
 
 def _ages(row: Approval) -> str:
     now = time.time_ns()
     asked, left = (now - row.request.created_ns) / 1e9, (row.request.expires_ns - now) / 1e9
-    return f"requested {_lasting(asked)} ago, expires in {_lasting(left)}"
+    return f"requested {_format_duration(asked)} ago, expires in {_format_duration(left)}"
 
 
-def _lasting(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     for size, name in ((86_400, "day"), (3_600, "hour"), (60, "minute")):
         if seconds >= size:
             count = round(seconds / size)
@@ -281,86 +281,86 @@ def _lasting(seconds: float) -> str:
     return "a moment"
 
 
-def _show_rules(setting: Setting) -> int:
-    with _reading(setting) as (reader, _):
-        rules = [] if reader is None else reader.rules()
+def _show_rules(setting: CommandOptions) -> int:
+    with _open_approval_reader(setting) as (reader, _):
+        rules = [] if reader is None else reader.list_rules()
     if setting.json:
-        out_json([asdict(rule) for rule in rules])
+        print_json([asdict(rule) for rule in rules])
     elif not rules:
-        note("No rules are stored for this workspace.")
+        print_note("No rules are stored for this workspace.")
     else:
         for rule in rules:
-            out(f"{rule.id}  {one_line(rule.text)}  (from request {rule.approval_id})")
+            print_line(f"{rule.id}  {to_one_line(rule.text)}  (from request {rule.approval_id})")
     return OUTPUT
 
 
-async def _forget(setting: Setting, rule_id: str) -> int:
+async def _revoke(setting: CommandOptions, rule_id: str) -> int:
     from handrail.contract.errors import ToolError
 
-    desk = _desk(setting)
+    desk = _answer_service(setting)
     if desk is None:
-        note(f"Rule {rule_id[:40]!r} does not exist. `handrail approve --rules` lists the stored rules.")
+        print_note(f"Rule {rule_id[:40]!r} does not exist. `handrail approve --rules` lists the stored rules.")
         return ERROR
     try:
-        rule = await desk.forget_rule(rule_id)
+        rule = await desk.revoke_rule(rule_id)
     except ToolError as error:
-        note(f"{error.kind}: {error}")
+        print_note(f"{error.kind}: {error}")
         return ERROR
-    out_json(asdict(rule)) if setting.json else out(f"removed  {one_line(rule.text)}")
+    print_json(asdict(rule)) if setting.json else print_line(f"removed  {to_one_line(rule.text)}")
     return OUTPUT
 
 
-async def _until_kept(setting: Setting) -> None:
+async def _wait_for_state(setting: CommandOptions) -> None:
     """Wait until the workspace has stored state."""
     while True:
-        with _reading(setting) as (reader, _):
+        with _open_approval_reader(setting) as (reader, _):
             if reader is not None:
                 return
-        await asyncio.sleep(_LOOK_EVERY_S)
+        await asyncio.sleep(_POLL_INTERVAL_S)
 
 
-async def _until_asked(reader: ApprovalReader | None, interruption: Interruption) -> None:
+async def _wait_for_request(reader: ApprovalReader | None, interruption: InterruptHandler) -> None:
     """Wait until a request is open. SQLite does not notify other processes of changes, so this polls."""
     while reader is not None and not reader.pending(time.time_ns(), limit=1):
-        version = reader.version()
-        while reader.version() == version:  # noqa: ASYNC110 - an event cannot cross processes
-            await asyncio.sleep(_LOOK_EVERY_S)
+        version = reader.data_version()
+        while reader.data_version() == version:  # noqa: ASYNC110 - an event cannot cross processes
+            await asyncio.sleep(_POLL_INTERVAL_S)
 
 
-def _desk(setting: Setting) -> Answers | None:
+def _answer_service(setting: CommandOptions) -> ApprovalClient | None:
     """Return the service that takes answers, or None if the workspace has no stored state.
 
     The process that holds the workspace takes them, or else the database.
     """
-    from handrail.kernel.answering import Answers, Place
+    from handrail.kernel.approval_client import ApprovalClient, WorkspaceOptions
 
-    with _reading(setting) as (reader, _):
+    with _open_approval_reader(setting) as (reader, _):
         if reader is None:
             return None
     given = setting.workspace, setting.state, setting.config, setting.settings, setting.allow_home
-    return Answers(Place(*given, face="approve"), lambda: _desk_of_a_kernel(setting), tell_before)
+    return ApprovalClient(WorkspaceOptions(*given, frontend="approve"), lambda: _open_kernel_approvals(setting), print_startup_notes)
 
 
 @asynccontextmanager
-async def _desk_of_a_kernel(setting: Setting) -> AsyncGenerator[ApprovalDesk]:
-    async with opened(setting) as kernel:
+async def _open_kernel_approvals(setting: CommandOptions) -> AsyncGenerator[ApprovalService]:
+    async with open_configured_kernel(setting) as kernel:
         yield kernel.approvals
 
 
 @contextmanager
-def _reading(setting: Setting) -> Generator[tuple[ApprovalReader | None, str]]:
+def _open_approval_reader(setting: CommandOptions) -> Generator[tuple[ApprovalReader | None, str]]:
     """Open the stored requests, also while another process holds the workspace, and yield its path too.
 
     The reader is None if the workspace has no stored state.
     """
-    from handrail.kernel.answering import reading
-    from handrail.store.database.connection import NotMadeYet
-    from handrail.store.folders import locate
+    from handrail.kernel.approval_client import open_approval_reader
+    from handrail.store.database.connection import DatabaseNotCreated
+    from handrail.store.folders import locate_folders
 
-    folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
     with ExitStack() as stack:
         try:
-            reader = stack.enter_context(reading(folders))
-        except NotMadeYet:
+            reader = stack.enter_context(open_approval_reader(folders))
+        except DatabaseNotCreated:
             reader = None
         yield reader, str(folders.workspace)

@@ -7,17 +7,17 @@ from pathlib import Path
 import click
 
 from handrail.frontends.cli.app import OUTPUT
-from handrail.frontends.cli.commands.config import read
-from handrail.frontends.cli.completing import agents, folders
-from handrail.frontends.cli.options import Setting, configured
-from handrail.frontends.cli.show import note, note_block, out, out_json
+from handrail.frontends.cli.commands.config import read_configuration
+from handrail.frontends.cli.shell_completion import agents, folders
+from handrail.frontends.cli.options import CommandOptions, configuration_options
+from handrail.frontends.cli.output import print_note, print_note_block, print_line, print_json
 
 
 @click.command("build")
 @click.argument("name", metavar="AGENT", shell_complete=agents)
 @click.option("--out", "target", metavar="DIR", shell_complete=folders, help="Output folder. Default: AGENT.bundle.")
-@configured
-def command(setting: Setting, name: str, target: str | None) -> int:
+@configuration_options
+def command(setting: CommandOptions, name: str, target: str | None) -> int:
     """Freeze an agent and its tools into a portable folder.
 
     The agent is validated first. A tool whose manifest has a build command is built from a copy of its folder, in a sandbox
@@ -28,34 +28,34 @@ def command(setting: Setting, name: str, target: str | None) -> int:
     values.
     """
     from handrail.contract.errors import StartError
-    from handrail.kernel.bundling import build
-    from handrail.kernel.sandbox import sandbox_of
-    from handrail.store.folders import locate
+    from handrail.kernel.bundles import build_bundle
+    from handrail.kernel.sandbox_factory import make_sandbox
+    from handrail.store.folders import locate_folders
 
-    config = read(setting)
-    place = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
+    config = read_configuration(setting)
+    place = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
     folder = Path(target or f"{name}.bundle")
     try:
-        made = build(config, name, place, sandbox_of(config), folder, lambda text: note_block(text.rstrip("\n")))
+        made = build_bundle(config, name, place, make_sandbox(config), folder, lambda text: print_note_block(text.rstrip("\n")))
     except OSError as error:
         raise StartError(f"Could not write {folder}: {error.strerror or error}.") from None
     if setting.json:
-        out_json(
+        print_json(
             {
                 "folder": str(made.folder),
                 "agent": made.agent,
                 "hash": made.hash,
                 "files": list(made.files),
                 "tools": list(made.tools),
-                "built": list(made.built),
+                "built": list(made.built_tools),
                 "agents": list(made.agents),
-                "beside": list(made.beside),
-                "withheld": made.withheld,
+                "beside": list(made.external_tools),
+                "withheld": made.unavailable,
             }
         )
         return OUTPUT
-    out(f"built {made.folder}: {len(made.files)} files, {len(made.tools)} tools of its own, {made.hash}")
-    for tool_id, reason in made.withheld.items():
-        note(f"{tool_id} would be unavailable on this machine: {reason}")
-    out(f"to start it: handrail run TASK --config {made.folder / 'handrail.toml'}")
+    print_line(f"built {made.folder}: {len(made.files)} files, {len(made.tools)} tools of its own, {made.hash}")
+    for tool_id, reason in made.unavailable.items():
+        print_note(f"{tool_id} would be unavailable on this machine: {reason}")
+    print_line(f"to start it: handrail run TASK --config {made.folder / 'handrail.toml'}")
     return OUTPUT

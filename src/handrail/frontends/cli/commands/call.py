@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from handrail.frontends.cli.app import DENIED, ERROR, OUTPUT, PARKED
-from handrail.frontends.cli.completing import approval_ids, tool_ids
-from handrail.frontends.cli.driving import Interruption, as_its_caller, attendant, drive, opened
-from handrail.frontends.cli.options import Setting, common
-from handrail.frontends.cli.show import note, one_line, out, out_json, shown_result
+from handrail.frontends.cli.app import DENIED, ERROR, OUTPUT, AWAITING_APPROVAL
+from handrail.frontends.cli.shell_completion import approval_ids, tool_ids
+from handrail.frontends.cli.runner import InterruptHandler, with_caller_agent, approval_handler_for, run_async, open_configured_kernel
+from handrail.frontends.cli.options import CommandOptions, call_options
+from handrail.frontends.cli.output import print_note, to_one_line, print_line, print_json, print_result
 
 if TYPE_CHECKING:
     from handrail.contract.call import Event, Result
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     shell_complete=approval_ids,
     help="Approval ID of a waiting call to resume, instead of TOOL.",
 )
-@common
-def command(setting: Setting, tool: str | None, arguments: str | None, wait: bool, resume: str | None) -> int:
+@call_options
+def command(setting: CommandOptions, tool: str | None, arguments: str | None, wait: bool, resume: str | None) -> int:
     """Call a tool and print the result.
 
     TOOL is an ID, an alias or a wire name. The arguments are one JSON object: as text, from stdin (-), or from
@@ -45,85 +45,85 @@ def command(setting: Setting, tool: str | None, arguments: str | None, wait: boo
     if resume is not None:
         if tool is not None:
             raise click.UsageError("`--resume` cannot be combined with TOOL, because it resumes the call as proposed.")
-        return drive(lambda interruption: _resume(as_its_caller(setting, resume), resume, interruption, wait=wait))
+        return run_async(lambda interruption: _resume(with_caller_agent(setting, resume), resume, interruption, wait=wait))
     if tool is None:
         raise click.UsageError("TOOL is missing: handrail call TOOL [JSON]. `handrail tools` lists the tools.")
     text = read_arguments("{}" if arguments is None else arguments)
-    return drive(lambda interruption: _call(setting, tool, text, interruption, wait=wait))
+    return run_async(lambda interruption: _call(setting, tool, text, interruption, wait=wait))
 
 
-async def _call(setting: Setting, tool: str, arguments: bytes, interruption: Interruption, *, wait: bool) -> int:
+async def _call(setting: CommandOptions, tool: str, arguments: bytes, interruption: InterruptHandler, *, wait: bool) -> int:
     from handrail.contract.call import ProposedCall
 
-    person = attendant(setting, waits=wait)
-    async with opened(setting) as kernel:
-        session = await kernel.session(attendant=person)
+    person = approval_handler_for(setting, waits=wait)
+    async with open_configured_kernel(setting) as kernel:
+        session = await kernel.session(approval_handler=person)
         if sys.stderr.isatty():
-            session.watch(_shown)
+            session.watch(_print_event)
         interruption.stop = session.cancel
-        answers = await session.turn().call_all([ProposedCall(tool, arguments)])
+        answers = await session.start_turn().call_all([ProposedCall(tool, arguments)])
         if (wanted := answers[0].result.metadata.get("manual_first")) is not None:
-            await _show_manual(session, str(wanted))
-            answers = await session.turn().call_all([ProposedCall(tool, arguments)])
+            await _print_documentation(session, str(wanted))
+            answers = await session.start_turn().call_all([ProposedCall(tool, arguments)])
         interruption.stop = None
         result = answers[0].result
         if "job" in result.metadata:
-            result = await _through(kernel, str(result.metadata["job"]), result, interruption)
-        await _leave(session, result)
-    code = _shown_result(setting, result)
+            result = await _wait_for_job(kernel, str(result.metadata["job"]), result, interruption)
+        await _close_session(session, result)
+    code = _print_result(setting, result)
     if result.error_kind == "denied" and person is None and not setting.json:
-        note("Run handrail explain with the same arguments to see which rule would allow the call.")
+        print_note("Run handrail explain with the same arguments to see which rule would allow the call.")
     return code
 
 
-async def _show_manual(session: Session, tool: str) -> None:
+async def _print_documentation(session: Session, tool: str) -> None:
     """Print the documentation of a tool that requires reading it before the first call."""
     manual = await session.call("info", {"tool": tool})
     if manual.ok:
-        note(f"Documentation of {tool}: {manual.data.get('documentation', '')}")
+        print_note(f"Documentation of {tool}: {manual.data.get('documentation', '')}")
 
 
-async def _resume(setting: Setting, approval_id: str, interruption: Interruption, *, wait: bool) -> int:
+async def _resume(setting: CommandOptions, approval_id: str, interruption: InterruptHandler, *, wait: bool) -> int:
     """Resume a call that waits for approval: run it if it is approved, or else ask the user again."""
     from handrail.contract.errors import ToolError
 
-    async with opened(setting) as kernel:
+    async with open_configured_kernel(setting) as kernel:
         try:
             request = kernel.approvals.get(approval_id).request
         except ToolError as error:
-            note(f"{error.kind}: {error}")
+            print_note(f"{error.kind}: {error}")
             return ERROR
-        session = await kernel.session(request.session_id, attendant=attendant(setting, waits=wait))
+        session = await kernel.session(request.session_id, approval_handler=approval_handler_for(setting, waits=wait))
         if sys.stderr.isatty():
-            session.watch(_shown)
+            session.watch(_print_event)
         interruption.stop = session.cancel
-        result = (await session.recall(request.call_id)).result
+        result = (await session.recover_result(request.call_id)).result
         interruption.stop = None
-        if kernel.approvals.pending(session.id):
+        if kernel.approvals.list_pending(session.id):
             await session.suspend()
         else:
-            await _leave(session, result)
-    return _shown_result(setting, result)
+            await _close_session(session, result)
+    return _print_result(setting, result)
 
 
-async def _through(kernel: Kernel, job_id: str, answered: Result, interruption: Interruption) -> Result:
+async def _wait_for_job(kernel: Kernel, job_id: str, answered: Result, interruption: InterruptHandler) -> Result:
     """Wait for a job if this process holds the workspace, because the job ends with it.
 
     Otherwise the job continues in the other process. An interruption stops the job.
     """
-    from handrail.kernel.held import HeldKernel
+    from handrail.kernel.local import LocalKernel
 
-    if not isinstance(kernel, HeldKernel):
+    if not isinstance(kernel, LocalKernel):
         return answered
-    note(f"{job_id} runs in this process, which waits for it. To see its output: handrail jobs read {job_id}")
-    interruption.stop = kernel.rooms.arbiter.jobs.stop_all
+    print_note(f"{job_id} runs in this process, which waits for it. To see its output: handrail jobs read {job_id}")
+    interruption.stop = kernel.components.arbiter.jobs.stop_all
     while (result := await kernel.jobs.wait(job_id, timeout_ms=60_000)) is None:
         pass
     interruption.stop = None
     return result
 
 
-async def _leave(session: Session, result: Result) -> None:
+async def _close_session(session: Session, result: Result) -> None:
     """Close the session of one call, or suspend it if its output, job or approval is still needed."""
     if {"output_path", "parked", "job"} & result.metadata.keys():
         await session.suspend()
@@ -131,15 +131,15 @@ async def _leave(session: Session, result: Result) -> None:
         await session.close()
 
 
-def _shown_result(setting: Setting, result: Result) -> int:
+def _print_result(setting: CommandOptions, result: Result) -> int:
     parked = result.metadata.get("parked")
     if setting.json:
-        out_json(result.to_dict())
+        print_json(result.to_dict())
     elif parked is not None:
-        out(str(parked))
-        note(f"The call waits for approval. Run handrail approve {parked}, then handrail call --resume {parked}.")
+        print_line(str(parked))
+        print_note(f"The call waits for approval. Run handrail approve {parked}, then handrail call --resume {parked}.")
     else:
-        shown_result(result)
+        print_result(result)
     return exit_code(result)
 
 
@@ -148,7 +148,7 @@ def exit_code(result: Result) -> int:
     if result.ok:
         return OUTPUT
     if "parked" in result.metadata:
-        return PARKED
+        return AWAITING_APPROVAL
     return DENIED if result.error_kind == "denied" else ERROR
 
 
@@ -159,7 +159,7 @@ def read_arguments(text: str) -> bytes:
 
     :raises UsageError: if the file cannot be read
     """
-    from handrail.contract.text.json import MAX_ARGUMENT_BYTES
+    from handrail.contract.text.json_text import MAX_ARGUMENT_BYTES
 
     if text == "-":
         return sys.stdin.buffer.read(MAX_ARGUMENT_BYTES + 1)
@@ -174,15 +174,15 @@ def read_arguments(text: str) -> bytes:
     return os.fsencode(text)
 
 
-def _shown(event: Event) -> None:
+def _print_event(event: Event) -> None:
     """Print the progress, log and lock events of a running call."""
     if event.kind == "progress":
         fraction = event.data.get("fraction")
         share = f" {fraction:.0%}" if isinstance(fraction, float) else ""
-        note(f"{one_line(event.tool_id)}{share}: {one_line(str(event.data.get('message', '')))}")
+        print_note(f"{to_one_line(event.tool_id)}{share}: {to_one_line(str(event.data.get('message', '')))}")
     elif event.kind == "log":
         said = event.data.get("data", "")
         text = said if isinstance(said, str) else json.dumps(said)
-        note(one_line(f"{event.tool_id} {event.data.get('level', '')}: {text}"))
+        print_note(to_one_line(f"{event.tool_id} {event.data.get('level', '')}: {text}"))
     elif event.kind == "waiting":
-        note(f"{one_line(event.tool_id)}: waiting for locks")
+        print_note(f"{to_one_line(event.tool_id)}: waiting for locks")

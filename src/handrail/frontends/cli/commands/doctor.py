@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.frontends.cli.app import CANNOT_START, OUTPUT
-from handrail.frontends.cli.completing import agents
-from handrail.frontends.cli.options import Setting, configured
-from handrail.frontends.cli.show import MOST_NAME, one_line, out, out_block, out_json, out_styled
+from handrail.frontends.cli.shell_completion import agents
+from handrail.frontends.cli.options import CommandOptions, configuration_options
+from handrail.frontends.cli.output import MAX_NAME, to_one_line, print_line, print_block, print_json, print_styled
 
 if TYPE_CHECKING:
-    from handrail.kernel.doctor import Check
-    from handrail.kernel.doctor.kernel import AgentSet
-    from handrail.sandbox.selfcheck import Outcome
+    from handrail.kernel.doctor import DoctorCheck
+    from handrail.kernel.doctor.workspace_checks import CapabilityReport
+    from handrail.sandbox.selfcheck import CheckOutcome
 
 MARKS = {"ok": ("✓", "green"), "warning": ("·", "yellow"), "problem": ("✗", "red")}
 OUTCOMES = {"held": MARKS["ok"], "not tried": MARKS["warning"], "open": MARKS["problem"]}
@@ -24,8 +24,8 @@ OUTCOMES = {"held": MARKS["ok"], "not tried": MARKS["warning"], "open": MARKS["p
 @click.command("doctor")
 @click.option("--agent", "of_agent", metavar="NAME", shell_complete=agents, help="Agent whose capability set is shown.")
 @click.option("--self-check", is_flag=True, help="Test the sandbox from inside.")
-@configured
-def command(setting: Setting, of_agent: str | None, self_check: bool) -> int:
+@configuration_options
+def command(setting: CommandOptions, of_agent: str | None, self_check: bool) -> int:
     """Check the sandbox, configuration and state.
 
     Shows what this machine can enforce, and the remedy for each problem. It changes nothing, so it works while Handrail runs,
@@ -37,86 +37,86 @@ def command(setting: Setting, of_agent: str | None, self_check: bool) -> int:
     if of_agent is not None and self_check:
         raise click.UsageError("`--agent` and `--self-check` exclude each other. Pass only one of them.")
     if of_agent is not None:
-        return _of_agent(setting, of_agent)
+        return _check_agent(setting, of_agent)
     if self_check:
         return _self_check(setting)
-    from handrail.kernel.doctor import check_up
+    from handrail.kernel.doctor import run_checks
 
-    checks = check_up(
+    checks = run_checks(
         setting.workspace, setting.state, setting.config, flags=setting.settings, allow_home=setting.allow_home
     )
     if setting.json:
-        out_json([check.to_dict() for check in checks])
+        print_json([check.to_dict() for check in checks])
     else:
-        _shown(checks)
+        _print_checks(checks)
     # An unavailable tool does not affect anything else.
     problems = [check for check in checks if check.state == "problem" and not check.name.startswith("tool ")]
     return CANNOT_START if problems else OUTPUT
 
 
-def _shown(checks: list[Check]) -> None:
-    names = [one_line(check.name, MOST_NAME) for check in checks]
+def _print_checks(checks: list[DoctorCheck]) -> None:
+    names = [to_one_line(check.name, MAX_NAME) for check in checks]
     width = max(map(len, names))
     margin = " " * (width + 4)
     for check, name in zip(checks, names, strict=True):
         mark, colour = MARKS[check.state]
         detail = check.detail.replace("\r\n", "\n").replace("\n", f"\n{margin}")
-        out_styled((f"{mark} ", colour), (name.ljust(width), "bold"), (f"  {detail}", ""))
+        print_styled((f"{mark} ", colour), (name.ljust(width), "bold"), (f"  {detail}", ""))
         if check.remedy:
-            out_block(f"{margin}→ {check.remedy}".replace("\n", f"\n{margin}  "))
+            print_block(f"{margin}→ {check.remedy}".replace("\n", f"\n{margin}  "))
 
 
-def _of_agent(setting: Setting, agent: str) -> int:
-    from handrail.frontends.cli.commands.config import read
-    from handrail.kernel.doctor.kernel import set_of
-    from handrail.store.folders import locate
+def _check_agent(setting: CommandOptions, agent: str) -> int:
+    from handrail.frontends.cli.commands.config import read_configuration
+    from handrail.kernel.doctor.workspace_checks import report_capabilities
+    from handrail.store.folders import locate_folders
 
-    found = set_of(read(setting), locate(setting.workspace, setting.state, allow_home=setting.allow_home), agent)
+    found = report_capabilities(read_configuration(setting), locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home), agent)
     if setting.json:
-        out_json(found.to_dict())
+        print_json(found.to_dict())
     else:
-        _shown_set(found)
+        _print_capabilities(found)
     return OUTPUT
 
 
-def _shown_set(found: AgentSet) -> None:
-    out(f"capabilities of agent {found.agent}")
+def _print_capabilities(found: CapabilityReport) -> None:
+    print_line(f"capabilities of agent {found.agent}")
     for line in found.whole or ("nothing",):
-        out(f"  {line}{'  (its manifest)' if line in found.own else ''}")
+        print_line(f"  {line}{'  (its manifest)' if line in found.own else ''}")
     if found.ceiling is not None:
-        out("limited by this machine's ceiling")
+        print_line("limited by this machine's ceiling")
         for line in found.ceiling or ("nothing",):
-            out(f"  {line}")
-    out("tools (each call has only what its tool requires)")
+            print_line(f"  {line}")
+    print_line("tools (each call has only what its tool requires)")
     for tool in found.tools:
         withheld = f", unavailable: {tool.withheld}" if tool.withheld else ""
-        out(one_line(f"  {tool.id}, sandbox: {tool.confined_by}{withheld}"))
+        print_line(to_one_line(f"  {tool.id}, sandbox: {tool.confined_by}{withheld}"))
         for line in tool.has:
-            out(f"    {'adds' if line in tool.adds else 'has '}  {line}")
+            print_line(f"    {'adds' if line in tool.adds else 'has '}  {line}")
 
 
-def _self_check(setting: Setting) -> int:
-    from handrail.frontends.cli.commands.config import read
-    from handrail.kernel.sandbox import provider_of
-    from handrail.sandbox.selfcheck import counted, self_check
+def _self_check(setting: CommandOptions) -> int:
+    from handrail.frontends.cli.commands.config import read_configuration
+    from handrail.kernel.sandbox_factory import choose_provider
+    from handrail.sandbox.selfcheck import count_states, self_check
 
-    sandbox = provider_of(read(setting))
+    sandbox = choose_provider(read_configuration(setting))
     outcomes = asyncio.run(self_check(sandbox))
-    counts = counted(outcomes)
+    counts = count_states(outcomes)
     if setting.json:
-        out_json({"sandbox": sandbox.tier.name, "counts": counts, "checks": [one.to_dict() for one in outcomes]})
+        print_json({"sandbox": sandbox.tier.name, "counts": counts, "checks": [one.to_dict() for one in outcomes]})
     else:
-        _shown_outcomes(outcomes)
-        out(f"{sandbox.tier.name}: " + ", ".join(f"{count} {state}" for state, count in counts.items()))
+        _print_outcomes(outcomes)
+        print_line(f"{sandbox.tier.name}: " + ", ".join(f"{count} {state}" for state, count in counts.items()))
     return CANNOT_START if counts["open"] else OUTPUT
 
 
-def _shown_outcomes(outcomes: list[Outcome]) -> None:
+def _print_outcomes(outcomes: list[CheckOutcome]) -> None:
     groups, names = (max(len(one.group) for one in outcomes), max(len(one.name) for one in outcomes))
     for one in outcomes:
         mark, colour = OUTCOMES[one.state]
         detail = f": {one.detail}" if one.detail else ""
-        out_styled(
+        print_styled(
             (f"{mark} ", colour),
             (one.group.ljust(groups), "bold"),
             (f"  {one.name.ljust(names)}  {one.state}{detail}", ""),

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.frontends.cli.app import ERROR, OUTPUT
-from handrail.frontends.cli.driving import Interruption, drive, opened
-from handrail.frontends.cli.options import Amount, Setting, equipped
-from handrail.frontends.cli.show import MOST_NAME, columns, note, one_line, out_json, out_styled
+from handrail.frontends.cli.runner import InterruptHandler, run_async, open_configured_kernel
+from handrail.frontends.cli.options import DurationRange, CommandOptions, agent_options
+from handrail.frontends.cli.output import MAX_NAME, align_columns, print_note, to_one_line, print_json, print_styled
 
 if TYPE_CHECKING:
-    from handrail.contract.doors.jobs import Hit
+    from handrail.contract.services.jobs import ToolMatch
 
 
 @click.command("find")
@@ -22,50 +22,50 @@ if TYPE_CHECKING:
 @click.option("--words", is_flag=True, help="Compare keywords only, without an embedding model.")
 @click.option(
     "--wait",
-    type=Amount("seconds"),
+    type=DurationRange("seconds"),
     metavar="SECONDS",
     help="Maximum wait for the embedding model, in seconds. Default: the usual loading time, at most 20. The first search "
     "of a large catalog takes about 1 second per 100 tools.",
 )
-@equipped
-def command(setting: Setting, query: str, limit: int, words: bool, wait: float | None) -> int:
+@agent_options
+def command(setting: CommandOptions, query: str, limit: int, words: bool, wait: float | None) -> int:
     """Search tools by description.
 
     QUERY describes the capability in English. Each match is listed with its confidence (0 to 1), its relevance compared with
     the first match, and the reason. If no tool matches, the command says so and exits with 1. It searches the same tools as
     find_tools, and loads none of them for a model.
     """
-    return drive(lambda interruption: _find(setting, query, limit, words, wait, interruption))
+    return run_async(lambda interruption: _find(setting, query, limit, words, wait, interruption))
 
 
 async def _find(
-    setting: Setting, query: str, limit: int, words: bool, wait: float | None, interruption: Interruption
+    setting: CommandOptions, query: str, limit: int, words: bool, wait: float | None, interruption: InterruptHandler
 ) -> int:
     from handrail.contract.errors import ToolError, UsageError
 
-    async with opened(setting) as kernel:
+    async with open_configured_kernel(setting) as kernel:
         try:
-            found = await kernel.find(query, limit=limit, patience_s=wait, by_words=words)
+            found = await kernel.find_tools(query, limit=limit, timeout_s=wait, keywords_only=words)
         except ToolError as error:
             raise UsageError(error.text) from None
-    code = ERROR if found.nothing_fits else OUTPUT
+    code = ERROR if found.no_match else OUTPUT
     if setting.json:
-        out_json(asdict(found))
+        print_json(asdict(found))
         return code
-    if found.nothing_fits:
-        strange = f"; {found.unread}" if found.unread else ""
-        note(f"No tool matches, by {found.means}{strange}." + (" The nearest tools:" if found.hits else ""))
+    if found.no_match:
+        strange = f"; {found.query_problem}" if found.query_problem else ""
+        print_note(f"No tool matches, by {found.search_method}{strange}." + (" The nearest tools:" if found.matches else ""))
     else:
-        note(f"Search by {found.means}:")
-    _show(found.hits)
+        print_note(f"Search by {found.search_method}:")
+    _show(found.matches)
     return code
 
 
-def _show(hits: tuple[Hit, ...]) -> None:
-    rows = columns(
+def _show(hits: tuple[ToolMatch, ...]) -> None:
+    rows = align_columns(
         (
             hit.tool_id,
-            f"{hit.confidence:.2f}{' weak' if hit.weak else ''}",
+            f"{hit.confidence:.2f}{' weak' if hit.is_weak else ''}",
             f"{hit.relevance:.2f}",
             hit.reason or "-",
             " ".join(hit.description.split()),
@@ -73,5 +73,5 @@ def _show(hits: tuple[Hit, ...]) -> None:
         for hit in hits
     )
     for hit, row in zip(hits, rows, strict=True):
-        name, style = len(one_line(hit.tool_id, MOST_NAME)), "dim" * hit.weak
-        out_styled((row[:name], f"bold {style}"), (row[name:], style), cut=True)
+        name, style = len(to_one_line(hit.tool_id, MAX_NAME)), "dim" * hit.is_weak
+        print_styled((row[:name], f"bold {style}"), (row[name:], style), cut=True)

@@ -8,47 +8,47 @@ from pathlib import Path
 import click
 
 from handrail.frontends.cli.app import ERROR, OUTPUT
-from handrail.frontends.cli.options import Setting, configured
-from handrail.frontends.cli.show import note, out, out_json
+from handrail.frontends.cli.options import CommandOptions, configuration_options
+from handrail.frontends.cli.output import print_note, print_line, print_json
 
 
 @click.command("init")
 @click.option("--global", "everywhere", is_flag=True, help="Write your own configuration, not the workspace's.")
-@configured
-def command(setting: Setting, everywhere: bool) -> int:
+@configuration_options
+def command(setting: CommandOptions, everywhere: bool) -> int:
     """Write a commented handrail.toml.
 
     The file explains every setting, and has no effect until you edit it. It is written into the workspace, or with --global
     into your configuration folder. An existing file is never overwritten.
     """
-    from handrail.config import FILE_NAME, default_folder
-    from handrail.config.template import template
+    from handrail.config import FILE_NAME, default_config_folder
+    from handrail.config.template import format_template
     from handrail.contract.errors import StartError
-    from handrail.store.folders import locate
+    from handrail.store.folders import locate_folders
 
     if everywhere:
-        path = Path(setting.config) if setting.config is not None else default_folder() / FILE_NAME
+        path = Path(setting.config) if setting.config is not None else default_config_folder() / FILE_NAME
         kind = "configuration"
     else:
-        path = locate(setting.workspace, setting.state, allow_home=setting.allow_home).workspace / FILE_NAME
+        path = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home).workspace / FILE_NAME
         kind = "workspace"
     try:
         if everywhere:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        written = _written(path, template(kind).encode())
+        written = _write_new(path, format_template(kind).encode())
     except OSError as error:
         raise StartError(f"Could not write {path}: {error.strerror or error}.") from None
     if not written:
-        note(f"handrail init: {path} already exists, and was not changed. `handrail config` shows its settings.")
+        print_note(f"handrail init: {path} already exists, and was not changed. `handrail config` shows its settings.")
         return ERROR
     if setting.json:
-        out_json({"written": str(path)})
+        print_json({"written": str(path)})
     else:
-        out(f"wrote {path}")
+        print_line(f"wrote {path}")
     return OUTPUT
 
 
-def _written(path: Path, content: bytes) -> bool:
+def _write_new(path: Path, content: bytes) -> bool:
     """Create the file, and return False if the name already exists."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o644)

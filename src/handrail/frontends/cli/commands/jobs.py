@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.frontends.cli.app import ERROR, OUTPUT
-from handrail.frontends.cli.driving import drive, opened
-from handrail.frontends.cli.options import Amount, Setting, equipped
-from handrail.frontends.cli.show import amount, columns, note, out, out_json, out_payload, shown_result
+from handrail.frontends.cli.runner import run_async, open_configured_kernel
+from handrail.frontends.cli.options import DurationRange, CommandOptions, agent_options
+from handrail.frontends.cli.output import format_bytes, align_columns, print_note, print_line, print_json, print_payload, print_result
 
 if TYPE_CHECKING:
-    from handrail.contract.doors.jobs import Job, Jobs
+    from handrail.contract.services.jobs import Job, JobService
 
 ACTIONS = ("list", "read", "wait", "stop", "promote")
-_AT_ONCE_MS = 10_000
+_READ_TIMEOUT_MS = 10_000
 _PIECE = 256 * 1024
 
 
@@ -28,10 +28,10 @@ _PIECE = 256 * 1024
 @click.option("--running", is_flag=True, help="list: show only running jobs.")
 @click.option("--lines", type=click.IntRange(min=1), metavar="N", help="read: number of last lines. Default: all.")
 @click.option("--follow", is_flag=True, help="read: continue until the job ends.")
-@click.option("--timeout", type=Amount("seconds"), metavar="SECONDS", help="wait: maximum seconds. Default: no limit.")
-@equipped
+@click.option("--timeout", type=DurationRange("seconds"), metavar="SECONDS", help="wait: maximum seconds. Default: no limit.")
+@agent_options
 def command(
-    setting: Setting,
+    setting: CommandOptions,
     action: str,
     job_id: str | None,
     session_id: str | None,
@@ -56,71 +56,71 @@ def command(
     if action == "list":
         if job_id is not None:
             raise click.UsageError("`list` takes no ID. To see the output of a job: handrail jobs read ID")
-        return drive(lambda _: _list(setting, session_id, running=running))
+        return run_async(lambda _: _list(setting, session_id, running=running))
     if action == "promote":
-        return drive(lambda _: _promote(setting, job_id))
+        return run_async(lambda _: _move_to_background(setting, job_id))
     if job_id is None:
         raise click.UsageError(f"The job ID is missing: handrail jobs {action} ID. `handrail jobs` lists the jobs.")
-    return drive(lambda _: _about_one(setting, action, job_id, lines, timeout, follow=follow))
+    return run_async(lambda _: _run_action(setting, action, job_id, lines, timeout, follow=follow))
 
 
-async def _list(setting: Setting, session_id: str | None, *, running: bool) -> int:
-    async with opened(setting) as kernel:
+async def _list(setting: CommandOptions, session_id: str | None, *, running: bool) -> int:
+    async with open_configured_kernel(setting) as kernel:
         found = [
             job
             for job in await kernel.jobs.list()
-            if session_id in (None, job.session_id) and not (running and job.ended)
+            if session_id in (None, job.session_id) and not (running and job.has_ended)
         ]
     if setting.json:
         for job in found:
-            out_json(asdict(job))
+            print_json(asdict(job))
     elif found:
-        for line in columns([("JOB", "STATE", "OUTPUT", "DESCRIPTION"), *(_row(job) for job in found)]):
-            out(line)
+        for line in align_columns([("JOB", "STATE", "OUTPUT", "DESCRIPTION"), *(_row(job) for job in found)]):
+            print_line(line)
     else:
-        note("No jobs. A call runs as a job if its tool supports it, for example bash with background: true.")
+        print_note("No jobs. A call runs as a job if its tool supports it, for example bash with background: true.")
     return OUTPUT
 
 
 def _row(job: Job) -> tuple[str, str, str, str]:
     again = f" (attempt {job.attempt})" if job.attempt > 1 else ""
-    return job.id, job.state + again, amount(job.output_bytes), job.about
+    return job.id, job.state + again, format_bytes(job.output_bytes), job.summary
 
 
-async def _promote(setting: Setting, call_id: str | None) -> int:
+async def _move_to_background(setting: CommandOptions, call_id: str | None) -> int:
     from handrail.contract.errors import ToolError
 
-    async with opened(setting) as kernel:
+    async with open_configured_kernel(setting) as kernel:
         if call_id is None:
-            found = await kernel.jobs.promotable()
+            found = await kernel.jobs.list_running_calls()
             if setting.json:
                 for call in found:
-                    out_json(asdict(call))
+                    print_json(asdict(call))
             elif found:
-                rows = [(call.call_id, call.tool_id, f"{call.elapsed_ms / 1000:.0f} s", call.about) for call in found]
-                for line in columns([("CALL", "TOOL", "RUNNING", "DESCRIPTION"), *rows]):
-                    out(line)
+                rows = [(call.call_id, call.tool_id, f"{call.elapsed_ms / 1000:.0f} s", call.summary) for call in found]
+                for line in align_columns([("CALL", "TOOL", "RUNNING", "DESCRIPTION"), *rows]):
+                    print_line(line)
             else:
-                note("No running call can be moved to the background. Tools such as bash and task support it.")
+                print_note("No running call can be moved to the background. Tools such as bash and task support it.")
             return OUTPUT
         try:
-            job = await kernel.jobs.promote(call_id)
+            job = await kernel.jobs.move_to_background(call_id)
         except ToolError as error:
-            note(f"{error.kind}: {error}")
+            print_note(f"{error.kind}: {error}")
             return ERROR
     if setting.json:
-        out_json(asdict(job))
+        print_json(asdict(job))
     else:
-        out(f"{job.id}: {job.state}")
+        print_line(f"{job.id}: {job.state}")
     return OUTPUT
 
 
-async def _about_one(
-    setting: Setting, action: str, job_id: str, lines: int | None, timeout: float | None, *, follow: bool
+async def _run_action(
+    setting: CommandOptions, action: str, job_id: str, lines: int | None, timeout: float | None, *, follow: bool
 ) -> int:
     from handrail.contract.errors import ToolError
 
-    async with opened(setting) as kernel:
+    async with open_configured_kernel(setting) as kernel:
         try:
             if action == "read":
                 return await _read(setting, kernel.jobs, job_id, lines, follow=follow)
@@ -128,63 +128,63 @@ async def _about_one(
                 return await _stop(setting, kernel.jobs, job_id)
             return await _wait(setting, kernel.jobs, job_id, timeout)
         except ToolError as error:
-            note(f"{error.kind}: {error}")
+            print_note(f"{error.kind}: {error}")
             return ERROR
 
 
-async def _read(setting: Setting, jobs: Jobs, job_id: str, lines: int | None, *, follow: bool) -> int:
+async def _read(setting: CommandOptions, jobs: JobService, job_id: str, lines: int | None, *, follow: bool) -> int:
     found = await (
         jobs.read(job_id, max_bytes=_PIECE) if lines is None else jobs.lines(job_id, offset=-lines, count=lines)
     )
-    _shown(setting, found.text, found.cursor)
-    while found.more:
+    _print_output(setting, found.text, found.cursor)
+    while found.has_more:
         job = await jobs.get(job_id)
         found = await jobs.read(job_id, cursor=found.cursor, max_bytes=_PIECE)
         if found.text:
-            _shown(setting, found.text, found.cursor)
-        elif job.ended or job.rests or not follow:
+            _print_output(setting, found.text, found.cursor)
+        elif job.has_ended or job.is_suspended or not follow:
             break
         else:
             await jobs.wait(job_id, timeout_ms=200)
     return OUTPUT
 
 
-def _shown(setting: Setting, text: str, cursor: int) -> None:
+def _print_output(setting: CommandOptions, text: str, cursor: int) -> None:
     if setting.json:
-        out_json({"text": text, "cursor": cursor})
+        print_json({"text": text, "cursor": cursor})
     elif text:
-        out_payload(text.removesuffix("\n"))
+        print_payload(text.removesuffix("\n"))
     sys.stdout.flush()
 
 
-async def _wait(setting: Setting, jobs: Jobs, job_id: str, timeout: float | None) -> int:
+async def _wait(setting: CommandOptions, jobs: JobService, job_id: str, timeout: float | None) -> int:
     from handrail.frontends.cli.commands.call import exit_code
 
     left_ms = None if timeout is None else round(timeout * 1000)
     while True:
-        asked_ms = _AT_ONCE_MS if left_ms is None else min(left_ms, _AT_ONCE_MS)
+        asked_ms = _READ_TIMEOUT_MS if left_ms is None else min(left_ms, _READ_TIMEOUT_MS)
         if (result := await jobs.wait(job_id, timeout_ms=asked_ms)) is not None:
             break
-        if (job := await jobs.get(job_id)).rests:
-            note(f"{job_id} continues when its session is resumed: handrail run --resume {job.session_id}")
+        if (job := await jobs.get(job_id)).is_suspended:
+            print_note(f"{job_id} continues when its session is resumed: handrail run --resume {job.session_id}")
             return ERROR
         if left_ms is not None and (left_ms := left_ms - asked_ms) <= 0:
-            note(f"{job_id} has not ended within the timeout. It is {job.state}, and continues.")
+            print_note(f"{job_id} has not ended within the timeout. It is {job.state}, and continues.")
             return ERROR
     if setting.json:
-        out_json(result.to_dict())
+        print_json(result.to_dict())
     else:
-        shown_result(result)
+        print_result(result)
     return exit_code(result)
 
 
-async def _stop(setting: Setting, jobs: Jobs, job_id: str) -> int:
+async def _stop(setting: CommandOptions, jobs: JobService, job_id: str) -> int:
     before = await jobs.get(job_id)
     job = await jobs.stop(job_id)
     if setting.json:
-        out_json(asdict(job))
+        print_json(asdict(job))
     else:
-        out(f"{job.id}: {job.state}")
-        if before.ended:
-            note(f"{job.id} had already ended.")
-    return OUTPUT if job.ended else ERROR
+        print_line(f"{job.id}: {job.state}")
+        if before.has_ended:
+            print_note(f"{job.id} had already ended.")
+    return OUTPUT if job.has_ended else ERROR

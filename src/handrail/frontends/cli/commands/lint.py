@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.frontends.cli.app import ERROR, OUTPUT
-from handrail.frontends.cli.commands.config import read
-from handrail.frontends.cli.completing import files
-from handrail.frontends.cli.options import Setting, configured
-from handrail.frontends.cli.show import note, one_line, out, out_json
+from handrail.frontends.cli.commands.config import read_configuration
+from handrail.frontends.cli.shell_completion import files
+from handrail.frontends.cli.options import CommandOptions, configuration_options
+from handrail.frontends.cli.output import print_note, to_one_line, print_line, print_json
 
 if TYPE_CHECKING:
-    from handrail.authoring.linting import Finding
+    from handrail.authoring.linter import LintFinding
     from handrail.config import Configuration
-    from handrail.contract.errors import Fault
+    from handrail.contract.errors import Diagnostic
     from handrail.contract.sandbox import Sandbox
-    from handrail.kernel.agents import Surveyed
+    from handrail.kernel.agents import ValidatedAgent
 
 
 @click.command("lint")
 @click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=files)
 @click.option("--strict", is_flag=True, help="Fail on warnings too.")
-@configured
-def command(setting: Setting, paths: tuple[str, ...], strict: bool) -> int:
+@configuration_options
+def command(setting: CommandOptions, paths: tuple[str, ...], strict: bool) -> int:
     """Check tools, agents and rules for problems.
 
     PATH is a manifest, a module, a folder of these, or a Python file with tools. Without a PATH, all configured tool folders,
@@ -36,27 +36,27 @@ def command(setting: Setting, paths: tuple[str, ...], strict: bool) -> int:
 
     A named Python file with @tool functions or tool classes is imported, which runs its code. No other code runs.
     """
-    from handrail.authoring.linting import lint
-    from handrail.kernel.sandbox import sandbox_of
+    from handrail.authoring.linter import lint
+    from handrail.kernel.sandbox_factory import make_sandbox
 
-    config = read(setting)
-    sandbox = sandbox_of(config)
+    config = read_configuration(setting)
+    sandbox = make_sandbox(config)
     tools: list[str] = []
-    findings: list[Finding] = []
+    findings: list[LintFinding] = []
     for path in [Path(path) for path in paths] or list(_folders(config)):
         seen, found = lint(path, sandbox)
         tools += seen
         findings += found
     if not paths:
-        findings += list(_beyond_tools(setting, config, sandbox, findings))
+        findings += list(_other_findings(setting, config, sandbox, findings))
     errors = sum(finding.severity == "error" for finding in findings)
     if setting.json:
-        out_json({"tools": tools, "findings": [_whole(finding) for finding in findings]})
+        print_json({"tools": tools, "findings": [_finding_data(finding) for finding in findings]})
     else:
         for finding in findings:
-            out(f"{finding.severity}: {one_line(str(finding))}")
+            print_line(f"{finding.severity}: {to_one_line(str(finding))}")
         counted = f"{len(tools)} tool{'' if len(tools) == 1 else 's'}"
-        note(
+        print_note(
             f"{counted}: {errors} error{'' if errors == 1 else 's'}, "
             f"{len(findings) - errors} warning{'' if len(findings) - errors == 1 else 's'}"
             if findings
@@ -65,18 +65,18 @@ def command(setting: Setting, paths: tuple[str, ...], strict: bool) -> int:
     return ERROR if errors or (strict and findings) else OUTPUT
 
 
-def _beyond_tools(
-    setting: Setting, config: Configuration, sandbox: Sandbox, found: Sequence[Finding]
-) -> Iterator[Finding]:
+def _other_findings(
+    setting: CommandOptions, config: Configuration, sandbox: Sandbox, found: Sequence[LintFinding]
+) -> Iterator[LintFinding]:
     """Yield the findings about agents, rules and configuration that are not in ``found`` already."""
-    from handrail.authoring.linting import Finding
+    from handrail.authoring.linter import LintFinding
 
-    known = {(finding.source, finding.where, finding.text) for finding in found}
-    agents = _surveyed(setting, config, sandbox)
-    for fault in dict.fromkeys(_of_agents(config, agents)):  # several agents report the same rule
-        if (fault.source, fault.where, fault.problem) not in known:
-            yield Finding("error", fault.source, fault.where, fault.problem)
-    yield from dict.fromkeys(_not_set_up(config, agents))
+    known = {(finding.source, finding.path, finding.text) for finding in found}
+    agents = _validate_agents(setting, config, sandbox)
+    for fault in dict.fromkeys(_agent_faults(config, agents)):  # several agents report the same rule
+        if (fault.source, fault.location, fault.problem) not in known:
+            yield LintFinding("error", fault.source, fault.location, fault.problem)
+    yield from dict.fromkeys(_setup_findings(config, agents))
 
 
 def _folders(config: Configuration) -> Iterator[Path]:
@@ -91,45 +91,45 @@ def _folders(config: Configuration) -> Iterator[Path]:
                 yield folder
 
 
-def _surveyed(setting: Setting, config: Configuration, sandbox: Sandbox) -> list[Surveyed]:
+def _validate_agents(setting: CommandOptions, config: Configuration, sandbox: Sandbox) -> list[ValidatedAgent]:
     """Return every agent with its tools, validated."""
-    from handrail.kernel.agents import survey
-    from handrail.store.folders import locate
+    from handrail.kernel.agents import validate_agents
+    from handrail.store.folders import locate_folders
 
-    return list(survey(config, locate(setting.workspace, setting.state, allow_home=setting.allow_home), sandbox))
+    return list(validate_agents(config, locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home), sandbox))
 
 
-def _of_agents(config: Configuration, agents: Iterable[Surveyed]) -> Iterator[Fault]:
+def _agent_faults(config: Configuration, agents: Iterable[ValidatedAgent]) -> Iterator[Diagnostic]:
     """Yield the faults of each agent, and the faults of the configured rules for its tools."""
-    from handrail.kernel.doctor.kernel import faults_of_rules
+    from handrail.kernel.doctor.workspace_checks import find_rule_faults
 
     for agent in agents:
         yield from agent.faults
-        yield from faults_of_rules(config, agent.generation)
+        yield from find_rule_faults(config, agent.generation)
 
 
-def _not_set_up(config: Configuration, agents: Sequence[Surveyed]) -> Iterator[Finding]:
+def _setup_findings(config: Configuration, agents: Sequence[ValidatedAgent]) -> Iterator[LintFinding]:
     """Yield findings about unavailable tools, unanswered locked IDs, and settings of unknown tools."""
-    from handrail.authoring.linting import Finding
+    from handrail.authoring.linter import LintFinding
     from handrail.contract.schema.locked_shapes import LOCKED_SHAPES
 
     known: set[str] = set()
     for agent in agents:
         for entry in () if agent.generation is None else agent.generation.entries.values():
             known.add(entry.id)
-            if entry.withheld is not None and (entry.status == "available" or entry.id in LOCKED_SHAPES):
-                yield Finding("warning", entry.source, "", f"{entry.id} is unavailable: {entry.withheld}", entry.id)
+            if entry.unavailable_reason is not None and (entry.status == "available" or entry.id in LOCKED_SHAPES):
+                yield LintFinding("warning", entry.source, "", f"{entry.id} is unavailable: {entry.unavailable_reason}", entry.id)
     if all(agent.generation is not None for agent in agents):
         for layer in config.tool_settings:
             for tool in layer.tools.keys() - known:
-                yield Finding("warning", layer.source, layer.fault(tool, "").where, f"Tool {tool!r} does not exist.")
+                yield LintFinding("warning", layer.source, layer.make_fault(tool, "").location, f"Tool {tool!r} does not exist.")
 
 
-def _whole(finding: Finding) -> dict[str, str]:
+def _finding_data(finding: LintFinding) -> dict[str, str]:
     return {
         "severity": finding.severity,
         "tool": finding.tool,
         "source": finding.source,
-        "where": finding.where,
+        "where": finding.path,
         "text": finding.text,
     }

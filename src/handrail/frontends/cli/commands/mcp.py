@@ -15,22 +15,22 @@ import click
 from click.core import ParameterSource
 
 from handrail.frontends.cli.app import OUTPUT
-from handrail.frontends.cli.commands.config import read
+from handrail.frontends.cli.commands.config import read_configuration
 from handrail.frontends.cli.commands.mcp_servers import import_command, install_command, list_command
-from handrail.frontends.cli.completing import files
-from handrail.frontends.cli.driving import drive, opened
-from handrail.frontends.cli.options import Amount, Setting, common, configured
-from handrail.frontends.cli.show import note, out, out_json
+from handrail.frontends.cli.shell_completion import files
+from handrail.frontends.cli.runner import run_async, open_configured_kernel
+from handrail.frontends.cli.options import DurationRange, CommandOptions, call_options, configuration_options
+from handrail.frontends.cli.output import print_note, print_line, print_json
 from handrail.origins.imports import is_installed
-from handrail.origins.programs import ProgramRefused, find_program, program_environment
+from handrail.origins.programs import ProgramRefused, find_program, build_program_environment
 
 if TYPE_CHECKING:
-    from handrail.frontends.mcp.tools import Serving
+    from handrail.frontends.mcp.tools import McpFrontendSettings
 
 
 # ``handrail mcp login``: the sign-in at a server that requires it.
 
-_OF_DESKTOPS = (
+_DESKTOP_VARIABLES = (
     "DISPLAY",
     "WAYLAND_DISPLAY",
     "XAUTHORITY",
@@ -40,14 +40,14 @@ _OF_DESKTOPS = (
 )
 
 
-def launch(address: str) -> None:
+def open_browser(address: str) -> None:
     """Open an address in the user's browser, if this machine has a program for that."""
     try:
         program = find_program("open" if sys.platform == "darwin" else "xdg-open")
         subprocess.Popen(
             [program, address],
             cwd="/",
-            env=program_environment(_OF_DESKTOPS),
+            env=build_program_environment(_DESKTOP_VARIABLES),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -60,21 +60,21 @@ def launch(address: str) -> None:
 @click.command("login")
 @click.argument("name")
 @click.option("--forget", is_flag=True, help="Sign out: remove the stored credentials.")
-@configured
-def login_command(setting: Setting, name: str, forget: bool) -> int:
+@configuration_options
+def login_command(setting: CommandOptions, name: str, forget: bool) -> int:
     """Sign in at an MCP server that requires it.
 
     The command prints an address to visit. After you agree there, Handrail connects to the server without you. The credentials
     are stored in the state folder, which only you can read, and are never shown.
     """
-    from handrail.kernel.servers import sign_in, sign_out
-    from handrail.store.folders import locate
+    from handrail.kernel.mcp_servers import sign_in, sign_out
+    from handrail.store.folders import locate_folders
 
-    config = read(setting)
-    folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
+    config = read_configuration(setting)
+    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
     if forget:
         gone = sign_out(config, folders, name)
-        out_json({"name": name, "forgotten": gone}) if setting.json else out(
+        print_json({"name": name, "forgotten": gone}) if setting.json else print_line(
             f"{name} is signed out" if gone else f"{name} was not signed in"
         )
         return OUTPUT
@@ -82,20 +82,20 @@ def login_command(setting: Setting, name: str, forget: bool) -> int:
         raise click.UsageError("Sign-in requires a user with a browser. Leave out `--headless`.")
 
     def show(address: str) -> None:
-        note("handrail mcp login: visit this address:")
-        note(address)
-        launch(address)
+        print_note("handrail mcp login: visit this address:")
+        print_note(address)
+        open_browser(address)
 
     tools = asyncio.run(sign_in(config, folders, name, show))
     if setting.json:
-        out_json({"name": name, "tools": tools})
+        print_json({"name": name, "tools": tools})
     else:
-        out(f"{name} is signed in and has {tools} tools. To review them: handrail sources review {name}")
+        print_line(f"{name} is signed in and has {tools} tools. To review them: handrail sources review {name}")
     return OUTPUT
 
 
 @click.group("mcp", invoke_without_command=True)
-@common
+@call_options
 @click.option(
     "--discovery",
     type=click.Choice(("core", "all")),
@@ -106,7 +106,7 @@ def login_command(setting: Setting, name: str, forget: bool) -> int:
 @click.option(
     "--wait",
     "wait_s",
-    type=Amount("seconds", 1, 86_400),
+    type=DurationRange("seconds", 1, 86_400),
     default=50.0,
     show_default=True,
     metavar="SECONDS",
@@ -138,7 +138,7 @@ def login_command(setting: Setting, name: str, forget: bool) -> int:
 @click.pass_context
 def command(
     context: click.Context,
-    setting: Setting,
+    setting: CommandOptions,
     discovery: Literal["core", "all"],
     wait_s: float,
     address: str | None,
@@ -168,20 +168,20 @@ def command(
         raise click.UsageError(
             "`--token-file`, `--auth-server`, `--public-url`, `--scope` and `--allow-origin` require `--http`."
         )
-    with collecting_later() as started:
-        from handrail.frontends.mcp.tools import Serving
+    with defer_garbage_collection() as started:
+        from handrail.frontends.mcp.tools import McpFrontendSettings
 
-        serving = Serving(discovery=discovery, wait_s=wait_s, headless=setting.headless)
+        serving = McpFrontendSettings(discovery=discovery, wait_s=wait_s, headless=setting.headless)
         if address is None:
             if sys.stdin.isatty():
-                note("handrail mcp: waiting for an MCP client on stdin. Press Ctrl-C or Ctrl-D to stop.")
-            return drive(lambda _: _serve(setting, serving, started))
-        given = _Given(address, token_file, auth_server, public_url, scopes, origins)
-        return drive(lambda _: _listen(setting, serving, given, started))
+                print_note("handrail mcp: waiting for an MCP client on stdin. Press Ctrl-C or Ctrl-D to stop.")
+            return run_async(lambda _: _serve(setting, serving, started))
+        given = _HttpOptions(address, token_file, auth_server, public_url, scopes, origins)
+        return run_async(lambda _: _serve_http(setting, serving, given, started))
 
 
 @contextmanager
-def collecting_later() -> Generator[Callable[[], None]]:
+def defer_garbage_collection() -> Generator[Callable[[], None]]:
     """Disable garbage collection until the yielded function is called.
 
     Each collection would check all objects that are loaded at the start, and those stay.
@@ -202,15 +202,15 @@ def collecting_later() -> Generator[Callable[[], None]]:
             gc.enable()
 
 
-async def _serve(setting: Setting, serving: Serving, started: Callable[[], None]) -> int:
-    from handrail.frontends.mcp.stdio import serve
+async def _serve(setting: CommandOptions, serving: McpFrontendSettings, started: Callable[[], None]) -> int:
+    from handrail.frontends.mcp.stdio import serve_stdio
 
-    async with opened(setting, face="mcp") as kernel:
-        await serve(kernel, serving, started)
+    async with open_configured_kernel(setting, frontend="mcp") as kernel:
+        await serve_stdio(kernel, serving, started)
     return OUTPUT
 
 
-class _Given(NamedTuple):
+class _HttpOptions(NamedTuple):
     """The options for HTTP."""
 
     address: str
@@ -221,19 +221,19 @@ class _Given(NamedTuple):
     origins: tuple[str, ...]
 
 
-async def _listen(setting: Setting, serving: Serving, given: _Given, started: Callable[[], None]) -> int:
-    from handrail.config.secrets import resolve
-    from handrail.frontends.mcp.http import Listening, listen
+async def _serve_http(setting: CommandOptions, serving: McpFrontendSettings, given: _HttpOptions, started: Callable[[], None]) -> int:
+    from handrail.config.secret_references import resolve_secrets
+    from handrail.frontends.mcp.http_server import HttpFrontendSettings, serve_http
 
-    async with opened(setting, face="mcp") as kernel:
+    async with open_configured_kernel(setting, frontend="mcp") as kernel:
         settings = kernel.config.settings
         own, named = settings.mcp.serve, settings.secrets
         needed = {one.secret for one in own.tokens.values()}
         needed |= {own.introspection.client_secret.secret} if own.introspection is not None else set()
-        secrets = await resolve({name: named[name] for name in sorted(needed & named.keys())}, os.environ)
-        listening = Listening.of(*given, configured=own, secrets=secrets)
+        secrets = await resolve_secrets({name: named[name] for name in sorted(needed & named.keys())}, os.environ)
+        listening = HttpFrontendSettings.from_options(*given, configured=own, secrets=secrets)
         started()
-        await listen(kernel, serving, listening, lambda where: note(f"handrail mcp: serving at {where}"))
+        await serve_http(kernel, serving, listening, lambda where: print_note(f"handrail mcp: serving at {where}"))
     return OUTPUT
 
 

@@ -1,4 +1,4 @@
-"""``handrail mcp import``, ``install`` and ``list``: the configuration of upstream MCP servers by their operator."""
+"""``handrail mcp import``, ``install_server`` and ``list``: the configuration of upstream MCP servers by their operator."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from handrail.frontends.cli.app import ERROR, OUTPUT
-from handrail.frontends.cli.commands.config import read
-from handrail.frontends.cli.completing import files
-from handrail.frontends.cli.options import Setting, configured
-from handrail.frontends.cli.show import confirm, note, one_line, out, out_json, out_rows
+from handrail.frontends.cli.commands.config import read_configuration
+from handrail.frontends.cli.shell_completion import files
+from handrail.frontends.cli.options import CommandOptions, configuration_options
+from handrail.frontends.cli.output import confirm, print_note, to_one_line, print_line, print_json, print_rows
 
 if TYPE_CHECKING:
-    from handrail.authoring.importing import Imported
+    from handrail.authoring.server_import import ImportedServer
     from handrail.upstream.definition import ServerDefinition
-    from handrail.upstream.install import Installed, Package
+    from handrail.upstream.package_installer import InstalledServer, ServerPackage
 
 
 _SECRETS = "secrets"
@@ -30,8 +30,8 @@ _SECRETS = "secrets"
 @click.option("--name", "names", multiple=True, metavar="NAME", help="Server to import. Can be repeated. Default: all.")
 @click.option("--yes", is_flag=True, help="Import and install without asking.")
 @click.option("--no-install", is_flag=True, help="Do not install; see handrail mcp install NAME.")
-@configured
-def import_command(setting: Setting, file: Path | None, names: tuple[str, ...], yes: bool, no_install: bool) -> int:
+@configuration_options
+def import_command(setting: CommandOptions, file: Path | None, names: tuple[str, ...], yes: bool, no_install: bool) -> int:
     """Import the MCP servers of another program.
 
     FILE is the configuration of Claude Desktop, Claude Code, Cursor, VS Code, Windsurf or Gemini. Without FILE, lists the
@@ -41,31 +41,31 @@ def import_command(setting: Setting, file: Path | None, names: tuple[str, ...], 
     If a server would be downloaded by npx, uvx or a similar program, you can install it now. From then on it starts from
     there, without network access. A server has access only to the hosts and files in its configuration.
     """
-    from handrail.authoring.importing import known_places, servers_of
-    from handrail.store.folders import locate
+    from handrail.authoring.server_import import list_known_files, import_servers
+    from handrail.store.folders import locate_folders
 
-    workspace = locate(setting.workspace, setting.state, allow_home=setting.allow_home).workspace
+    workspace = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home).workspace
     if file is None:
-        return _name_files(setting, [(who, path) for who, path in known_places(workspace) if path.is_file()])
-    found = servers_of(file, workspace, _secrets_taken(setting))
+        return _print_candidate_files(setting, [(who, path) for who, path in list_known_files(workspace) if path.is_file()])
+    found = import_servers(file, workspace, _used_secret_names(setting))
     if names:
-        found = _named(file, found, names)
-    _mark_known(setting, found)
+        found = _select_servers(file, found, names)
+    _mark_existing(setting, found)
     good = [one for one in found if not one.problem]
     if not setting.json:
         _show_imports(found)
     if not good:
-        return _nothing_written(setting, found)
-    _agreed(setting, yes, f"Write {', '.join(one.name for one in good)} into your configuration?")
-    path = _write(setting, good)
-    note(f"handrail mcp import: wrote {path}")
-    installed = {} if no_install else _install(setting, {one.name for one in good}, yes)
+        return _report_nothing_written(setting, found)
+    _require_agreement(setting, yes, f"Write {', '.join(one.name for one in good)} into your configuration?")
+    path = _write_servers(setting, good)
+    print_note(f"handrail mcp import: wrote {path}")
+    installed = {} if no_install else _install_servers(setting, {one.name for one in good}, yes)
     if setting.json:
-        out_json(_import_report(found, [one.name for one in good], installed))
+        print_json(_import_report(found, [one.name for one in good], installed))
     return OUTPUT
 
 
-def _named(file: Path, found: Iterable[Imported], names: tuple[str, ...]) -> list[Imported]:
+def _select_servers(file: Path, found: Iterable[ImportedServer], names: tuple[str, ...]) -> list[ImportedServer]:
     """Return the servers with these names.
 
     :raises UsageError: for an unknown name
@@ -76,75 +76,75 @@ def _named(file: Path, found: Iterable[Imported], names: tuple[str, ...]) -> lis
     return named
 
 
-def _nothing_written(setting: Setting, found: Iterable[Imported]) -> int:
+def _report_nothing_written(setting: CommandOptions, found: Iterable[ImportedServer]) -> int:
     if setting.json:
-        out_json(_import_report(found, [], {}))
-    note("handrail mcp import: No server was imported.")
+        print_json(_import_report(found, [], {}))
+    print_note("handrail mcp import: No server was imported.")
     return ERROR
 
 
-def _mark_known(setting: Setting, found: Iterable[Imported]) -> None:
+def _mark_existing(setting: CommandOptions, found: Iterable[ImportedServer]) -> None:
     """Set the problem of each server whose name is already in use."""
-    from handrail.authoring.importing import meet
+    from handrail.authoring.server_import import names_collide
 
-    seen = {definition.name for definition in _definitions(setting)} | read(setting).settings.mcp.servers.keys()
+    seen = {definition.name for definition in _definitions(setting)} | read_configuration(setting).settings.mcp.servers.keys()
     for one in found:
         if one.problem:
             continue
-        if meeting := next((name for name in seen if meet(name, one.name)), None):
+        if meeting := next((name for name in seen if names_collide(name, one.name)), None):
             one.problem = f"its name is already in use, or too similar to one in use: {meeting}. Rename one of them"
         seen.add(one.name)
 
 
-def _install(setting: Setting, names: Collection[str], yes: bool) -> dict[str, str]:
+def _install_servers(setting: CommandOptions, names: Collection[str], yes: bool) -> dict[str, str]:
     """Offer to install the servers with these names, and return the installed packages by server name."""
     installed: dict[str, str] = {}
     for definition in _definitions(setting):
-        if definition.name in names and (text := _offered(setting, definition, yes)) is not None:
+        if definition.name in names and (text := _offer_install(setting, definition, yes)) is not None:
             installed[definition.name] = text
     return installed
 
 
-def _name_files(setting: Setting, found: list[tuple[str, Path]]) -> int:
-    from handrail.authoring.importing import servers_of
+def _print_candidate_files(setting: CommandOptions, found: list[tuple[str, Path]]) -> int:
+    from handrail.authoring.server_import import import_servers
     from handrail.contract.errors import UsageError
-    from handrail.store.folders import locate
+    from handrail.store.folders import locate_folders
 
-    workspace = locate(setting.workspace, setting.state, allow_home=setting.allow_home).workspace
+    workspace = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home).workspace
     rows: list[dict[str, object]] = []
     for who, path in found:
         try:
-            names = [one.name for one in servers_of(path, workspace)]
+            names = [one.name for one in import_servers(path, workspace)]
         except UsageError:
             continue
         rows.append({"program": who, "file": str(path), "servers": names})
     if setting.json:
-        out_json(rows)
+        print_json(rows)
         return OUTPUT
     for row in rows:
-        out(f"{row['program']}: handrail mcp import {one_line(str(row['file']))}")
-        out(f"  {one_line(', '.join(map(str, row['servers'])))}")  # pyright: ignore[reportArgumentType]
+        print_line(f"{row['program']}: handrail mcp import {to_one_line(str(row['file']))}")
+        print_line(f"  {to_one_line(', '.join(map(str, row['servers'])))}")  # pyright: ignore[reportArgumentType]
     if not rows:
-        out("No MCP servers of other programs were found. Pass a file: handrail mcp import FILE")
+        print_line("No MCP servers of other programs were found. Pass a file: handrail mcp import FILE")
     return OUTPUT
 
 
-def _show_imports(found: Iterable[Imported]) -> None:
+def _show_imports(found: Iterable[ImportedServer]) -> None:
     for one in found:
         if one.problem:
-            out(f"{one_line(one.name)}: not imported: {one_line(one.problem)}")
+            print_line(f"{to_one_line(one.name)}: not imported: {to_one_line(one.problem)}")
             continue
         how = one.table.get("url") or " ".join((one.table["command"], *one.table.get("args", ())))
-        out(f"{one_line(one.name)}: {one_line(str(how))}")
+        print_line(f"{to_one_line(one.name)}: {to_one_line(str(how))}")
         if one.secrets:
-            out(f"  secrets: {one_line(', '.join(one.secrets))}")
+            print_line(f"  secrets: {to_one_line(', '.join(one.secrets))}")
         if one.variables:
-            out(f"  required environment variables: {one_line(', '.join(dict.fromkeys(one.variables.values())))}")
-        for left in one.left:
-            out(f"  not imported: {one_line(left)}")
+            print_line(f"  required environment variables: {to_one_line(', '.join(dict.fromkeys(one.variables.values())))}")
+        for left in one.ignored_keys:
+            print_line(f"  not imported: {to_one_line(left)}")
 
 
-def _import_report(found: Iterable[Imported], written: list[str], installed: dict[str, str]) -> dict[str, object]:
+def _import_report(found: Iterable[ImportedServer], written: list[str], installed: dict[str, str]) -> dict[str, object]:
     return {
         "written": written,
         "installed": installed,
@@ -154,31 +154,31 @@ def _import_report(found: Iterable[Imported], written: list[str], installed: dic
                 "problem": one.problem or None,
                 "secrets": [*one.secrets],
                 "variables": [*dict.fromkeys(one.variables.values())],
-                "left": one.left,
+                "left": one.ignored_keys,
             }
             for one in found
         ],
     }
 
 
-def _write(setting: Setting, servers: list[Imported]) -> Path:
+def _write_servers(setting: CommandOptions, servers: list[ImportedServer]) -> Path:
     """Add the servers to the operator's configuration, with each secret in a separate file next to it.
 
     :raises UsageError: if the configuration would be invalid; then nothing is written
     """
     import tomllib
 
-    from handrail.authoring.importing import as_toml
+    from handrail.authoring.server_import import format_toml
     from handrail.config.settings import Settings
     from handrail.contract.errors import UsageError
     from handrail.store import decisions
 
-    path = _configuration(setting)
+    path = _configuration_file(setting)
     folder = path.parent / _SECRETS
     places = {name: folder / name for one in servers for name in one.secrets}
     try:
         before = path.read_text(encoding="utf-8") if path.exists() else ""
-        text = before.rstrip("\n") + "\n" * bool(before.strip()) + as_toml(servers, places)
+        text = before.rstrip("\n") + "\n" * bool(before.strip()) + format_toml(servers, places)
         text.encode("utf-8")
         Settings.model_validate(tomllib.loads(text))
     except (ValueError, OSError) as error:
@@ -189,10 +189,10 @@ def _write(setting: Setting, servers: list[Imported]) -> Path:
     made: list[Path] = []
     try:
         for name, value in ((name, value) for one in servers for name, value in one.secrets.items()):
-            if places[name].is_symlink() or decisions.once(places[name], content := value.encode()) != content:
+            if places[name].is_symlink() or decisions.create_private_file(places[name], content := value.encode()) != content:
                 raise UsageError(f"Nothing was written, because {places[name]} already exists. Run the import again.")
             made.append(places[name])
-        decisions.write_private(path.resolve(), text.lstrip("\n").encode())
+        decisions.write_private_file(path.resolve(), text.lstrip("\n").encode())
     except BaseException:
         for place in made:
             place.unlink(missing_ok=True)
@@ -200,34 +200,34 @@ def _write(setting: Setting, servers: list[Imported]) -> Path:
     return path
 
 
-def _configuration(setting: Setting) -> Path:
-    from handrail.config import FILE_NAME, default_folder
+def _configuration_file(setting: CommandOptions) -> Path:
+    from handrail.config import FILE_NAME, default_config_folder
 
-    return Path(setting.config).absolute() if setting.config is not None else default_folder() / FILE_NAME
+    return Path(setting.config).absolute() if setting.config is not None else default_config_folder() / FILE_NAME
 
 
-def _secrets_taken(setting: Setting) -> set[str]:
+def _used_secret_names(setting: CommandOptions) -> set[str]:
     """Return the names of secrets that are defined, referenced, or still have a file.
 
     A new secret must not take such a name: it would replace or provide the value of another one.
     """
-    folder = _configuration(setting).parent / _SECRETS
+    folder = _configuration_file(setting).parent / _SECRETS
     kept = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
-    settings = read(setting).settings
-    return kept | settings.secrets.keys() | set(_named_in(settings.model_dump()))
+    settings = read_configuration(setting).settings
+    return kept | settings.secrets.keys() | set(_secret_references(settings.model_dump()))
 
 
-def _named_in(value: object) -> Iterator[str]:
+def _secret_references(value: object) -> Iterator[str]:
     """Yield the names in all ``{ secret = "NAME" }`` references of a configuration."""
     if isinstance(value, Mapping):
         table = cast("Mapping[str, object]", value)
         if isinstance(name := table.get("secret"), str):
             yield name
         for inner in table.values():
-            yield from _named_in(inner)
+            yield from _secret_references(inner)
     elif isinstance(value, (list, tuple)):
         for inner in cast("Sequence[object]", value):
-            yield from _named_in(inner)
+            yield from _secret_references(inner)
 
 
 @click.command("install")
@@ -237,8 +237,8 @@ def _named_in(value: object) -> Iterator[str]:
     "--with", "further", multiple=True, metavar="PACKAGE", help="Further package, such as 'mcp<2'. Can be repeated."
 )
 @click.option("--scripts", is_flag=True, help="npm: allow packages to run install scripts.")
-@configured
-def install_command(setting: Setting, name: str, yes: bool, further: tuple[str, ...], scripts: bool) -> int:
+@configuration_options
+def install_command(setting: CommandOptions, name: str, yes: bool, further: tuple[str, ...], scripts: bool) -> int:
     """Install an MCP server that npx or uvx would download.
 
     The server is installed into the state folder, with the current versions or those in its command, and the hash of each
@@ -248,111 +248,111 @@ def install_command(setting: Setting, name: str, yes: bool, further: tuple[str, 
     definition = _definition(setting, name)
     package = _package(definition)
     if package is None:
-        note(f"handrail mcp install: {name} downloads nothing at its start. Nothing to install.")
+        print_note(f"handrail mcp install: {name} downloads nothing at its start. Nothing to install.")
         return ERROR
-    package = _with(package, further)
-    _agreed(setting, yes, f"Install {package} for {name}? Its code will run here, in a sandbox.")
-    done = _installed(setting, definition, package, scripts=scripts)
+    package = _add_packages(package, further)
+    _require_agreement(setting, yes, f"Install {package} for {name}? Its code will run here, in a sandbox.")
+    done = _install_package(setting, definition, package, scripts=scripts)
     if setting.json:
-        out_json({"name": name, "package": done.package.name, "version": done.version, "versions": dict(done.versions)})
+        print_json({"name": name, "package": done.package.name, "version": done.version, "versions": dict(done.versions)})
     else:
-        out(
+        print_line(
             f"installed {done.package.name} {done.version} for {name} ({done.files:,} files). It starts from there now."
         )
     return OUTPUT
 
 
 @click.command("list")
-@configured
-def list_command(setting: Setting) -> int:
+@configuration_options
+def list_command(setting: CommandOptions) -> int:
     """List the configured MCP servers and their state."""
     rows = [_row(setting, definition) for definition in _definitions(setting)]
     if setting.json:
-        out_json(rows)
+        print_json(rows)
         return OUTPUT
-    out_rows((str(row["name"]), str(row["where"]), str(row["state"])) for row in rows)
+    print_rows((str(row["name"]), str(row["where"]), str(row["state"])) for row in rows)
     if not rows:
-        out("No MCP servers are configured. To import those of other programs: handrail mcp import")
+        print_line("No MCP servers are configured. To import those of other programs: handrail mcp import")
     return OUTPUT
 
 
-def _row(setting: Setting, definition: ServerDefinition) -> dict[str, object]:
+def _row(setting: CommandOptions, definition: ServerDefinition) -> dict[str, object]:
     from handrail.contract.errors import UsageError
-    from handrail.registry.pins import StoredPins, reviews
-    from handrail.store.folders import locate
-    from handrail.upstream.install import package_of, recorded
+    from handrail.registry.pins import StoredPins, find_pending_reviews
+    from handrail.store.folders import locate_folders
+    from handrail.upstream.package_installer import find_package, find_installed
     from handrail.upstream.source import McpSource
 
-    folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
-    row: dict[str, object] = {"name": definition.name, "where": definition.where, "transport": definition.transport}
+    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    row: dict[str, object] = {"name": definition.name, "where": definition.address, "transport": definition.transport}
     try:
-        package = package_of(definition)
+        package = find_package(definition)
     except UsageError as problem:
         return row | {"state": f"cannot be installed: {problem}"}
     if package is not None:
-        if (found := recorded(definition, folders.state)) is None:
+        if (found := find_installed(definition, folders.state)) is None:
             return row | {"state": f"not installed: handrail mcp install {definition.name}"}
         row |= {"package": found[0], "version": found[1]}
-    if definition.missing:
-        return row | {"state": definition.missing}
+    if definition.missing_reason:
+        return row | {"state": definition.missing_reason}
     source = McpSource(definition, folders.state, str(folders.workspace))
-    if fault := source.fault():
+    if fault := source.configuration_problem():
         return row | {"state": fault}
     if source.listing is None:
         return row | {"state": f"never connected. To connect and see its tools: handrail sources review {source.name}"}
     loaded = source.load()
     tools, pins = [found.tool.spec for found in loaded.tools], StoredPins(folders.state)
     state = f"{len(tools)} tool{'' if len(tools) == 1 else 's'}"
-    if waiting := len(reviews(source.name, tools, pins)):
+    if waiting := len(find_pending_reviews(source.name, tools, pins)):
         state += f", {waiting} to review: handrail sources review {source.name}"
     if loaded.faults:
         state += f"; {len(loaded.faults)} invalid"
     return row | {"tools": len(tools), "waiting": waiting, "state": state}
 
 
-def _definitions(setting: Setting) -> list[ServerDefinition]:
-    from handrail.runtime.secrets import SecretStore
-    from handrail.upstream.configured import configured as servers
+def _definitions(setting: CommandOptions) -> list[ServerDefinition]:
+    from handrail.runtime.secret_store import SecretStore
+    from handrail.upstream.server_config import load_server_definitions as servers
 
-    config = read(setting)
+    config = read_configuration(setting)
     return servers(config, SecretStore(dict.fromkeys(config.settings.secrets, "")))
 
 
-def _definition(setting: Setting, name: str) -> ServerDefinition:
-    from handrail.contract.tool.names import nearest
+def _definition(setting: CommandOptions, name: str) -> ServerDefinition:
+    from handrail.contract.tool.names import nearest_names
 
     known = {definition.name: definition for definition in _definitions(setting)}
     if name not in known:
-        close = nearest(name, known, 1)
+        close = nearest_names(name, known, 1)
         hint = f"Did you mean {close[0]!r}?" if close else f"The configured servers are: {', '.join(known) or 'none'}."
         raise click.UsageError(f"MCP server {name!r} is not configured. {hint}")
     return known[name]
 
 
-def _package(definition: ServerDefinition) -> Package | None:
-    from handrail.upstream.install import package_of
+def _package(definition: ServerDefinition) -> ServerPackage | None:
+    from handrail.upstream.package_installer import find_package
 
-    return package_of(definition)
+    return find_package(definition)
 
 
-def _with(package: Package, further: tuple[str, ...]) -> Package:
+def _add_packages(package: ServerPackage, further: tuple[str, ...]) -> ServerPackage:
     from dataclasses import replace
 
     if unfit := [one for one in further if one.startswith("-") or not one.strip()]:
         raise click.UsageError(f"Invalid value for `--with`: {unfit[0]!r}. Expected a package, such as 'mcp<2'.")
-    return replace(package, further=(*package.further, *further))
+    return replace(package, further=(*package.extra_packages, *further))
 
 
-def _installed(setting: Setting, definition: ServerDefinition, package: Package, *, scripts: bool) -> Installed:
-    from handrail.store.folders import locate
-    from handrail.upstream.install import install
+def _install_package(setting: CommandOptions, definition: ServerDefinition, package: ServerPackage, *, scripts: bool) -> InstalledServer:
+    from handrail.store.folders import locate_folders
+    from handrail.upstream.package_installer import install_server
 
-    folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
-    note(f"handrail mcp: installing {package} for {definition.name}")
-    return install(definition, package, folders.state, str(folders.workspace), scripts=scripts)
+    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    print_note(f"handrail mcp: installing {package} for {definition.name}")
+    return install_server(definition, package, folders.state, str(folders.workspace), scripts=scripts)
 
 
-def _offered(setting: Setting, definition: ServerDefinition, yes: bool) -> str | None:
+def _offer_install(setting: CommandOptions, definition: ServerDefinition, yes: bool) -> str | None:
     """Install one imported server if it requires it and the user agrees, and return its package, or None."""
     from handrail.contract.errors import UsageError
 
@@ -360,17 +360,17 @@ def _offered(setting: Setting, definition: ServerDefinition, yes: bool) -> str |
         if (package := _package(definition)) is None:
             return None
         if not yes and not confirm(f"Install {package} for {definition.name}?", err=True):
-            note(f"To install it later: handrail mcp install {definition.name}")
+            print_note(f"To install it later: handrail mcp install {definition.name}")
             return None
-        done = _installed(setting, definition, package, scripts=False)
+        done = _install_package(setting, definition, package, scripts=False)
     except UsageError as problem:
-        note(f"handrail mcp import: {definition.name} is configured but not installed: {problem}")
+        print_note(f"handrail mcp import: {definition.name} is configured but not installed: {problem}")
         return None
-    note(f"handrail mcp import: installed {done.package.name} {done.version} for {definition.name}")
+    print_note(f"handrail mcp import: installed {done.package.name} {done.version} for {definition.name}")
     return f"{done.package.name} {done.version}"
 
 
-def _agreed(setting: Setting, yes: bool, question: str) -> None:
+def _require_agreement(setting: CommandOptions, yes: bool, question: str) -> None:
     """Ask the user to confirm, unless ``yes`` is set. If the user does not agree, end the command.
 
     :raises UsageError: without a terminal
@@ -380,5 +380,5 @@ def _agreed(setting: Setting, yes: bool, question: str) -> None:
     if setting.headless or setting.json or not sys.stdin.isatty():
         raise click.UsageError("Confirmation is required, and there is no terminal to ask. Pass `--yes` to agree.")
     if not confirm(question):
-        note("Nothing was done.")
+        print_note("Nothing was done.")
         raise SystemExit(ERROR)

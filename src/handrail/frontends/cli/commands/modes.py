@@ -5,34 +5,34 @@ from __future__ import annotations
 import click
 
 from handrail.frontends.cli.app import OUTPUT
-from handrail.frontends.cli.options import Setting, configured
-from handrail.frontends.cli.show import out, out_json
+from handrail.frontends.cli.options import CommandOptions, configuration_options
+from handrail.frontends.cli.output import print_line, print_json
 
 
 @click.command("modes")
-@configured
-def command(setting: Setting) -> int:
+@configuration_options
+def command(setting: CommandOptions) -> int:
     """List the permission modes and their rules.
 
     The configured mode is marked. Set a mode with `--mode`, `HANDRAIL_MODE`, an agent's manifest or `mode` in handrail.toml.
     The rules of a mode have a separate scope, and `handrail explain` names them like other rules. The command starts nothing.
     """
-    from handrail.frontends.cli.commands.config import read
-    from handrail.policy.rules.rules import MEANINGS, MODES, TEXTS, in_brief
+    from handrail.frontends.cli.commands.config import read_configuration
+    from handrail.policy.rules.definitions import MODE_DESCRIPTIONS, MODES, MODE_RULE_TEXTS, format_mode_rules
 
-    chosen = read(setting).settings.mode
+    chosen = read_configuration(setting).settings.mode
     if setting.json:
-        out_json(
+        print_json(
             [
-                {"mode": mode, "meaning": MEANINGS[mode], "rules": list(TEXTS[mode]), "configured": mode == chosen}
+                {"mode": mode, "meaning": MODE_DESCRIPTIONS[mode], "rules": list(MODE_RULE_TEXTS[mode]), "configured": mode == chosen}
                 for mode in MODES
             ]
         )
         return OUTPUT
     for number, mode in enumerate(MODES):
         if number:
-            out()
-        out(f"{mode}{' (configured)' if mode == chosen else ''}: {MEANINGS[mode]}")
-        for text in in_brief(mode):
-            out(f"  {text}")
+            print_line()
+        print_line(f"{mode}{' (configured)' if mode == chosen else ''}: {MODE_DESCRIPTIONS[mode]}")
+        for text in format_mode_rules(mode):
+            print_line(f"  {text}")
     return OUTPUT

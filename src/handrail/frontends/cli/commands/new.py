@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from handrail.frontends.cli.app import OUTPUT
-from handrail.frontends.cli.completing import folders
-from handrail.frontends.cli.show import out, out_json
+from handrail.frontends.cli.shell_completion import folders
+from handrail.frontends.cli.output import print_line, print_json
 
 
 @click.group("new")
@@ -43,18 +43,18 @@ def tool(tool_id: str, kind: str, folder: str, as_json: bool) -> int:
     To install a program or module, put it into the folder tools/ of the configuration. `handrail doctor` shows that folder.
     Existing files are never overwritten.
     """
-    from handrail.authoring.templates import files_of, write
+    from handrail.authoring.templates import make_tool_files, write_files
     from handrail.contract.errors import StartError
 
     try:
-        written = write(Path(folder), files_of(kind, tool_id))  # type: ignore[arg-type]
+        written = write_files(Path(folder), make_tool_files(kind, tool_id))  # type: ignore[arg-type]
     except OSError as error:
         raise StartError(f"Could not write {folder}: {error.strerror or error}.") from None
     if as_json:
-        out_json({"written": [str(path) for path in written]})
+        print_json({"written": [str(path) for path in written]})
         return OUTPUT
     for path in written:
-        out(f"wrote {path}")
-    out(f"to test it:  python -m pytest {written[-1]}")
-    out(f"to check it: handrail lint {written[0]}")
+        print_line(f"wrote {path}")
+    print_line(f"to test it:  python -m pytest {written[-1]}")
+    print_line(f"to check it: handrail lint {written[0]}")
     return OUTPUT

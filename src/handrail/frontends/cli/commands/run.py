@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from handrail.frontends.cli.app import ERROR, OUTPUT, PARKED
-from handrail.frontends.cli.completing import forkable_ids, resumable_ids
-from handrail.frontends.cli.driving import Interruption, as_its_agent, attendant, drive, opened, to_resume
-from handrail.frontends.cli.options import Asked, Setting, asked_for, common
-from handrail.frontends.cli.show import note, one_line, out_json, out_payload, out_styled
+from handrail.frontends.cli.app import ERROR, OUTPUT, AWAITING_APPROVAL
+from handrail.frontends.cli.shell_completion import forkable_ids, resumable_ids
+from handrail.frontends.cli.runner import InterruptHandler, with_session_agent, approval_handler_for, run_async, open_configured_kernel, find_resumable_session
+from handrail.frontends.cli.options import ModelOptions, CommandOptions, model_options, call_options
+from handrail.frontends.cli.output import print_note, to_one_line, print_json, print_payload, print_styled
 
 if TYPE_CHECKING:
-    from handrail.agent.events import Compacted, Delayed, LoopEvent, NativeUsed, NativeWithheld, ReplyCut, RunOutcome
+    from handrail.agent.events import ConversationCompacted, RetryDelayed, AgentEvent, ProviderToolUsed, ProviderToolUnavailable, ReplyInterrupted, RunOutcome
     from handrail.contract.call import Result
     from handrail.contract.session import Session
     from handrail.kernel.kernel import Kernel
 
 SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-MOST_SHOWN = 160
+MAX_SHOWN_CHARACTERS = 160
 """Maximum characters of a call's arguments or result in the live view. Approvals and the log show everything."""
 
 
@@ -46,15 +46,15 @@ MOST_SHOWN = 160
     is_flag=True,
     help="With --resume or --fork: first compact older messages. Without TASK, stop after that.",
 )
-@asked_for("")
-@common
+@model_options("")
+@call_options
 def command(
-    setting: Setting,
+    setting: CommandOptions,
     task: str | None,
     resume: str | None,
     fork: str | None,
     compact: bool,
-    asked: Asked,
+    asked: ModelOptions,
 ) -> int:
     """Run a task with a model.
 
@@ -73,16 +73,16 @@ def command(
         if compact:
             raise click.UsageError("`--compact` requires a session: handrail run --resume ID --compact")
     if resume is not None:
-        resume = to_resume(setting, resume).id
+        resume = find_resumable_session(setting, resume).id
     if before := resume or fork:
-        setting = as_its_agent(setting, before)
-    begin = Begin(task, resume, fork, compact)
+        setting = with_session_agent(setting, before)
+    begin = RunStart(task, resume, fork, compact)
 
-    return drive(lambda interruption: _run(setting, begin, asked, interruption))
+    return run_async(lambda interruption: _run(setting, begin, asked, interruption))
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class RunStart:
     """The start of a run.
 
     :param task: the task; None to continue where a session stopped
@@ -97,36 +97,36 @@ class Begin:
     compact: bool = False
 
 
-async def _session(setting: Setting, kernel: Kernel, begin: Begin) -> Session:
+async def _open_session(setting: CommandOptions, kernel: Kernel, begin: RunStart) -> Session:
     """Open the session of a run.
 
     :raises UsageError: if the session does not exist
     """
-    session_id = begin.resume if begin.fork is None else await kernel.fork(begin.fork)
-    return await kernel.session(session_id, attendant=attendant(setting))
+    session_id = begin.resume if begin.fork is None else await kernel.fork_session(begin.fork)
+    return await kernel.session(session_id, approval_handler=approval_handler_for(setting))
 
 
 async def _run(
-    setting: Setting,
-    begin: Begin,
-    asked: Asked,
-    interruption: Interruption,
+    setting: CommandOptions,
+    begin: RunStart,
+    asked: ModelOptions,
+    interruption: InterruptHandler,
 ) -> int:
     from handrail.agent.events import RunFinished
     from handrail.agent.loop import Agent
-    from handrail.agent.providers import FORMS
+    from handrail.agent.providers import MODEL_FORMS
 
     outcome: RunOutcome | None = None
-    async with AsyncExitStack() as at_the_end, opened(setting) as kernel:
+    async with AsyncExitStack() as at_the_end, open_configured_kernel(setting) as kernel:
         manifest = kernel.agent
-        model = asked.opened(
+        model = asked.open_model_for(
             manifest,
-            f"No model is set. Pass --model {FORMS}, or set HANDRAIL_MODEL or the agent's model.",
+            f"No model is set. Pass --model {MODEL_FORMS}, or set HANDRAIL_MODEL or the agent's model.",
         )
         at_the_end.push_async_callback(model.aclose)  # sub-agents use the model until the kernel ends
-        session = await _session(setting, kernel, begin)
-        view = JsonView() if setting.json else LiveView(asked.again)
-        view.opened(session.id)
+        session = await _open_session(setting, kernel, begin)
+        view = JsonView() if setting.json else LiveView(asked.repeat_options)
+        view.show_session(session.id)
         agent = Agent(
             session,
             model,
@@ -149,35 +149,35 @@ async def _run(
         interruption.stop = None
         await session.suspend()
     if outcome is not None and outcome.status == "parked":
-        return PARKED
+        return AWAITING_APPROVAL
     return OUTPUT if outcome is not None and outcome.ok else ERROR
 
 
 class JsonView:
     """A view that prints one JSON object per line on stdout."""
 
-    def opened(self, session_id: str) -> None:
-        out_json({"event": "session", "id": session_id}, lines=True)
+    def show_session(self, session_id: str) -> None:
+        print_json({"event": "session", "id": session_id}, lines=True)
         sys.stdout.flush()
 
-    def show(self, event: LoopEvent) -> None:
-        line = described(event)
+    def show(self, event: AgentEvent) -> None:
+        line = event_data(event)
         if line is not None:
-            out_json(line, lines=True)
+            print_json(line, lines=True)
             sys.stdout.flush()
 
 
 _WHOLE_EVENTS = {
-    "NativeUsed": "native",
+    "ProviderToolUsed": "native",
     "Compacted": "compacted",
     "AgentIdle": "waiting",
-    "BudgetSpent": "budget",
-    "ReplyCut": "cut",
+    "BudgetExhausted": "budget",
+    "ReplyInterrupted": "cut",
 }
 """Events whose JSON has all their fields, with their names in JSON."""
 
 
-def described(event: LoopEvent) -> dict[str, Any] | None:
+def event_data(event: AgentEvent) -> dict[str, Any] | None:
     """Return an event as JSON data, with its kind in ``event``."""
     from dataclasses import asdict
 
@@ -195,14 +195,14 @@ def described(event: LoopEvent) -> dict[str, Any] | None:
             return {"event": "result", **told, "result": answer.result.to_dict()}
         case kinds.RunFinished(outcome):
             return {"event": "finished", **asdict(outcome)}
-        case kinds.NativeWithheld(tool_id, reason):
+        case kinds.ProviderToolUnavailable(tool_id, reason):
             return {"event": "native-withheld", "tool": tool_id, "reason": reason}
-        case kinds.NoticesHeard(notices):
+        case kinds.NotificationsDelivered(notices):
             told = [{"id": one.id, "kind": one.kind, "from": one.source, "text": one.text} for one in notices]
             return {"event": "told", "notices": told}
-        case kinds.NativeUsed() | kinds.Compacted() | kinds.AgentIdle() | kinds.BudgetSpent() | kinds.ReplyCut():
+        case kinds.ProviderToolUsed() | kinds.ConversationCompacted() | kinds.AgentIdle() | kinds.BudgetExhausted() | kinds.ReplyInterrupted():
             return {"event": _WHOLE_EVENTS[type(event).__name__], **asdict(event)}
-        case kinds.Delayed(attempt, attempts, delay_s, reason):
+        case kinds.RetryDelayed(attempt, attempts, delay_s, reason):
             return {"event": "delayed", "attempt": attempt, "of": attempts, "delay_s": delay_s, "reason": reason}
 
 
@@ -217,87 +217,87 @@ class LiveView:
         self._in_text = False
         self._session_id = ""
 
-    def opened(self, session_id: str) -> None:
+    def show_session(self, session_id: str) -> None:
         self._session_id = session_id
 
-    def show(self, event: LoopEvent) -> None:
+    def show(self, event: AgentEvent) -> None:
         from handrail.agent import events as kinds
 
         match event:
             case kinds.TextDelta(text):
-                out_payload(text, end="")
+                print_payload(text, end="")
                 sys.stdout.flush()
                 self._in_text = not text.endswith("\n")
             case kinds.CallProposed(_, call):
-                self._line("→ ", call.name, shortened(_text_of(call.arguments)), "cyan")
+                self._print_row("→ ", call.name, shorten(_text_of(call.arguments)), "cyan")
             case kinds.CallAnswered(_, call, answer):
-                self._answered(answer.tool_id or call.name, answer.result)
-            case kinds.NativeUsed():
-                self._used(event)
-            case kinds.NativeWithheld() | kinds.ReplyCut() | kinds.Delayed() | kinds.Compacted():
-                self._line("! ", *_caution(event), "yellow")
-            case kinds.NoticesHeard(notices):
+                self._print_answer(answer.tool_id or call.name, answer.result)
+            case kinds.ProviderToolUsed():
+                self._print_provider_tool(event)
+            case kinds.ProviderToolUnavailable() | kinds.ReplyInterrupted() | kinds.RetryDelayed() | kinds.ConversationCompacted():
+                self._print_row("! ", *_warning_text(event), "yellow")
+            case kinds.NotificationsDelivered(notices):
                 for notice in notices:
-                    self._line("• ", f"{notice.kind} {notice.source}", shortened(notice.text), "blue")
+                    self._print_row("• ", f"{notice.kind} {notice.source}", shorten(notice.text), "blue")
             case kinds.AgentIdle():
                 self._end_text()
-                note("Waiting for background work. Press Ctrl-C to stop.")
+                print_note("Waiting for background work. Press Ctrl-C to stop.")
             case kinds.RunFinished(outcome):
-                self._finished(outcome)
+                self._print_outcome(outcome)
             case _:
                 pass
 
-    def _answered(self, name: str, result: Result) -> None:
+    def _print_answer(self, name: str, result: Result) -> None:
         if result.ok:
             took = f"{result.metadata.get('duration_ms', 0):.0f} ms"
-            self._line("✓ ", name, f"{took}  {shortened(_text_of(result.data))}", "green")
+            self._print_row("✓ ", name, f"{took}  {shorten(_text_of(result.data))}", "green")
         else:
-            self._line("✗ ", name, f"{result.error_kind}: {result.error_text}", "red")
+            self._print_row("✗ ", name, f"{result.error_kind}: {result.error_text}", "red")
 
-    def _used(self, event: NativeUsed) -> None:
-        asked = shortened(_text_of(dict(event.arguments))) if event.arguments else ""
+    def _print_provider_tool(self, event: ProviderToolUsed) -> None:
+        asked = shorten(_text_of(dict(event.arguments))) if event.arguments else ""
         kept = (event.problem and f"not saved: {event.problem}") or ", ".join(event.artifacts)
         mark, colour = ("✗ ", "red") if event.failed or event.problem else ("✓ ", "green")
-        self._line(mark, event.name, f"by the provider  {asked}  {kept}", colour)
+        self._print_row(mark, event.name, f"by the provider  {asked}  {kept}", colour)
 
-    def _finished(self, outcome: RunOutcome) -> None:
+    def _print_outcome(self, outcome: RunOutcome) -> None:
         self._end_text()
         if not outcome.ok:
-            note(f"{outcome.status}: {outcome.detail}")
-            if outcome.parked:
-                only = f" {outcome.parked[0]}" if len(outcome.parked) == 1 else ""
-                note(f"to answer: handrail approve{only}")
-            note(f"to resume: handrail run --resume {self._session_id}{self._again}")
+            print_note(f"{outcome.status}: {outcome.detail}")
+            if outcome.pending_approvals:
+                only = f" {outcome.pending_approvals[0]}" if len(outcome.pending_approvals) == 1 else ""
+                print_note(f"to answer: handrail approve{only}")
+            print_note(f"to resume: handrail run --resume {self._session_id}{self._again}")
         about = "about " if outcome.tokens_estimated else ""
         tokens = f"{about}{outcome.input_tokens + outcome.output_tokens:,} tokens"
-        note(f"{outcome.turns} turns, {outcome.calls} calls, {tokens}, {outcome.seconds:.1f} s")
+        print_note(f"{outcome.turns} turns, {outcome.calls} calls, {tokens}, {outcome.seconds:.1f} s")
 
-    def _line(self, mark: str, name: str, about: str, colour: str) -> None:
+    def _print_row(self, mark: str, name: str, about: str, colour: str) -> None:
         self._end_text()
         further = about.replace("\r\n", "\n").replace("\n", "\n    ")
         with suppress(OSError):
-            out_styled((mark, colour), (one_line(name), "bold"), (f"  {further}", ""), stream=sys.stderr)
+            print_styled((mark, colour), (to_one_line(name), "bold"), (f"  {further}", ""), stream=sys.stderr)
 
     def _end_text(self) -> None:
         if self._in_text:
-            out_payload("")
+            print_payload("")
             sys.stdout.flush()
             self._in_text = False
 
 
-def _caution(event: NativeWithheld | ReplyCut | Delayed | Compacted) -> tuple[str, str]:
+def _warning_text(event: ProviderToolUnavailable | ReplyInterrupted | RetryDelayed | ConversationCompacted) -> tuple[str, str]:
     """Return the subject and the text of a warning."""
     from handrail.agent import events as kinds
 
     match event:
-        case kinds.NativeWithheld(tool_id, reason):
+        case kinds.ProviderToolUnavailable(tool_id, reason):
             return tool_id, f"unavailable for this model: {reason}"
-        case kinds.ReplyCut(reason, again):
+        case kinds.ReplyInterrupted(reason, again):
             return "the reply was cut off", f"{reason}{'; retrying' if again else ''}"
-        case kinds.Delayed(attempt, attempts, delay_s, reason):
+        case kinds.RetryDelayed(attempt, attempts, delay_s, reason):
             return "no reply yet", f"{reason}; retrying in {delay_s:.0f} s ({attempt} of {attempts})"
-        case kinds.Compacted():
-            return "the conversation was compacted" if event.asked else "the conversation is long", str(event)
+        case kinds.ConversationCompacted():
+            return "the conversation was compacted" if event.was_requested else "the conversation is long", str(event)
 
 
 def _text_of(value: Any) -> str:
@@ -306,7 +306,7 @@ def _text_of(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def shortened(text: str, most: int = MOST_SHOWN) -> str:
+def shorten(text: str, most: int = MAX_SHOWN_CHARACTERS) -> str:
     """Return text as one line of at most ``most`` characters, with the number of left-out ones."""
     line = text.replace("\n", "\\n")
     return line if len(line) <= most else f"{line[:most]}… ({len(line) - most:,} more)"

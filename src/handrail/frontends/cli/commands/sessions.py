@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from handrail.frontends.cli.app import OUTPUT
-from handrail.frontends.cli.completing import session_ids
-from handrail.frontends.cli.driving import Interruption, as_its_agent, drive, opened, reading, unknown
-from handrail.frontends.cli.options import Amount, Setting, equipped
-from handrail.frontends.cli.show import note, one_line, out, out_block, out_json, out_rows
+from handrail.frontends.cli.shell_completion import session_ids
+from handrail.frontends.cli.runner import InterruptHandler, with_session_agent, run_async, open_configured_kernel, open_readers, unknown_session_error
+from handrail.frontends.cli.options import DurationRange, CommandOptions, agent_options
+from handrail.frontends.cli.output import print_note, to_one_line, print_line, print_block, print_json, print_rows
 
 if TYPE_CHECKING:
-    from handrail.session.past import SessionFacts
+    from handrail.session.transcript import SessionFacts
 
 _DAY_NS = 86_400 * 10**9
 _UNITS = ((_DAY_NS, "d"), (3_600 * 10**9, "h"), (60 * 10**9, "min"), (10**9, "s"))
@@ -26,12 +26,12 @@ _UNITS = ((_DAY_NS, "d"), (3_600 * 10**9, "h"), (60 * 10**9, "min"), (10**9, "s"
 @click.command("sessions")
 @click.argument("action", required=False, type=click.Choice(["show", "fork", "close"]), metavar="[show|fork|close]")
 @click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=session_ids)
-@click.option("--older", type=Amount("days"), metavar="DAYS", help="close: sessions unused for more than DAYS days.")
+@click.option("--older", type=DurationRange("days"), metavar="DAYS", help="close: sessions unused for more than DAYS days.")
 @click.option("--all", "closed", is_flag=True, help="List closed sessions too.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of sessions.")
-@equipped
+@agent_options
 def command(
-    setting: Setting, action: str | None, ids: tuple[str, ...], older: float | None, closed: bool, limit: int
+    setting: CommandOptions, action: str | None, ids: tuple[str, ...], older: float | None, closed: bool, limit: int
 ) -> int:
     """List, show, fork or close sessions.
 
@@ -43,23 +43,23 @@ def command(
         raise click.UsageError("`--older` requires `close`: handrail sessions close --older DAYS")
     if action == "close" and not ids and older is None:
         raise click.UsageError("The sessions to close are missing. Pass their IDs, or `--older DAYS`.")
-    named = _one(action, ids) if action in ("show", "fork") else ""
-    from handrail.store.database.connection import NotMadeYet
+    named = _single_id(action, ids) if action in ("show", "fork") else ""
+    from handrail.store.database.connection import DatabaseNotCreated
 
     try:
         if action is None:
-            with reading(setting) as (reader, _):
+            with open_readers(setting) as (reader, _):
                 none = (
                     "No sessions." if closed else "No session is open or can be resumed. `--all` lists closed ones too."
                 )
-                _list(setting, reader.all(limit=limit, closed=closed), none)
+                _list(setting, reader.list_sessions(limit=limit, closed=closed), none)
         elif action == "show":
             _show(setting, named)
         elif action == "fork":
-            return drive(lambda _: _fork(as_its_agent(setting, named), named))
+            return run_async(lambda _: _fork(with_session_agent(setting, named), named))
         else:
-            return drive(lambda interruption: _close(setting, ids, older, interruption))
-    except NotMadeYet:
+            return run_async(lambda interruption: _close(setting, ids, older, interruption))
+    except DatabaseNotCreated:
         if ids:
             raise click.UsageError(
                 f"Session {ids[0][:80]!r} does not exist. This workspace has no sessions yet."
@@ -68,49 +68,49 @@ def command(
     return OUTPUT
 
 
-def _one(action: str, ids: Sequence[str]) -> str:
+def _single_id(action: str, ids: Sequence[str]) -> str:
     if len(ids) != 1:
         raise click.UsageError(f"Expected exactly one session: handrail sessions {action} ID")
     return ids[0]
 
 
-def _list(setting: Setting, found: Sequence[SessionFacts], none: str = "No sessions.") -> None:
+def _list(setting: CommandOptions, found: Sequence[SessionFacts], none: str = "No sessions.") -> None:
     if setting.json:
         for facts in found:
-            out_json(asdict(facts), lines=True)
+            print_json(asdict(facts), lines=True)
         return
     if not found:
-        note(none)
+        print_note(none)
         return
     rows = [("SESSION", "STATE", "LAST USED", "FRONTEND", "AGENT", "MESSAGES", "CALLS", "DESCRIPTION")]
     rows += [
         (
             facts.id,
             facts.state,
-            age(facts.used_ns),
-            facts.face,
+            format_age(facts.used_ns),
+            facts.frontend,
             facts.agent,
             str(facts.messages),
             str(facts.calls),
-            _about(facts),
+            _session_summary(facts),
         )
         for facts in found
     ]
-    out_rows(rows)
+    print_rows(rows)
 
 
-def _about(facts: SessionFacts) -> str:
+def _session_summary(facts: SessionFacts) -> str:
     told = [facts.topic or facts.task or ""]
-    if facts.under:
-        told.insert(0, f"[sub-agent of {facts.under}]")
-    if facts.parked:
-        told.insert(0, f"[waits for approval: {', '.join(facts.parked)}]")
+    if facts.parent_session:
+        told.insert(0, f"[sub-agent of {facts.parent_session}]")
+    if facts.awaiting_approval:
+        told.insert(0, f"[waits for approval: {', '.join(facts.awaiting_approval)}]")
     if facts.decided:
         told.insert(0, f"[answered: {', '.join(facts.decided)}]")
     return " ".join(told).strip()
 
 
-def age(at_ns: int) -> str:
+def format_age(at_ns: int) -> str:
     """Return the time since ``at_ns`` in its largest unit."""
     passed = max(0, time.time_ns() - at_ns)
     for size, unit in _UNITS:
@@ -119,32 +119,32 @@ def age(at_ns: int) -> str:
     return "now"
 
 
-def _show(setting: Setting, session_id: str) -> None:
-    with reading(setting) as (reader, log):
+def _show(setting: CommandOptions, session_id: str) -> None:
+    with open_readers(setting) as (reader, log):
         facts = reader.get(session_id)
         if facts is None:
-            raise unknown(reader, session_id)
-        messages = reader.messages(session_id)
+            raise unknown_session_error(reader, session_id)
+        messages = reader.read_messages(session_id)
         calls = log.calls(session=session_id)
     if setting.json:
         whole = {"session": asdict(facts), "messages": messages, "calls": [asdict(row) for row in calls]}
-        out_json(whole, lines=True)
+        print_json(whole, lines=True)
         return
-    told: dict[str, Any] = {**asdict(facts), "parked": ", ".join(facts.parked), "decided": ", ".join(facts.decided)}
+    told: dict[str, Any] = {**asdict(facts), "parked": ", ".join(facts.awaiting_approval), "decided": ", ".join(facts.decided)}
     for name, value in told.items():
         if value not in (None, (), ""):
-            out(f"{name.removesuffix('_ns')}: {age(value) if name.endswith('_ns') else one_line(str(value))}")
-    for line in _said(messages):
-        out_block(line)
+            print_line(f"{name.removesuffix('_ns')}: {format_age(value) if name.endswith('_ns') else to_one_line(str(value))}")
+    for line in _conversation_lines(messages):
+        print_block(line)
 
 
-def _said(kept: Sequence[Mapping[str, Any]]) -> Generator[str]:
+def _conversation_lines(kept: Sequence[Mapping[str, Any]]) -> Generator[str]:
     """Yield the conversation as readable lines. Results are shortened; the log has them in full."""
-    from handrail.agent.conversation import restored
+    from handrail.agent.conversation import restore_conversation
     from handrail.agent.model import AssistantMessage, CallPart, ResultsMessage, TextPart, UserMessage
-    from handrail.frontends.cli.commands.run import shortened
+    from handrail.frontends.cli.commands.run import shorten
 
-    found = restored(enumerate(kept))
+    found = restore_conversation(enumerate(kept))
     for message in (*found.messages, *([found.open.message] if found.open is not None else [])):
         match message:
             case UserMessage(text):
@@ -154,44 +154,44 @@ def _said(kept: Sequence[Mapping[str, Any]]) -> Generator[str]:
                     if isinstance(part, TextPart):
                         yield "  " + part.text.replace("\n", "\n  ")
                     elif isinstance(part, CallPart):
-                        yield f"→ {one_line(part.name)}  {one_line(shortened(json.dumps(dict(part.arguments), ensure_ascii=False)))}"
+                        yield f"→ {to_one_line(part.name)}  {to_one_line(shorten(json.dumps(dict(part.arguments), ensure_ascii=False)))}"
             case ResultsMessage(results):
                 for result in results:
-                    yield f"{'✗' if result.is_error else '✓'} {one_line(shortened(result.text))}"
+                    yield f"{'✗' if result.is_error else '✓'} {to_one_line(shorten(result.text))}"
     if found.open is not None:
-        yield f"({len(found.open.missing)} calls without a result yet)"
+        yield f"({len(found.open.missing_calls)} calls without a result yet)"
 
 
-async def _fork(setting: Setting, parent: str) -> int:
-    async with opened(setting) as kernel:
-        forked = await kernel.fork(parent)
+async def _fork(setting: CommandOptions, parent: str) -> int:
+    async with open_configured_kernel(setting) as kernel:
+        forked = await kernel.fork_session(parent)
     if setting.json:
-        out_json({"session": forked, "parent": parent}, lines=True)
+        print_json({"session": forked, "parent": parent}, lines=True)
     else:
-        out(forked)
+        print_line(forked)
     return OUTPUT
 
 
-async def _close(setting: Setting, ids: Sequence[str], older: float | None, interruption: Interruption) -> int:
-    with reading(setting) as (reader, _):
+async def _close(setting: CommandOptions, ids: Sequence[str], older: float | None, interruption: InterruptHandler) -> int:
+    with open_readers(setting) as (reader, _):
         chosen = list(ids)
         if older is not None:
             before = time.time_ns() - int(older * _DAY_NS)
-            found = reader.all(limit=1_000_000)
+            found = reader.list_sessions(limit=1_000_000)
             chosen += [f.id for f in found if f.state == "suspended" and f.used_ns <= before and f.id not in ids]
         for session_id in ids:
             if reader.get(session_id) is None:
-                raise unknown(reader, session_id)
+                raise unknown_session_error(reader, session_id)
     closed: list[str] = []
     if chosen:
-        async with opened(setting) as kernel:
+        async with open_configured_kernel(setting) as kernel:
             for session_id in chosen:
-                if interruption.happened:
+                if interruption.is_interrupted:
                     break
                 await kernel.close_session(session_id)
                 closed.append(session_id)
     if setting.json:
-        out_json({"closed": closed}, lines=True)
+        print_json({"closed": closed}, lines=True)
     else:
-        note(f"closed {len(closed)} session{'' if len(closed) == 1 else 's'}")
+        print_note(f"closed {len(closed)} session{'' if len(closed) == 1 else 's'}")
     return OUTPUT

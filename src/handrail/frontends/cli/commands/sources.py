@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.frontends.cli.app import ERROR, OUTPUT
-from handrail.frontends.cli.commands.config import read
-from handrail.frontends.cli.options import Setting, configured
-from handrail.frontends.cli.show import confirm, note, one_line, out, out_json, out_rows, spelled_out
+from handrail.frontends.cli.commands.config import read_configuration
+from handrail.frontends.cli.options import CommandOptions, configuration_options
+from handrail.frontends.cli.output import confirm, print_note, to_one_line, print_line, print_json, print_rows, escape_invisible
 
 if TYPE_CHECKING:
-    from handrail.contract.errors import Fault
-    from handrail.contract.generation import Entry, Generation
-    from handrail.registry.pins import Review, StoredPins
+    from handrail.contract.errors import Diagnostic
+    from handrail.contract.generation import ToolEntry, Generation
+    from handrail.registry.pins import DefinitionReview, StoredPins
 
 _NOTHING = "No tool of {} requires approval."
 
@@ -33,8 +33,8 @@ _NOTHING = "No tool of {} requires approval."
     metavar="HASH",
     help="approve: hash that review printed, to approve without asking.",
 )
-@configured
-def command(setting: Setting, action: str | None, source: str | None, tools: tuple[str, ...], known: str | None) -> int:
+@configuration_options
+def command(setting: CommandOptions, action: str | None, source: str | None, tools: tuple[str, ...], known: str | None) -> int:
     """Review and approve third-party tools.
 
     The definition of a third-party tool is text that a model acts on. So such a tool is disabled until you approve its
@@ -53,43 +53,43 @@ def command(setting: Setting, action: str | None, source: str | None, tools: tup
         raise click.UsageError(f"SOURCE is missing: handrail sources {action} SOURCE. `handrail sources` lists them.")
     if action == "review":
         return _review(setting, source, tools)
-    return _approve(setting, source, tools, known) if action == "approve" else _forget(setting, source, tools)
+    return _approve(setting, source, tools, known) if action == "approve" else _revoke(setting, source, tools)
 
 
-def _list(setting: Setting) -> int:
-    generation, pins = _looked(setting)
+def _list(setting: CommandOptions) -> int:
+    generation, pins = _load_sources(setting)
     rows = [_summary(name, entries, pins) for name, entries in _by_source(generation).items()]
     if setting.json:
-        out_json({"sources": rows, "faults": [_fault(one) for one in generation.quarantined]})
+        print_json({"sources": rows, "faults": [_fault_data(one) for one in generation.quarantined]})
         return OUTPUT
-    out_rows((str(row["name"]), f"{row['ready']} ready", f"{row['waiting']} to review") for row in rows)
+    print_rows((str(row["name"]), f"{row['ready']} ready", f"{row['waiting']} to review") for row in rows)
     for fault in generation.quarantined:
-        out(_told(fault))
+        print_line(_fault_text(fault))
     if not rows and not generation.quarantined:
-        out("No third-party sources. Packages can add them by the entry point group handrail.sources.")
+        print_line("No third-party sources. Packages can add them by the entry point group handrail.sources.")
     return OUTPUT
 
 
-def _review(setting: Setting, source: str, tools: tuple[str, ...]) -> int:
-    waiting, _, faults = _waiting(setting, source, tools)
+def _review(setting: CommandOptions, source: str, tools: tuple[str, ...]) -> int:
+    waiting, _, faults = _pending_reviews(setting, source, tools)
     for fault in faults:
-        (note if setting.json else out)(_told(fault))
+        (print_note if setting.json else print_line)(_fault_text(fault))
     if setting.json:
-        out_json(_reviewed(source, waiting))
+        print_json(_review_data(source, waiting))
         return OUTPUT
     _show(waiting)
-    note(f"to approve these: {_by_hash(source, tools, waiting)}" if waiting else _NOTHING.format(source))
+    print_note(f"to approve these: {_approve_hint(source, tools, waiting)}" if waiting else _NOTHING.format(source))
     return OUTPUT
 
 
-def _approve(setting: Setting, source: str, tools: tuple[str, ...], known: str | None) -> int:
-    from handrail.registry.pins import hash_of
+def _approve(setting: CommandOptions, source: str, tools: tuple[str, ...], known: str | None) -> int:
+    from handrail.registry.pins import compute_review_hash
 
-    waiting, pins, faults = _waiting(setting, source, tools)
+    waiting, pins, faults = _pending_reviews(setting, source, tools)
     for fault in faults:
-        note(_told(fault))
+        print_note(_fault_text(fault))
     if not waiting:
-        out(_NOTHING.format(source))
+        print_line(_NOTHING.format(source))
         return OUTPUT
     if not setting.json:
         _show(waiting)
@@ -98,122 +98,122 @@ def _approve(setting: Setting, source: str, tools: tuple[str, ...], known: str |
             raise click.UsageError(
                 f"Approval requires a terminal, or a hash. Run handrail sources review {source}, and pass its `--hash`."
             )
-        if not confirm(f"Approve {one_line(', '.join(waiting))} of {source} as shown?"):
-            note("No tool was approved.")
+        if not confirm(f"Approve {to_one_line(', '.join(waiting))} of {source} as shown?"):
+            print_note("No tool was approved.")
             return ERROR
-    elif known.strip().lower() != hash_of(source, waiting):
+    elif known.strip().lower() != compute_review_hash(source, waiting):
         if setting.json:
-            out_json(_reviewed(source, waiting))
-        note(
-            f"No tool was approved, because the definitions do not match the hash {spelled_out(known[:80])}. Review the "
-            f"definitions shown here, then run: {_by_hash(source, tools, waiting)}"
+            print_json(_review_data(source, waiting))
+        print_note(
+            f"No tool was approved, because the definitions do not match the hash {escape_invisible(known[:80])}. Review the "
+            f"definitions shown here, then run: {_approve_hint(source, tools, waiting)}"
         )
         return ERROR
-    pins.approve(source, [one.now for one in waiting.values()])
+    pins.approve(source, [one.current for one in waiting.values()])
     if setting.json:
-        out_json({"source": source, "approved": {tool_id: one.now.hash for tool_id, one in waiting.items()}})
+        print_json({"source": source, "approved": {tool_id: one.current.hash for tool_id, one in waiting.items()}})
     else:
-        out(f"approved {len(waiting)} of {source}: {one_line(', '.join(waiting))}")
+        print_line(f"approved {len(waiting)} of {source}: {to_one_line(', '.join(waiting))}")
     return OUTPUT
 
 
-def _by_hash(source: str, tools: Sequence[str], waiting: Mapping[str, Review]) -> str:
+def _approve_hint(source: str, tools: Sequence[str], waiting: Mapping[str, DefinitionReview]) -> str:
     """Return the command that approves the shown definitions."""
-    from handrail.registry.pins import hash_of
+    from handrail.registry.pins import compute_review_hash
 
-    return " ".join(("handrail sources approve", source, *tools, "--hash", hash_of(source, waiting)))
+    return " ".join(("handrail sources approve", source, *tools, "--hash", compute_review_hash(source, waiting)))
 
 
-def _reviewed(source: str, waiting: Mapping[str, Review]) -> dict[str, object]:
-    from handrail.registry.pins import hash_of
+def _review_data(source: str, waiting: Mapping[str, DefinitionReview]) -> dict[str, object]:
+    from handrail.registry.pins import compute_review_hash
 
     return {
         "source": source,
-        "hash": hash_of(source, waiting) if waiting else None,
-        "tools": [_whole(tool_id, one) for tool_id, one in waiting.items()],
+        "hash": compute_review_hash(source, waiting) if waiting else None,
+        "tools": [_tool_data(tool_id, one) for tool_id, one in waiting.items()],
     }
 
 
-def _forget(setting: Setting, source: str, tools: tuple[str, ...]) -> int:
+def _revoke(setting: CommandOptions, source: str, tools: tuple[str, ...]) -> int:
     from handrail.registry.pins import StoredPins
-    from handrail.store.folders import locate
+    from handrail.store.folders import locate_folders
 
-    folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
-    count = StoredPins(folders.state).forget(source, tools or None)
+    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    count = StoredPins(folders.state).revoke(source, tools or None)
     if setting.json:
-        out_json({"source": source, "forgotten": count})
+        print_json({"source": source, "forgotten": count})
     elif not count:
-        note(
-            f"No approval was revoked, because no tool of {spelled_out(', '.join(tools) or source)} is approved. "
+        print_note(
+            f"No approval was revoked, because no tool of {escape_invisible(', '.join(tools) or source)} is approved. "
             "`handrail sources` lists the sources."
         )
     else:
-        out(f"revoked the approval of {count} tool{'' if count == 1 else 's'} of {source}")
+        print_line(f"revoked the approval of {count} tool{'' if count == 1 else 's'} of {source}")
     return OUTPUT if count else ERROR
 
 
-def _looked(setting: Setting) -> tuple[Generation, StoredPins]:
+def _load_sources(setting: CommandOptions) -> tuple[Generation, StoredPins]:
     """Load all tools, without running any, and the stored approvals."""
-    from handrail.authoring.linting import nothing_runs
+    from handrail.authoring.linter import refuse_to_start
     from handrail.contract.agent import AgentManifest, CheckedAgent
-    from handrail.kernel.agents import as_configured, sources_of
-    from handrail.kernel.sandbox import sandbox_of
+    from handrail.kernel.agents import make_placeholder_secrets, make_tool_sources
+    from handrail.kernel.sandbox_factory import make_sandbox
     from handrail.registry.pins import StoredPins
-    from handrail.registry.sources.executables import Confinement
-    from handrail.store.folders import locate
+    from handrail.registry.sources.executable_tools import ToolConfinement
+    from handrail.store.folders import locate_folders
 
-    config = read(setting)
-    folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
-    confinement = Confinement(sandbox_of(config), nothing_runs, nothing_runs)
+    config = read_configuration(setting)
+    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    confinement = ToolConfinement(make_sandbox(config), refuse_to_start, refuse_to_start)
     whole = CheckedAgent(AgentManifest(id=config.settings.agent))
-    generation = sources_of(config, whole, folders, confinement, as_configured(config)).load(1)
+    generation = make_tool_sources(config, whole, folders, confinement, make_placeholder_secrets(config)).load(1)
     return generation, StoredPins(folders.state)
 
 
-def _connect_unknown(setting: Setting, source: str) -> None:
+def _connect_unknown(setting: CommandOptions, source: str) -> None:
     """Connect to an MCP server once, if it has never been connected, to list its tools."""
     import asyncio
 
-    from handrail.kernel.agents import as_configured
-    from handrail.kernel.servers import look_at
-    from handrail.store.folders import locate
-    from handrail.upstream.configured import configured as servers_in
-    from handrail.upstream.definition import read as listed
+    from handrail.kernel.agents import make_placeholder_secrets
+    from handrail.kernel.mcp_servers import probe_server
+    from handrail.store.folders import locate_folders
+    from handrail.upstream.server_config import load_server_definitions as servers_in
+    from handrail.upstream.definition import read_listing as listed
 
-    config = read(setting)
-    folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
-    for server in servers_in(config, as_configured(config)):
-        if server.name == source and listed(folders.state, source, server.hash) is None:
-            note(f"handrail sources: connecting to {source} to list its tools")
-            asyncio.run(look_at(config, folders, source))
+    config = read_configuration(setting)
+    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    for server in servers_in(config, make_placeholder_secrets(config)):
+        if server.name == source and listed(folders.state, source, server.definition_hash) is None:
+            print_note(f"handrail sources: connecting to {source} to list its tools")
+            asyncio.run(probe_server(config, folders, source))
 
 
-def _waiting(setting: Setting, source: str, tools: Sequence[str]) -> tuple[dict[str, Review], StoredPins, list[Fault]]:
+def _pending_reviews(setting: CommandOptions, source: str, tools: Sequence[str]) -> tuple[dict[str, DefinitionReview], StoredPins, list[Diagnostic]]:
     """Return the tools of a source that require approval, the stored approvals, and the source's faults.
 
     :param tools: the tool IDs to include; empty for all
     """
-    from handrail.registry.pins import reviews
+    from handrail.registry.pins import find_pending_reviews
 
     _connect_unknown(setting, source)
-    generation, pins = _looked(setting)
+    generation, pins = _load_sources(setting)
     by_source = _by_source(generation)
-    faults = [fault for fault in generation.quarantined if fault.foreign == source]
+    faults = [fault for fault in generation.quarantined if fault.third_party == source]
     if source not in by_source and not faults:
-        raise _unknown(source, dict.fromkeys((*by_source, *(fault.foreign for fault in generation.quarantined))))
+        raise _unknown_source_error(source, dict.fromkeys((*by_source, *(fault.third_party for fault in generation.quarantined))))
     entries = by_source.get(source, {})
     _check_has(source, tools, dict.fromkeys((*entries, *(fault.tool for fault in faults if fault.tool))))
-    waiting = reviews(source, (entry.spec for entry in entries.values()), pins)
+    waiting = find_pending_reviews(source, (entry.spec for entry in entries.values()), pins)
     if tools:
         waiting = {tool_id: one for tool_id, one in waiting.items() if tool_id in tools}
         faults = [fault for fault in faults if fault.tool in tools]
     return waiting, pins, faults
 
 
-def _unknown(source: str, known: Collection[str]) -> click.UsageError:
-    from handrail.contract.tool.names import nearest
+def _unknown_source_error(source: str, known: Collection[str]) -> click.UsageError:
+    from handrail.contract.tool.names import nearest_names
 
-    close = nearest(source, known, 1)
+    close = nearest_names(source, known, 1)
     hint = f"Did you mean {close[0]!r}?" if close else f"The third-party sources are: {', '.join(known) or 'none'}."
     return click.UsageError(f"Third-party source {source!r} does not exist. {hint}")
 
@@ -223,45 +223,45 @@ def _check_has(source: str, tools: Sequence[str], ids: Collection[str]) -> None:
         raise click.UsageError(f"{source} has no tool {unknown[0]!r}. Its tools are: {', '.join(ids) or 'none'}.")
 
 
-def _by_source(generation: Generation) -> dict[str, dict[str, Entry]]:
-    found: dict[str, dict[str, Entry]] = {}
+def _by_source(generation: Generation) -> dict[str, dict[str, ToolEntry]]:
+    found: dict[str, dict[str, ToolEntry]] = {}
     for tool_id, entry in generation.entries.items():
-        if entry.foreign is not None:
-            found.setdefault(entry.foreign.name, {})[tool_id] = entry
+        if entry.third_party is not None:
+            found.setdefault(entry.third_party.name, {})[tool_id] = entry
     return found
 
 
-def _summary(name: str, entries: Mapping[str, Entry], pins: StoredPins) -> dict[str, object]:
-    from handrail.registry.pins import reviews
+def _summary(name: str, entries: Mapping[str, ToolEntry], pins: StoredPins) -> dict[str, object]:
+    from handrail.registry.pins import find_pending_reviews
 
-    waiting = reviews(name, (entry.spec for entry in entries.values()), pins)
-    ready = sum(entry.withheld is None for entry in entries.values())
-    tools = {tool_id: {"status": entry.status, "reason": entry.withheld} for tool_id, entry in entries.items()}
+    waiting = find_pending_reviews(name, (entry.spec for entry in entries.values()), pins)
+    ready = sum(entry.unavailable_reason is None for entry in entries.values())
+    tools = {tool_id: {"status": entry.status, "reason": entry.unavailable_reason} for tool_id, entry in entries.items()}
     return {"name": name, "ready": ready, "waiting": len(waiting), "tools": tools}
 
 
-def _show(waiting: Mapping[str, Review]) -> None:
+def _show(waiting: Mapping[str, DefinitionReview]) -> None:
     for tool_id, one in waiting.items():
-        out(f"{one_line(tool_id)}: {one_line(one.reason)}")
-        for line in one.difference():
-            out(f"  {one_line(line)}")
+        print_line(f"{to_one_line(tool_id)}: {to_one_line(one.reason)}")
+        for line in one.diff_lines():
+            print_line(f"  {to_one_line(line)}")
 
 
-def _told(fault: Fault) -> str:
-    return f"quarantined: {one_line(str(fault))}"  # IDs are untrusted text
+def _fault_text(fault: Diagnostic) -> str:
+    return f"quarantined: {to_one_line(str(fault))}"  # IDs are untrusted text
 
 
-def _fault(fault: Fault) -> dict[str, str]:
-    told = {"source": fault.source, "where": fault.where, "problem": fault.problem}
+def _fault_data(fault: Diagnostic) -> dict[str, str]:
+    told = {"source": fault.source, "where": fault.location, "problem": fault.problem}
     return told | ({"tool": fault.tool} if fault.tool else {})
 
 
-def _whole(tool_id: str, one: Review) -> dict[str, object]:
+def _tool_data(tool_id: str, one: DefinitionReview) -> dict[str, object]:
     return {
         "id": tool_id,
         "reason": one.reason,
-        "hash": one.now.hash,
-        "now": one.now.as_data(),
-        "before": None if one.before is None else one.before.as_data(),
-        "difference": one.difference(),
+        "hash": one.current.hash,
+        "now": one.current.to_dict(),
+        "before": None if one.approved is None else one.approved.to_dict(),
+        "difference": one.diff_lines(),
     }

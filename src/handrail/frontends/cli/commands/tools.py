@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.frontends.cli.app import OUTPUT
-from handrail.frontends.cli.driving import Interruption, drive, opened
-from handrail.frontends.cli.options import Setting, equipped
-from handrail.frontends.cli.show import MOST_NAME, columns, note, one_line, out, out_json, out_styled
+from handrail.frontends.cli.runner import InterruptHandler, run_async, open_configured_kernel
+from handrail.frontends.cli.options import CommandOptions, agent_options
+from handrail.frontends.cli.output import MAX_NAME, align_columns, print_note, to_one_line, print_line, print_json, print_styled
 
 if TYPE_CHECKING:
-    from handrail.catalog.prompt import Costs, Share, ToolCost
-    from handrail.catalog.view import View
-    from handrail.contract.generation import Entry, ToolStatus
+    from handrail.catalog.prompt import CatalogCosts, CostShare, ToolCost
+    from handrail.catalog.view import CatalogView
+    from handrail.contract.generation import ToolEntry, ToolStatus
 
 
 @click.command("tools")
 @click.option("--cost", is_flag=True, help="Show how many tokens of a model's context the tools take.")
 @click.option("--category", metavar="NAME", help="Category to list, as browse_tools names it, or core. Default: all.")
-@equipped
-def command(setting: Setting, cost: bool, category: str | None) -> int:
+@agent_options
+def command(setting: CommandOptions, cost: bool, category: str | None) -> int:
     """List tools and why some are unavailable.
 
     A status is system (ready), connected (ready after configuration or approval), available (requires configuration),
@@ -33,121 +33,121 @@ def command(setting: Setting, cost: bool, category: str | None) -> int:
     With --json, prints both views of each tool: the model's view and the kernel's. With --cost, prints the approximate
     number of tokens of each tool, category and source, and how many are loaded at the start of a turn.
     """
-    return drive(lambda interruption: _costs(setting) if cost else _tools(setting, category, interruption))
+    return run_async(lambda interruption: _costs(setting) if cost else _tools(setting, category, interruption))
 
 
-async def _costs(setting: Setting) -> int:
-    from handrail.kernel.doctor.machine import costs_for
+async def _costs(setting: CommandOptions) -> int:
+    from handrail.kernel.doctor.machine_checks import compute_agent_costs
 
-    async with opened(setting) as kernel:
-        costs = costs_for(kernel.generation, kernel.config, kernel.agent)
+    async with open_configured_kernel(setting) as kernel:
+        costs = compute_agent_costs(kernel.generation, kernel.config, kernel.agent)
     if setting.json:
-        out_json(costs.to_dict())
+        print_json(costs.to_dict())
     else:
-        show_costs(costs)
+        print_costs(costs)
     return OUTPUT
 
 
-async def _tools(setting: Setting, category: str | None, interruption: Interruption) -> int:
-    from handrail.catalog.view import view_of
-    from handrail.policy.rules.rules import MEANINGS, read_mode
+async def _tools(setting: CommandOptions, category: str | None, interruption: InterruptHandler) -> int:
+    from handrail.catalog.view import get_view
+    from handrail.policy.rules.definitions import MODE_DESCRIPTIONS, parse_mode
 
-    async with opened(setting) as kernel:
-        view = view_of(kernel.generation, kernel.config.settings.catalog.options(kernel.agent.core))
+    async with open_configured_kernel(setting) as kernel:
+        view = get_view(kernel.generation, kernel.config.settings.catalog.to_options(kernel.agent.core))
         entries = list(kernel.generation.entries.values())
-        number, mode = kernel.generation.number, read_mode(kernel.rules.mode)
+        number, mode = kernel.generation.number, parse_mode(kernel.rules.mode)
         told = await kernel.tool_statuses()
-    empty = view.empty
+    empty = view.empty_categories
     statuses = _statuses(entries, told)
     others = [one for one in told if statuses.get(one.tool) is not one]
     if category is not None:
-        entries = _of_category(category, entries, view)
+        entries = _entries_in_category(category, entries, view)
         empty = {name: text for name, text in empty.items() if name == category and not entries}
     if setting.json:
-        tools = [_whole(entry, view, statuses[entry.id]) for entry in entries]
-        out_json({"generation": number, "mode": mode, "tools": tools, "others": [one._asdict() for one in others]})
+        tools = [_tool_data(entry, view, statuses[entry.id]) for entry in entries]
+        print_json({"generation": number, "mode": mode, "tools": tools, "others": [one._asdict() for one in others]})
         return OUTPUT
-    note(f"handrail: mode {mode}: {MEANINGS[mode]}")
+    print_note(f"handrail: mode {mode}: {MODE_DESCRIPTIONS[mode]}")
     _show_tools(entries, view, statuses)
     if category is None:
         _show_others(others)
     for name, text in empty.items():
-        note(f"handrail: category {name}: {text}")
+        print_note(f"handrail: category {name}: {text}")
     return OUTPUT
 
 
 def _show_others(others: Iterable[ToolStatus]) -> None:
-    for line in columns((one.tool or "-", one.status, one.source, one.reason) for one in others):
-        out_styled((line, "dim"), cut=False)
+    for line in align_columns((one.tool or "-", one.status, one.source, one.reason) for one in others):
+        print_styled((line, "dim"), cut=False)
 
 
-def _statuses(entries: Iterable[Entry], told: Sequence[ToolStatus]) -> dict[str, ToolStatus]:
+def _statuses(entries: Iterable[ToolEntry], told: Sequence[ToolStatus]) -> dict[str, ToolStatus]:
     """Return the status of each tool by its ID."""
     statuses = {entry.id: _status(entry) for entry in entries}
     return statuses | {one.tool: one for one in reversed(told) if one.tool in statuses}  # of two, the tool's own
 
 
-def _show_tools(entries: Sequence[Entry], view: View, statuses: Mapping[str, ToolStatus]) -> None:
+def _show_tools(entries: Sequence[ToolEntry], view: CatalogView, statuses: Mapping[str, ToolStatus]) -> None:
     head = ("TOOL", "STATUS", "CATEGORY", "LOADING", "EFFECT", "SOURCE", "DESCRIPTION")
     rows = [
         (
-            *(entry.spec.id, statuses[entry.id].status, view.category_of(entry), view.standing(entry)),
+            *(entry.spec.id, statuses[entry.id].status, view.category_of(entry), view.status_of(entry)),
             *(entry.spec.side_effect, entry.source, _about(entry, statuses[entry.id])),
         )
         for entry in entries
     ]
     if not rows:
         return
-    title, *lines = columns([head, *rows])
-    out_styled((title, "bold"), cut=True)
+    title, *lines = align_columns([head, *rows])
+    print_styled((title, "bold"), cut=True)
     for entry, line in zip(entries, lines, strict=True):
-        name, style = len(one_line(entry.spec.id, MOST_NAME)), "dim" * (entry.withheld is not None)
-        out_styled((line[:name], f"bold {style}"), (line[name:], style), cut=not statuses[entry.id].reason)
+        name, style = len(to_one_line(entry.spec.id, MAX_NAME)), "dim" * (entry.unavailable_reason is not None)
+        print_styled((line[:name], f"bold {style}"), (line[name:], style), cut=not statuses[entry.id].reason)
 
 
-def _status(entry: Entry) -> ToolStatus:
+def _status(entry: ToolEntry) -> ToolStatus:
     from handrail.contract.generation import ToolStatus
 
-    return ToolStatus(entry.id, entry.status, entry.withheld or "", entry.source)
+    return ToolStatus(entry.id, entry.status, entry.unavailable_reason or "", entry.source)
 
 
-def _about(entry: Entry, status: ToolStatus) -> str:
-    if entry.withheld is not None:
-        return f"unavailable: {entry.withheld}"
+def _about(entry: ToolEntry, status: ToolStatus) -> str:
+    if entry.unavailable_reason is not None:
+        return f"unavailable: {entry.unavailable_reason}"
     return status.reason or entry.spec.description.strip().split("\n")[0]
 
 
-def _of_category(name: str, entries: list[Entry], view: View) -> list[Entry]:
+def _entries_in_category(name: str, entries: list[ToolEntry], view: CatalogView) -> list[ToolEntry]:
     """Return the tools of a category.
 
     :raises UsageError: for an unknown category
     """
     from handrail.contract.errors import UsageError
 
-    there = sorted({*(view.category_of(entry) for entry in entries), *view.empty})
+    there = sorted({*(view.category_of(entry) for entry in entries), *view.empty_categories})
     if name not in there:
         raise UsageError(f"Category {name!r} does not exist. The categories are: {', '.join(there)}.")
     return [entry for entry in entries if view.category_of(entry) == name]
 
 
-def _whole(entry: Entry, view: View, status: ToolStatus) -> dict[str, object]:
-    spec, behind = entry.spec, entry.behind
+def _tool_data(entry: ToolEntry, view: CatalogView, status: ToolStatus) -> dict[str, object]:
+    spec, behind = entry.spec, entry.answering_spec
     return {
         "id": spec.id,
         "status": status.status,
         "reason": status.reason or None,
         "answered_by": None if behind is None else behind.id,
         "category": view.category_of(entry),
-        "view": view.standing(entry),
+        "view": view.status_of(entry),
         "source": entry.source,
-        "withheld": entry.withheld,
+        "withheld": entry.unavailable_reason,
         "definition_hash": entry.definition_hash,
         "llm": spec.llm_view(),
-        "runtime": _in_force(entry),
+        "runtime": _effective_settings(entry),
     }
 
 
-def _in_force(entry: Entry) -> dict[str, object]:
+def _effective_settings(entry: ToolEntry) -> dict[str, object]:
     """Return the runtime view with the effective limits, and each setting with its value and default."""
     spec, declared = entry.spec, entry.declared or entry.spec
     view = spec.runtime_view()
@@ -164,26 +164,26 @@ _BAR = 20
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-def show_costs(costs: Costs) -> None:
+def print_costs(costs: CatalogCosts) -> None:
     """Print the token costs as tables."""
-    rate = f" ({_percent(costs.in_view, costs.whole)})" if costs.whole else ""
-    out(
-        f"about {costs.in_view:,} tokens loaded at the start of a turn, of {costs.whole:,} with every tool loaded{rate}"
+    rate = f" ({_percent(costs.active_tokens, costs.total_tokens)})" if costs.total_tokens else ""
+    print_line(
+        f"about {costs.active_tokens:,} tokens loaded at the start of a turn, of {costs.total_tokens:,} with every tool loaded{rate}"
     )
-    out(f"  {len(costs.shown)} of {len(costs.tools)} tools, and an index of the others with {costs.index:,} tokens")
-    out(f"  in the form for {costs.dialect}, the longest of all providers")
+    print_line(f"  {len(costs.active_tools)} of {len(costs.tools)} tools, and an index of the others with {costs.index_tokens:,} tokens")
+    print_line(f"  in the form for {costs.dialect}, the longest of all providers")
     for title, shares in (("CATEGORY", costs.categories), ("SOURCE", costs.sources)):
-        out()
-        _print((title, "TOOLS", "LOADED", "TOKENS", "SHARE"), (_share(one, costs.whole) for one in shares))
-    out()
-    _print(("TOOL", "CATEGORY", "AT START", "TOKENS", "SHARE"), (_tool(one, costs.whole) for one in costs.tools))
+        print_line()
+        _print_columns((title, "TOOLS", "LOADED", "TOKENS", "SHARE"), (_share_row(one, costs.total_tokens) for one in shares))
+    print_line()
+    _print_columns(("TOOL", "CATEGORY", "AT START", "TOKENS", "SHARE"), (_tool_row(one, costs.total_tokens) for one in costs.tools))
 
 
-def _share(one: Share, whole: int) -> tuple[str, ...]:
+def _share_row(one: CostShare, whole: int) -> tuple[str, ...]:
     return one.name, f"{one.tools:,}", f"{one.in_view:,}", f"{one.tokens:,}", _bar(one.tokens, whole)
 
 
-def _tool(one: ToolCost, whole: int) -> tuple[str, ...]:
+def _tool_row(one: ToolCost, whole: int) -> tuple[str, ...]:
     return one.id, one.category, one.standing, f"{one.tokens:,}", _bar(one.tokens, whole)
 
 
@@ -197,11 +197,11 @@ def _bar(part: int, whole: int) -> str:
     return f"{_percent(part, whole):>7}  {bar}".rstrip()
 
 
-def _print(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
+def _print_columns(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
     """Print columns. A column with only numbers is aligned to the right."""
-    table = [tuple(one_line(cell, MOST_NAME) for cell in row) for row in rows]
+    table = [tuple(to_one_line(cell, MAX_NAME) for cell in row) for row in rows]
     numeric = [all(row[at].replace(",", "").isdigit() for row in table) for at in range(len(head))]
     widths = [max(len(row[at]) for row in (head, *table)) for at in range(len(head))]
     for row in (head, *table):
         cells = (c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, numeric, strict=True))
-        out("  ".join(cells).rstrip())
+        print_line("  ".join(cells).rstrip())

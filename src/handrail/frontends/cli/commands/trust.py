@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.frontends.cli.app import ERROR, OUTPUT
-from handrail.frontends.cli.commands.config import note_holder, read, shown
-from handrail.frontends.cli.options import Setting, configured
-from handrail.frontends.cli.show import columns, note, one_line, out, out_json, prompt, spelled_out
+from handrail.frontends.cli.commands.config import note_lease_holder, read_configuration, to_json
+from handrail.frontends.cli.options import CommandOptions, configuration_options
+from handrail.frontends.cli.output import align_columns, print_note, to_one_line, print_line, print_json, print_prompt, escape_invisible
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from handrail.config import Configuration, WorkspaceFile
-    from handrail.store.folders import Folders
+    from handrail.store.folders import StateFolders
 
 
 @click.command("trust")
@@ -34,113 +34,113 @@ if TYPE_CHECKING:
 )
 @click.option("--revoke", is_flag=True, help="Revoke the trust in the workspace's file.")
 @click.option("--list", "listed", is_flag=True, help="List the trusted files of all workspaces.")
-@configured
-def command(setting: Setting, known: str | None, revoke: bool, listed: bool) -> int:
+@configuration_options
+def command(setting: CommandOptions, known: str | None, revoke: bool, listed: bool) -> int:
     """Review and trust the workspace's handrail.toml.
 
     Rules that deny or ask always apply. Rules that allow, and all other settings, apply only if you trust exactly this
     content. Any change of the file ends the trust. Your decision applies to kernels that start from now on.
     """
-    from handrail.store.folders import locate
+    from handrail.store.folders import locate_folders
 
     if sum((known is not None, revoke, listed)) > 1:
         raise click.UsageError("`--hash`, `--revoke` and `--list` exclude each other. Pass only one of them.")
-    folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
+    folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
     if listed:
         return _list(setting, folders.state)
     if revoke:
         return _revoke(setting, folders)
-    config = read(setting)
+    config = read_configuration(setting)
     file = config.workspace
     if file is None:
-        note(f"handrail trust: {folders.workspace} has no handrail.toml. To write one: handrail init")
+        print_note(f"handrail trust: {folders.workspace} has no handrail.toml. To write one: handrail init")
         return ERROR
     if known is not None:
-        return _by_hash(setting, file, known)
-    return _asked(setting, config, file)
+        return _trust_by_hash(setting, file, known)
+    return _ask_trust(setting, config, file)
 
 
-def _by_hash(setting: Setting, file: WorkspaceFile, known: str) -> int:
+def _trust_by_hash(setting: CommandOptions, file: WorkspaceFile, known: str) -> int:
     if known.strip().lower() != file.sha256:
-        note(f"handrail trust: Not trusted, because {file.path} has another hash: {file.sha256}")
+        print_note(f"handrail trust: Not trusted, because {file.path} has another hash: {file.sha256}")
         return ERROR
-    return _granted(setting, file)
+    return _grant_trust(setting, file)
 
 
-def _asked(setting: Setting, config: Configuration, file: WorkspaceFile) -> int:
+def _ask_trust(setting: CommandOptions, config: Configuration, file: WorkspaceFile) -> int:
     """Show the full file, and the changes if it is trusted, then ask the user at the terminal."""
-    if not file.trusted and not config.held_back:
-        note(f"{file.path} has only rules that deny or ask. They apply without trust. Nothing to decide.")
+    if not file.trusted and not config.untrusted_values:
+        print_note(f"{file.path} has only rules that deny or ask. They apply without trust. Nothing to decide.")
         return OUTPUT
     if setting.json:
-        out_json(_decision(file, config))
+        print_json(_decision_data(file, config))
     else:
         _show(config, file)
     if file.trusted:
-        note("This content is trusted. To revoke the trust: handrail trust --revoke")
+        print_note("This content is trusted. To revoke the trust: handrail trust --revoke")
         return OUTPUT
     if setting.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        note(f"Not trusted: there is no terminal to ask. After your review: handrail trust --hash {file.sha256}")
+        print_note(f"Not trusted: there is no terminal to ask. After your review: handrail trust --hash {file.sha256}")
         return ERROR
-    if not _yes("Trust exactly this content?"):
-        note("Not trusted.")
+    if not _ask_yes_no("Trust exactly this content?"):
+        print_note("Not trusted.")
         return ERROR
-    return _granted(setting, file)
+    return _grant_trust(setting, file)
 
 
 def _show(config: Configuration, file: WorkspaceFile) -> None:
     text = file.content.decode("utf-8-sig").removesuffix("\n")
-    out(one_line(str(file.path)))
+    print_line(to_one_line(str(file.path)))
     for line in text.replace("\r\n", "\n").split("\n"):
-        for number, part in enumerate(_pieces(spelled_out(line))):  # marked, so that no line looks like Handrail's
-            out(f"  {'┆' if number else '│'} {part}")
-    out(f"sha256 {file.sha256}")
-    if held := config.held_back:
-        out()
-        out("If trusted, these settings apply:")
+        for number, part in enumerate(_wrap_line(escape_invisible(line))):  # marked, so that no line looks like Handrail's
+            print_line(f"  {'┆' if number else '│'} {part}")
+    print_line(f"sha256 {file.sha256}")
+    if held := config.untrusted_values:
+        print_line()
+        print_line("If trusted, these settings apply:")
         for value in held:
             if value.key == "rules":
-                out(f"  {one_line(str(value.value))}")
+                print_line(f"  {to_one_line(str(value.value))}")
             else:
-                now = [v for v in config.values if v.key == value.key and not v.not_in_force]
-                before = f", now {shown(now[0].value)} ({one_line(str(now[0].origin))})" if now else ""
-                out(f"  set {value.key} to {shown(value.value)}{before}")
+                now = [v for v in config.values if v.key == value.key and not v.inactive_reason]
+                before = f", now {to_json(now[0].value)} ({to_one_line(str(now[0].origin))})" if now else ""
+                print_line(f"  set {value.key} to {to_json(value.value)}{before}")
 
 
-def _granted(setting: Setting, file: WorkspaceFile) -> int:
+def _grant_trust(setting: CommandOptions, file: WorkspaceFile) -> int:
     """Trust the content that was read and shown, also if the file has changed since."""
     from handrail.store import decisions
-    from handrail.store.folders import prepare
+    from handrail.store.folders import prepare_folders
 
-    folders = prepare(setting.workspace, setting.state, allow_home=setting.allow_home)
-    decisions.grant(folders, file.sha256, clock=time.time_ns)
+    folders = prepare_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
+    decisions.grant_trust(folders, file.sha256, clock=time.time_ns)
     if setting.json:
-        out_json({"file": str(file.path), "sha256": file.sha256, "trusted": True})
+        print_json({"file": str(file.path), "sha256": file.sha256, "trusted": True})
     else:
-        out(f"trusted {one_line(str(file.path))}")
-    note_holder(setting)
+        print_line(f"trusted {to_one_line(str(file.path))}")
+    note_lease_holder(setting)
     return OUTPUT
 
 
-def _revoke(setting: Setting, folders: Folders) -> int:
+def _revoke(setting: CommandOptions, folders: StateFolders) -> int:
     from handrail.store import decisions
 
-    was = decisions.revoke(folders)
+    was = decisions.revoke_trust(folders)
     if setting.json:
-        out_json({"revoked": was})
+        print_json({"revoked": was})
     else:
-        out(f"{'revoked the trust' if was else 'no file was trusted'} in {one_line(str(folders.workspace))}")
+        print_line(f"{'revoked the trust' if was else 'no file was trusted'} in {to_one_line(str(folders.workspace))}")
     if was:
-        note_holder(setting)
+        note_lease_holder(setting)
     return OUTPUT
 
 
-def _list(setting: Setting, state: Path) -> int:
+def _list(setting: CommandOptions, state: Path) -> int:
     from handrail.store import decisions
 
-    records = decisions.everywhere(state)
+    records = decisions.list_trust(state)
     if setting.json:
-        out_json([{"workspace": one.workspace, "sha256": one.sha256, "at_ns": one.at_ns} for one in records])
+        print_json([{"workspace": one.workspace, "sha256": one.sha256, "at_ns": one.at_ns} for one in records])
         return OUTPUT
     rows = [
         (
@@ -150,24 +150,24 @@ def _list(setting: Setting, state: Path) -> int:
         )
         for one in records
     ]
-    for line in columns(rows):
-        out(line)
+    for line in align_columns(rows):
+        print_line(line)
     if not rows:
-        note("No file is trusted.")
+        print_note("No file is trusted.")
     return OUTPUT
 
 
-def _decision(file: WorkspaceFile, config: Configuration) -> dict[str, object]:
+def _decision_data(file: WorkspaceFile, config: Configuration) -> dict[str, object]:
     return {
         "file": str(file.path),
         "sha256": file.sha256,
         "trusted": file.trusted,
         "content": file.content.decode("utf-8-sig"),
-        "would_count": [value.to_dict() for value in config.held_back],
+        "would_count": [value.to_dict() for value in config.untrusted_values],
     }
 
 
-def _pieces(line: str) -> Iterator[str]:
+def _wrap_line(line: str) -> Iterator[str]:
     """Yield a line in pieces that fit the terminal, so that a wrapped part does not look like a line."""
     width = max(20, shutil.get_terminal_size().columns - 5)
     piece, used = "", 0
@@ -180,14 +180,14 @@ def _pieces(line: str) -> Iterator[str]:
     yield piece
 
 
-def _yes(question: str) -> bool:
+def _ask_yes_no(question: str) -> bool:
     """Ask the user, and return the answer. Earlier input is discarded, and the end of input means no."""
     with suppress(Exception):  # not a POSIX terminal
         import termios
 
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
     while True:
-        prompt(f"{question} [y/n] ")
+        print_prompt(f"{question} [y/n] ")
         line = sys.stdin.readline()
         answer = line.strip().lower()
         if answer in ("y", "yes"):

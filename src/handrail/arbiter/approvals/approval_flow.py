@@ -1,0 +1,647 @@
+"""Approval of one call: the request, the wait without locks or time-out, and the effect of the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+import shlex
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from functools import lru_cache
+from itertools import islice
+from typing import Any, cast
+
+from handrail.arbiter.approvals.file_binding import RunFileFinder, explain_changes
+from handrail.arbiter.approvals.broker import CHOICE_WITHOUT_RULE, ApprovalBroker, evaluate_changed, offered_rule
+from handrail.arbiter.call import CallApprovals, Call, Lane, CallRefusal
+from handrail.arbiter.delegation import check_delegation
+from handrail.arbiter.execution import run_uninterrupted
+from handrail.arbiter.call_locks import choose_locks
+from handrail.arbiter.locks import LockResolver
+from handrail.arbiter.output.shaper import OutputShaper
+from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalKind, ApprovalRequest, ApprovalHandler
+from handrail.contract.services.jobs import DEFAULT_COMMAND, TERMINAL_START_ID
+from handrail.contract.services.runtime import UserQuestion
+from handrail.contract.errors import LogUnavailable, ToolError
+from handrail.policy import suggestions
+from handrail.policy.evaluation import PolicyVerdict
+from handrail.policy.shell import wrappers
+from handrail.policy.shell.risky_options import SHELLS
+from handrail.policy.shell.parser import ShellCommand, ShellScript, parse_script
+from handrail.policy.targets import CallTarget, format_command
+from handrail.record.log import Record
+from handrail.runtime.shell import ENTER_KEYS, runs_unseen_line, takes_input, build_rule_value
+
+# Terminal input, as rules evaluate it: as shell text if a shell reads it. If the reader is unknown, a user must approve.
+
+_SHELLS = (
+    SHELLS
+    | {
+        "script",
+        "screen",
+        "tmux",
+        "su",
+        "sudo",
+        "doas",
+        "runuser",
+        "newgrp",
+        "sg",
+        "login",
+        "unshare",
+        "chroot",
+        "nsenter",
+    }
+    | {
+        "nix-shell",
+        "ssh-agent",
+        "asciinema",
+        "ttyrec",
+        "busybox",
+        "toybox",
+        "fakeroot",
+        "proot",
+        "xonsh",
+        "nu",
+        "elvish",
+    }
+)
+"""Shells, and programs that open one unless they are given a command."""
+_SETTERS = frozenset(("set", "reset", "tset"))
+_STTY_SHOWS = frozenset(("size", "speed", "-a", "--all", "-g", "--save"))
+_UNFINISHED = (
+    "the text is not a complete line, so the command is unknown; end it with a newline, or with enter in `list_keys`"
+)
+_ADDED = (
+    "the terminal's line already contains text, which the shell reads together with this; press ctrl-c or enter first"
+)
+_TAKEN = (
+    "the last program in the terminal may still run and read this input; check with terminal.read that the prompt is back "
+    "(a shell without line editing, such as dash, does not show that)"
+)
+_EDITS = "an interactive shell expands '!', a tab, and '^' at the beginning of a line"
+_KEYS = "the keys may run a line that keys have edited, which is unknown here; send the line as `text`"
+_LINES = "a quoted part spans several lines, so a program may read the first line and the shell the next one"
+_AHEAD = "a program in one line may read the next lines before the shell does; send one line at a time"
+_SETS = "the command changes how the shell or its terminal reads lines"
+_FOLDER = "the command opens a file by a name that depends on the current folder of the terminal's shell"
+
+
+def find_typed_command(call: Call) -> CallTarget | None:
+    """Return the command that a call types into a shell, or starts a terminal with in another folder.
+
+    Starting a terminal in a folder counts as ``cd`` followed by the command, since names depend on the folder.
+
+    :return: None if the call runs no command, or another program than a shell reads the input
+    """
+    arguments = call.arguments
+    assert arguments is not None
+    if call.tool_id == TERMINAL_START_ID:
+        folder, command = arguments.get("cwd"), str(arguments.get("command", DEFAULT_COMMAND))
+        if folder is None:
+            return None
+        whole = f"cd {shlex.quote(str(folder))} && {command}"
+        return CallTarget("shell.run", command, format_command(whole), parse_script(whole))
+    text, keys = str(arguments.get("text") or ""), str(arguments.get("keys") or "").split()
+    shared, terminal_id = call.lane.environment.terminals, str(arguments.get("id"))
+    terminal = shared.find(terminal_id)
+    command = _find_start_command(call.lane, terminal_id) if terminal is None else terminal.command
+    if command is not None and not runs_a_shell(command):
+        shared.non_shells.add(terminal_id)
+        return None
+    open_line = terminal is not None and terminal.line_open
+    hidden = runs_unseen_line(text, keys, open_line)
+    if not text and not hidden:
+        return None
+    whole = text.endswith("\n") or (bool(keys) and keys[0] in ENTER_KEYS)
+    taken = terminal is not None and terminal.is_input_uncertain
+    script = (
+        _parse_typed_text(text, whole=whole, added=_ADDED if open_line else _TAKEN if taken else None, hidden=hidden)
+        if text
+        else ShellScript((), _KEYS)
+    )
+    shown = format_command(text or " ".join(keys))
+    return CallTarget("shell.run", build_rule_value(text, open_line=taken or hidden), shown, script)
+
+
+def find_shell_folders(call: Call) -> tuple[str | None, ...]:
+    """Return the folders that the shell which a call types into may be in."""
+    terminal = call.lane.environment.terminals.find(str((call.arguments or {}).get("id")))
+    return () if terminal is None else terminal.process.current_folders()
+
+
+def _find_start_command(lane: Lane, terminal_id: str) -> str | None:
+    """Return the command of a terminal that is about to open; None if there is none."""
+    for other in lane.running_calls.values():
+        if other.job is not None and other.job.row.id == terminal_id:
+            given = (other.arguments or {}).get("command", DEFAULT_COMMAND)
+            return given if isinstance(given, str) else None
+    return None
+
+
+def _parse_typed_text(text: str, *, whole: bool, added: str | None, hidden: bool) -> ShellScript:
+    script = parse_script(text)
+    if script.unclear is not None:
+        return script
+    unclear = (
+        added
+        if added
+        else _UNFINISHED
+        if not whole
+        else _KEYS
+        if hidden
+        else _EDITS
+        if "!" in text or "\t" in text or any(line.startswith("^") for line in text.split("\n"))
+        else _LINES
+        if any("\n" in word for command in script.commands for word in command.argv)
+        else _AHEAD
+        if takes_input(text.rstrip("\n").rpartition("\n")[0])
+        else _SETS
+        if any(map(_changes_terminal, script.commands))
+        else _FOLDER
+        if script.files
+        else None
+    )
+    return script if unclear is None else replace(script, unclear=unclear, files=())
+
+
+def _changes_terminal(command: ShellCommand) -> bool:
+    *_, argv = wrappers.split_layers(command.argv)
+    program = posixpath.basename(argv[0]) if argv else ""
+    return program in _SETTERS or (program == "stty" and any(word not in _STTY_SHOWS for word in argv[1:]))
+
+
+@lru_cache(maxsize=256)
+def runs_a_shell(command: str) -> bool:
+    """Return whether a terminal that was started with this command reads shell commands.
+
+    If that is unclear, the answer is yes.
+    """
+    script = parse_script(command)
+    if script.unclear is not None:
+        return True
+    return any(posixpath.basename(word) in _SHELLS for one in script.commands for word in one.argv)
+
+
+_MOST_FILES_ON_RECORD = 50
+MAX_TRIES = 5
+"""How many invalid argument changes an approval handler may send before the request is denied."""
+
+EvaluateCall = Callable[[Call], PolicyVerdict]
+ApplyWatchdogs = Callable[[Call, PolicyVerdict], Awaitable[PolicyVerdict]]
+
+
+class CallSuspended(Exception):
+    """The call is suspended until a user answers and its session is resumed; it has no outcome yet."""
+
+    def __init__(self, approval_id: str) -> None:
+        super().__init__(approval_id)
+        self.approval_id = approval_id
+
+
+class ApprovalFlow:
+    """Obtains approvals and answers for calls.
+
+    :param judged: evaluates the arguments of a call by the current rules
+    :param watched: applies the watchdogs to a verdict
+    """
+
+    def __init__(
+        self, broker: ApprovalBroker, shaper: OutputShaper, lock_resolver: LockResolver, evaluate: EvaluateCall, apply_watchdogs: ApplyWatchdogs
+    ) -> None:
+        self.broker = broker
+        self._shaper = shaper
+        self._lock_resolver = lock_resolver
+        self._evaluate = evaluate
+        self._apply_watchdogs = apply_watchdogs
+
+    # ── may it run? ──────────────────────────────────────────────────────────────────────────────
+
+    async def request_permission(self, call: Call) -> None:
+        """Obtain approval for ``call``, or apply the answer that an earlier process received.
+
+        :raises Refusal: if the answer is no, or the session has no user to ask
+        :raises Parked: if no user can answer now
+        """
+        assert call.verdict is not None
+        call.copy_arguments()
+        row = self._find_earlier_request(call, "approval")
+        if row is None:
+            self._check_askable(call)
+            row = await self._submit_request(call, self._create_request(call, await self._find_run_files(call)))
+        if row.is_pending:
+            row = await self._wait_for_decision(call, row, self._request_approval)
+        await self._apply_decision(call, row)
+        call.add_record("authorised", self._authorised_body(row))
+        call.emit("approved", {"choice": row.choice, "approval": row.id})
+
+    async def enforce_earlier_answer(self, call: Call) -> None:
+        """Apply an earlier rejection although the current rules allow the call.
+
+        :raises Refusal: ``denied``
+        """
+        row = self._find_earlier_request(call, "approval")
+        if row is not None and not row.is_pending:
+            await self._apply_decision(call, row)
+
+    def _check_askable(self, call: Call) -> None:
+        assert call.verdict is not None
+        reason = call.verdict.reason
+        if call.parent is not None:
+            text = (
+                f"{reason} A call that a tool makes cannot ask the user, so it is denied. Ask the user to add a rule that "
+                "allows it."
+            )
+            raise CallRefusal("authorise", "denied", text)
+        if call.lane.approval_handler is None:
+            raise CallRefusal(
+                "authorise",
+                "denied",
+                f"{reason} This session has no user to ask, so the call is denied. Continue without it and report what you "
+                "could not run.",
+            )
+
+    async def _find_run_files(self, call: Call) -> Mapping[str, str]:
+        """Return the workspace files that the call runs, with their present state.
+
+        :raises Refusal: if the command names too many files
+        """
+        if not _runs_commands(call):
+            return {}  # without a wait, so that the requests of one reply keep its order
+        try:
+            return await call.run_interruptible("authorise", lambda: asyncio.to_thread(self._run_files, call))
+        except ToolError as error:
+            raise CallRefusal("authorise", error.kind, error.text) from None
+
+    def _run_files(self, call: Call) -> Mapping[str, str]:
+        assert call.verdict is not None and call.entry is not None and call.arguments is not None
+        around, text = call.lane.environment, self._shaper.redactor.redact_text
+        folders = find_shell_folders(call) if call.entry.tool.types_input else ()
+        found = RunFileFinder(around.roots, around.scratch).find(call.verdict.targets, call.arguments, folders)
+        return {text(path): mark for path, mark in found.items()}
+
+    async def check_files(self, call: Call) -> None:
+        """Check that the files which the call runs are the same as when the user approved it.
+
+        :raises Refusal: ``conflict``
+        """
+        for row in call.approvals.granted:
+            if row.kind != "approval":
+                continue
+            approved = row.request.files if row.changed_arguments is None else row.changed_files or {}
+            if not approved and not _runs_commands(call):
+                continue
+            now = await call.run_interruptible("intend", lambda: asyncio.to_thread(self._run_files, call))
+            if (fault := explain_changes(approved, now)) is not None:
+                raise CallRefusal("intend", "conflict", fault)
+
+    def _create_request(self, call: Call, files: Mapping[str, str]) -> Approval:
+        assert call.verdict is not None
+        always, never, wider = (one(call.verdict) for one in (suggestions.suggest_rule, suggestions.suggest_denying_rule, suggestions.suggest_wider_rule))
+        targets = (self._shaper.redact(f"{target.capability} {target.shown}") for target in call.verdict.targets)
+        return self.broker.create_request(
+            replace(
+                self._build_request(call),
+                reason=self._shaper.redact(call.verdict.reason),
+                always=self._showable(always),
+                never=self._showable(never),
+                wider=self._showable(wider),
+                targets=tuple(targets),
+                files=files,
+            )
+        )
+
+    def _showable(self, rule: str | None) -> str | None:
+        """Return the rule, or None if it contains a secret: rules are stored and shown in full."""
+        return rule if rule is None or self._shaper.redact(rule) == rule else None
+
+    def _build_request(self, call: Call) -> ApprovalRequest:
+        """Build the request of a call.
+
+        The shown arguments are a redacted copy. The hash covers the arguments that run.
+        """
+        assert call.entry is not None and call.arguments is not None
+        return ApprovalRequest(
+            call_id=call.id,
+            session_id=call.lane.session_id,
+            tool_id=call.entry.spec.id,
+            arguments=self._shaper.redact(call.arguments),
+            arguments_hash=self._shaper.hash_value(call.arguments),
+            definition_hash=call.entry.definition_hash,
+            reason="",
+            origin=call.lane.origin,
+            is_shared=bool(getattr(call.lane.approval_handler, "shared", False)),
+        )
+
+    async def _submit_request(self, call: Call, asked: Approval) -> Approval:
+        """Make the request durable, with the records of the call so far."""
+        request = asked.request
+        told: dict[str, Any] = {
+            "approval": asked.id,
+            "reason": request.reason,
+            "arguments_hash": request.arguments_hash,
+            "always": request.suggested_rule,
+            "wider": request.suggested_wider_rule,
+        }
+        if request.files:
+            told["files"] = dict(islice(request.files.items(), _MOST_FILES_ON_RECORD))
+        if asked.kind == "question":
+            told = {"approval": asked.id, "kind": asked.kind, "arguments_hash": request.arguments_hash}
+        call.add_record("approval-requested", told)
+        records, call.records = call.records, []
+        whole = request.arguments == call.arguments
+        try:
+            await run_uninterrupted(self.broker.submit_request(asked, records, whole=whole), call.execution)
+        except ToolError as error:
+            call.records = records[:-1]  # the request was not created
+            raise CallRefusal("authorise", error.kind, error.text) from None
+        call.approvals = call.approvals._replace(asked=(*call.approvals.requests, asked))
+        call.emit("asking", {"reason": request.reason, "always": request.suggested_rule, "approval": asked.id})
+        return asked
+
+    def _find_earlier_request(self, call: Call, kind: ApprovalKind) -> Approval | None:
+        """Return the request that an earlier attempt at this call created; None if there is none.
+
+        :raises Refusal: ``conflict`` if the call differs from the request
+        """
+        if not call.resumed and not call.replayable:
+            return None
+        rows = self.broker.list_for_call(call.lane.session_id, call.id)
+        call.approvals = call.approvals._replace(asked=tuple(rows))
+        row = next((row for row in rows if row.kind == kind), None)
+        if row is None:
+            return None
+        assert call.entry is not None
+        request, tool = row.request, call.entry.spec.id
+        if call.entry.definition_hash != request.definition_hash:
+            why = (
+                f"The definition of `{tool}` has changed since request {row.id}. Nothing was run. Make the call again."
+            )
+            raise CallRefusal("authorise", "conflict", why)
+        if self._shaper.hash_value(call.arguments) != request.arguments_hash:
+            why = f"The arguments of this call differ from those of request {row.id}. Nothing was run. Make the call again."
+            raise CallRefusal("authorise", "conflict", why)
+        return row
+
+    # ── the wait ─────────────────────────────────────────────────────────────────────────────────
+
+    async def _wait_for_decision(
+        self, call: Call, row: Approval, ask: Callable[[Call, ApprovalHandler, Approval], Awaitable[Approval | None]]
+    ) -> Approval:
+        """Wait for the first answer, from the approval handler or any other frontend.
+
+        :raises Parked: if no user can answer now, or the process ends
+        :raises Refusal: if the call was stopped, or its frontend cannot ask
+        """
+        attendant = call.lane.approval_handler
+        if attendant is None:
+            raise CallSuspended(row.id)
+
+        async def first() -> Approval | None:
+            arrival = self.broker.wait_for_decision(row, lambda asked, given: self._evaluate_changed(call, given), call)
+            asking = asyncio.ensure_future(ask(call, attendant, row))
+            try:
+                await asyncio.wait((arrival, asking), return_when=asyncio.FIRST_COMPLETED)
+                return arrival.result() if arrival.done() else asking.result()
+            finally:
+                self.broker.stop_waiting(row.id)
+                if not asking.done():
+                    asking.cancel()
+                    await asyncio.wait((asking,), timeout=call.execution.grace_s)
+                elif not asking.cancelled():
+                    asking.exception()  # retrieved, since another frontend answered
+
+        try:
+            decided = await call.run_interruptible("authorise", first)
+        except CallRefusal:
+            if call.execution.reason == "shutdown":
+                raise CallSuspended(row.id) from None
+            raise
+        except LogUnavailable:
+            raise
+        except Exception as error:
+            text = self._shaper.redact(str(error))[:300]  # redacted first: part of a secret would not be found
+            said = error.text if isinstance(error, ToolError) else f"{type(error).__name__}: {text}"
+            why = row.request.reason or f"`{call.tool_id}` asks a question."
+            raise CallRefusal(
+                "authorise",
+                "denied",
+                f"{why} The user could not be asked ({said}), so the call is denied. Continue without it.",
+            ) from None
+        if decided is None:
+            raise CallSuspended(row.id)
+        return decided
+
+    async def _request_approval(self, call: Call, attendant: ApprovalHandler, row: Approval) -> Approval | None:
+        """Return the decision of the approval handler; None if no user can answer now."""
+        request = replace(row.request, arguments=self._shaper.redact(row.request.arguments))
+        for _ in range(MAX_TRIES):
+            answer = cast("object", await attendant.approve(request))
+            if not isinstance(answer, ApprovalAnswer):
+                raise TypeError(f"The approval handler returned a {type(answer).__name__}. Expected an ApprovalAnswer.")
+            if answer.choice == "later":
+                return None
+            if (narrowed := CHOICE_WITHOUT_RULE.get(answer.choice)) is not None and offered_rule(
+                request, answer.choice
+            ) is None:
+                answer = replace(answer, choice=narrowed)
+            try:
+                return await self.broker.decide(row.id, answer, by="approval_handler")
+            except ToolError as error:
+                if error.kind == "conflict":
+                    return await self._reload_request(row)
+                if answer.arguments is None:
+                    raise
+                request = replace(request, reason=f"{row.request.reason}\nThese arguments are invalid: {error}")
+        raise ToolError(f"the changed arguments were invalid {MAX_TRIES} times", kind="invalid_input")
+
+    async def _reload_request(self, row: Approval) -> Approval:
+        """Return the current row after another answer or the expiry came first."""
+        await self.broker.expire_overdue()
+        return self.broker.get(row.id)
+
+    def _evaluate_changed(self, call: Call, given: Mapping[str, Any]) -> Mapping[str, str]:
+        """Evaluate arguments that a user changed, and return the files that a call with them runs."""
+        assert call.entry is not None
+        lane = call.lane
+        evaluate_changed(call.entry, given, lane.authority, lane.rules, lane.environment.roots)
+        changed = copy(call)
+        changed.arguments = call.entry.validate_arguments(dict(given))
+        changed.verdict = self._evaluate(changed)
+        return self._run_files(changed)
+
+    # ── what was answered ────────────────────────────────────────────────────────────────────────
+
+    async def _apply_decision(self, call: Call, row: Approval) -> None:
+        """Apply the answer to the call. An approval answers *ask*; it does not override *deny*.
+
+        :raises Refusal: if the answer is no, or a current rule denies the call
+        """
+        lane = call.lane
+        if row.state != "approved":
+            raise self._make_refusal(call, row)
+        if row.changed_arguments is not None:
+            await self._change_arguments(call, row.changed_arguments)
+        elif call.rules is not lane.rules and (verdict := self._evaluate(call)).action == "deny":
+            raise CallRefusal("authorise", "denied", verdict.reason)
+        call.rules = lane.rules
+        call.approvals = call.approvals._replace(granted=(*call.approvals.granted, row))
+
+    async def _change_arguments(self, call: Call, changed: Mapping[str, Any]) -> None:
+        """Use the arguments that the user changed, and repeat steps 2 and 3 for them."""
+        assert call.entry is not None
+        try:
+            call.arguments, call.owns_arguments = call.entry.validate_arguments(dict(changed)), True
+        except ToolError as error:
+            raise CallRefusal("validate", error.kind, error.text) from None
+        choose_locks(call, self._lock_resolver)
+        check_delegation(call)
+        verdict = await self._apply_watchdogs(call, self._evaluate(call))
+        if verdict.action == "deny":
+            raise CallRefusal("authorise", "denied", verdict.reason)
+        call.verdict = verdict
+
+    def _make_refusal(self, call: Call, row: Approval) -> CallRefusal:
+        said = f": {row.message}" if row.message else ". Do not try it another way."
+        stopped = f": {row.message}" if row.message else ". Nothing was run."
+        if row.choice == "stop" and row.state == "rejected":
+            self.broker.stop_session(row, call.lane)
+            return CallRefusal(
+                "authorise",
+                "cancelled",
+                f"The user stopped this session{stopped}",
+                stopped_by="user",
+                session_stopped=True,
+            )
+        if row.state == "rejected":
+            text = f"The user rejected this call{said}"
+            if row.kind == "question":
+                text = (
+                    f"The user did not answer{f': {row.message}' if row.message else '. Continue without the answer.'}"
+                )
+            return CallRefusal("authorise", "denied", text)
+        if row.state == "expired":
+            text = f"Request {row.id} expired without an answer, so the call is denied. Nothing was run. Continue without it."
+            return CallRefusal("authorise", "denied", text)
+        if row.state == "withdrawn":
+            text = f"Request {row.id} was withdrawn. Nothing was run."
+            return CallRefusal("authorise", "cancelled", text, stopped_by="user")
+        text = (
+            f"Approval {row.id} is already {row.state} and is valid for one run. Nothing was run. Make the call again."
+        )
+        return CallRefusal("authorise", "conflict", text)
+
+    def _authorised_body(self, row: Approval) -> dict[str, Any]:
+        told = {"by": "person", "choice": row.choice, "approval": row.id, "arguments_hash": row.request.arguments_hash}
+        return told if row.changed_arguments_hash is None else {**told, "changed_hash": row.changed_arguments_hash}
+
+    # ── questions ────────────────────────────────────────────────────────────────────────────────
+
+    async def ask_questions(self, call: Call) -> None:
+        """Ask the questions of the tool before it runs, and keep the answers for it.
+
+        :raises Refusal: if a user declined, or the tool rejects these arguments
+        :raises Parked: if no user can answer now
+        """
+        assert call.entry is not None and call.arguments is not None
+        call.copy_arguments()
+        try:
+            given = call.entry.tool.questions(call.arguments)
+            if isinstance(given, Awaitable):
+                waits = given
+                given = cast("Sequence[UserQuestion]", await call.run_interruptible("authorise", lambda: waits))
+            asked = tuple(given)
+        except ToolError as error:
+            raise CallRefusal("authorise", error.kind, error.text) from None
+        if not asked:
+            return
+        row = self._find_earlier_request(call, "question")
+        if row is None:
+            row = await self._submit_request(call, self.broker.create_request(self._build_request(call), kind="question", questions=asked))
+        if row.is_pending:
+            row = await self._wait_for_decision(call, row, self._request_answers)
+        if row.state != "approved":
+            raise self._make_refusal(call, row)
+        call.approvals = call.approvals._replace(granted=(*call.approvals.granted, row), answers=(asked, row.answers))
+
+    async def _request_answers(self, call: Call, attendant: ApprovalHandler, row: Approval) -> Approval | None:
+        answers = await attendant.answer_questions(call.lane.session_id, row.questions)
+        if answers is None:
+            return None
+        try:
+            return await self.broker.answer_questions(row.id, answers, by="approval_handler")
+        except ToolError as error:
+            if error.kind == "conflict":
+                return await self._reload_request(row)
+            raise
+
+    async def ask_during_call(self, call: Call, questions: Sequence[UserQuestion]) -> list[list[str]]:
+        """Ask questions for a running tool. Any frontend can answer; the request ends with the call.
+
+        :raises ToolError: ``unavailable`` if no user can answer now, ``denied`` if the user declined
+        """
+        attendant = call.lane.approval_handler
+        assert attendant is not None
+        asked = self.broker.create_request(self._build_request(call), kind="question", questions=questions)
+        records, call.records = call.records, []
+        call_record = Record(
+            "approval-requested", call.lane.session_id, call.id, {"approval": asked.id, "kind": asked.kind}
+        )
+        await self.broker.submit_request(asked, [*records, call_record], whole=False)
+        call.emit("asking", {"reason": "", "always": None, "approval": asked.id})
+        arrival = self.broker.wait_for_decision(asked, call=call)
+        asking = asyncio.ensure_future(self._request_answers(call, attendant, asked))
+        try:
+            await asyncio.wait((arrival, asking), return_when=asyncio.FIRST_COMPLETED)
+            row = arrival.result() if arrival.done() else asking.result()
+        except BaseException:
+            self.broker.withdraw(asked)
+            raise
+        finally:
+            self.broker.stop_waiting(asked.id)
+            asking.cancel()
+        if row is not None and row.state == "approved":
+            await self.broker.use_approvals((row,), ())
+        else:
+            self.broker.withdraw(row or asked)
+        if row is None:
+            raise ToolError(
+                "No user can answer now, and a running tool cannot wait. Repeat the call when the user is available.",
+                kind="unavailable",
+            )
+        if row.state != "approved":
+            raise ToolError(self._make_refusal(call, row).text, kind="denied")
+        return [list(answer) for answer in row.answers]
+
+    # ── when the call starts or is answered ──────────────────────────────────────────────────────
+
+    @staticmethod
+    def check_definition(call: Call) -> None:
+        """Check that the tool is still defined as it was when the user approved the call.
+
+        :raises Refusal: ``conflict``
+        """
+        assert call.entry is not None
+        now = call.lane.current_generation().resolve(call.entry.id)
+        if now is None or now.definition_hash != call.entry.definition_hash:
+            why = f"The definition of `{call.tool_id}` has changed since this call was approved. Nothing was run. Make the call again."
+            raise CallRefusal("intend", "conflict", why)
+
+    async def use_approvals(self, call: Call, records: Sequence[Record]) -> None:
+        """Use up the granted requests, together with the record of the call's intent; see :meth:`ApprovalBroker.use_approvals`."""
+        asked, granted, answers = call.approvals
+        await self.broker.use_approvals(granted, records)
+        used = {row.id for row in granted}
+        self.withdraw(row for row in asked if row.id not in used)  # a rule has answered these meanwhile
+        call.approvals = CallApprovals(answers=answers)
+
+    def withdraw(self, rows: Iterable[Approval]) -> None:
+        """Withdraw requests whose call was answered without using them."""
+        for row in rows:
+            self.broker.withdraw(row)
+
+
+def _runs_commands(call: Call) -> bool:
+    """Return whether a call runs or types a command, and so may run files of the workspace."""
+    assert call.verdict is not None and call.entry is not None
+    return call.entry.tool.types_input or any(target.capability == "shell.run" for target in call.verdict.targets)

@@ -1,0 +1,678 @@
+"""Background jobs: calls that outlive their turn, and their recovery after a restart.
+
+A call becomes a job before it takes locks (a background call) or while its tool runs (a promoted call). Its row is durable
+before the proposer is answered with the job. A separate task takes the remaining steps, under the same call id. The result
+is in the log before the row ends, and the row ends before the session is notified. So a restart after a crash can compare
+the two and complete the missing part, and nothing runs twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets as randomness
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+
+from handrail.arbiter.approvals.broker import ApprovalBroker
+from handrail.arbiter.arguments import result_of_record
+from handrail.arbiter.call import Call, Lane, LiveJob, CallRefusal
+from handrail.arbiter.delegation import add_subagent_sessions
+from handrail.arbiter.execution import run_uninterrupted
+from handrail.arbiter.jobs.output_stream import JobOutputFile, stored_bytes
+from handrail.arbiter.locks import LockResolver, format_locks, to_shared
+from handrail.arbiter.output.exposure import neutralise_for_model, split_views
+from handrail.arbiter.output.shaper import OutputShaper
+from handrail.arbiter.output.sidecar import JOB_SUFFIX, JobOutputQuota, file_name, delete_outputs
+from handrail.contract.call import CallAnswer, ProposedCall, Result
+from handrail.contract.services.delegation import SubagentSessions
+from handrail.contract.services.channels import Notification
+from handrail.contract.services.jobs import Job, JobState
+from handrail.contract.errors import HandrailError, LogUnavailable, ToolError
+from handrail.contract.generation import Generation
+from handrail.contract.session import StopReason
+from handrail.contract.text.neutralisation import escape_controls
+from handrail.contract.tool.names import JOB_IDS, TERMINAL_IDS, wire_name
+from handrail.contract.tool.spec import ToolSpec
+from handrail.record.log import CommitLog, InterruptedCall, Record
+from handrail.record.log_reader import LoggedRecord
+from handrail.store.tables.inbound import NotificationTable
+from handrail.store.tables.jobs import JobRow, JobTable, JobRetention
+
+# The description of a job: its state, the notification of its end, and its arguments in one line.
+
+MAX_SUMMARY = 160
+MAX_NOTIFICATION_TEXT = 2_000
+"""Characters of a result in the notification of its job's end; the agent reads the rest with ``read_job``."""
+
+
+MAX_ATTEMPTS = 5
+"""How often a job is started in all if each attempt ends with its process, since the job may be the cause."""
+NOT_STARTED_TEXT = "Handrail ended before this job started, so it had no effect. Make the call again if you still need it."
+_UNKNOWN = (
+    "Handrail ended while this job ran, so its outcome is unknown. It is not run again. Check its effect before you "
+    "repeat the call."
+)
+_GIVEN_UP = (
+    "Handrail ended while this job ran, so its outcome is unknown. The user stopped a further attempt. Check its effect "
+    "before you repeat the call."
+)
+_TOO_OFTEN = (
+    f"This job was started {MAX_ATTEMPTS} times, and Handrail ended each time while it ran. It is not started again. "
+    "Report this to the user."
+)
+
+
+def interrupted_result(row: JobRow, *, begun: bool) -> Result:
+    """Return the result of a job that ended with its process."""
+    if row.given_up:
+        return Result.error("interrupted", _GIVEN_UP, job=row.id, stopped_by="user")
+    text = NOT_STARTED_TEXT if not begun else _TOO_OFTEN if row.job.attempt >= MAX_ATTEMPTS else _UNKNOWN
+    return Result.error("interrupted", text, job=row.id)
+
+
+def job_state_of(result: Result) -> JobState:
+    """Return the end state of a job with this result."""
+    if result.ok:
+        return "done"
+    return (
+        "cancelled"
+        if result.error_kind == "cancelled"
+        else "interrupted"
+        if result.error_kind == "interrupted"
+        else "failed"
+    )
+
+
+def notification_id(job_id: str) -> str:
+    """Return the id of the notification that a job leaves when it ends."""
+    return f"job/{job_id}"
+
+
+def job_notification(row: JobRow, model: Result, now_ns: int) -> Notification:
+    """Return the notification of a job's end."""
+    text = result_text(model).strip()
+    if len(text) > MAX_NOTIFICATION_TEXT:
+        text = f"{text[:MAX_NOTIFICATION_TEXT]}\n[… truncated; use read_job for the rest]"
+    said = f"Job {row.id} ({row.job.tool_id}) is {row.job.state}."
+    return Notification(
+        notification_id(row.id),
+        row.job.session_id,
+        "job",
+        row.id,
+        f"{said}\n{text}" if text else said,
+        now_ns,
+        data={"job_id": row.id, "state": row.job.state},
+        untrusted=f"the output of {row.untrusted}" if row.untrusted else f"the output of {row.job.tool_id}",
+    )
+
+
+def result_text(result: Result) -> str:
+    """Return a result as text for the output of a job."""
+    parts = [result.error_text] if result.error_text else []
+    if isinstance(result.data, str):
+        parts.append(result.data)
+    elif result.data is not None:
+        parts.append(orjson.dumps(result.data, option=orjson.OPT_INDENT_2).decode())
+    return "\n".join(parts) + "\n" if parts else ""
+
+
+def summarize_arguments(shown: object, spec: ToolSpec) -> str:
+    """Return the arguments of a call in one line."""
+    if not isinstance(shown, dict):
+        return ""
+    arguments = cast("dict[str, Any]", shown)
+    given = {name: value for name, value in arguments.items() if name != spec.background_argument}
+    if len(given) == 1:
+        (only,) = given.values()
+        text = only if isinstance(only, str) else orjson.dumps(only).decode()
+    else:
+        text = orjson.dumps(given).decode() if given else ""
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_SUMMARY else f"{line[: MAX_SUMMARY - 1]}…"
+
+
+_RETIRED_EVERY = 32
+
+
+@dataclass(frozen=True, slots=True)
+class JobLimits:
+    """Limits of the jobs of one workspace.
+
+    :param most: unfinished jobs of one session
+    :param grace_s: how long work that was asked to stop may take to end
+    :param keep: how long jobs that ended are kept
+    :param output_bytes: disk space for all outputs together
+    :param again_s: delay before the end of a job is stored again after a failure
+    """
+
+    max_unfinished: int = 1_000
+    grace_s: float = 5.0
+    retention: JobRetention = field(default_factory=JobRetention)
+    output_bytes: int = 1024 * 1024 * 1024
+    retry_s: float = 1.0
+
+
+class BackgroundJobs:
+    """The background jobs of one workspace, in the process that holds it. Use it on the kernel's event loop.
+
+    :param carry_out: takes the remaining steps of a call
+    :param clock: wall-clock time in nanoseconds
+    """
+
+    def __init__(
+        self,
+        table: JobTable,
+        log: CommitLog,
+        shaper: OutputShaper,
+        lock_resolver: LockResolver,
+        carry_out: Callable[[Call, Sequence[Call]], Awaitable[CallAnswer]],
+        limits: JobLimits | None = None,
+        *,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.table = table
+        self.running: dict[str, LiveJob] = {}
+        self.log = log
+        self._shaper = shaper
+        self._lock_resolver = lock_resolver
+        self._carry_out = carry_out
+        self.limits = limits or JobLimits()
+        self.outputs = JobOutputQuota(self.limits.output_bytes)
+        self.clock = clock
+        self.tree: SubagentSessions | None = None
+        """Tells which sessions belong to sub-agents; None if there are none."""
+        self._notices = NotificationTable(log.database)
+        self._ended = 0
+        self._moving: dict[Call, asyncio.Task[Job]] = {}
+
+    # ── from a turn to a job ─────────────────────────────────────────────────────────────────────
+
+    async def start_background(self, call: Call, predecessors: Sequence[Call]) -> CallAnswer:
+        """Turn an authorised call into a job before it takes its locks, and return the answer for its proposer.
+
+        :raises Refusal: ``limit`` if its session has too many jobs
+        :raises LogUnavailable: if the job cannot be made durable; then nothing has changed
+        """
+        self._check_room(call.session_id)
+        call.copy_arguments()
+        await call.wait_until_recorded()
+        live = self._new(call, "pending")
+        await run_uninterrupted(self._store_new(live), call.execution)
+        return self._start_and_answer(live, predecessors)
+
+    async def move_to_background(self, lane: Lane, call_id: str) -> Job:
+        """Move a running call to the background: its caller receives the job as the answer.
+
+        A repeated request has no further effect.
+
+        :raises ToolError: ``invalid_input`` if there is no such call or its tool is not promotable; ``conflict`` if it has ended or is
+            about to; ``limit`` if its session has too many jobs
+        :raises LogUnavailable: if the job cannot be made durable; the call continues in its turn
+        """
+        call = lane.running_calls.get(call_id)
+        if call is None or call.parent is not None or call.entry is None:
+            raise ToolError(
+                f"Call `{escape_controls(call_id[:80])}` is not running in session {lane.session_id}.", kind="invalid_input"
+            )
+        if call.job is not None:
+            return call.job.row.job
+        if (under_way := self._moving.get(call)) is not None:
+            return await asyncio.shield(under_way)
+        if not call.entry.spec.promotable:
+            text = f"Call `{call_id}` cannot move to the background: tool `{call.tool_id}` is not promotable."
+            raise ToolError(text, kind="invalid_input")
+        try:
+            self._check_room(lane.session_id)
+        except CallRefusal as refusal:
+            raise ToolError(refusal.text, kind=refusal.kind) from None
+        try:
+            handing = call.execution.hand_over()
+        except ToolError as error:
+            raise ToolError(f"Call `{call_id}` cannot move to the background. {error.text}", kind=error.kind) from None
+        # From here on the call's own caller also waits for the outcome of the handover.
+        task = self._moving[call] = call.execution.loop.create_task(self._move_to_background(call, handing))
+        task.add_done_callback(lambda _: self._moving.pop(call, None))
+        return await asyncio.shield(task)
+
+    async def _move_to_background(self, call: Call, handing: asyncio.Future[bool]) -> Job:
+        try:
+            live = self._new(call, "running")
+            await self._store_new(live)
+        except BaseException:
+            handing.set_result(False)
+            raise
+        if call.output_stream is not None:
+            call.output_stream.store_in(live.output)
+        handing.set_result(True)
+        return live.row.job
+
+    def answer_handed_over(self, call: Call) -> CallAnswer:
+        """Start the job of a promoted call whose caller no longer waits, and return the answer for that caller."""
+        assert call.job is not None
+        return self._start_and_answer(call.job, ())
+
+    def _check_room(self, session_id: str) -> None:
+        """Check the limit of unfinished jobs.
+
+        :raises Refusal: ``limit``
+        """
+        if self.count_unfinished(session_id) >= self.limits.max_unfinished:
+            text = f"This session has {self.limits.max_unfinished:,} unfinished jobs, which is the limit. Nothing was run."
+            raise CallRefusal("lock", "limit", f"{text} Wait for some of them or stop them, then make the call again.")
+
+    def count_unfinished(self, session_id: str) -> int:
+        """Return how many jobs of a session have not ended."""
+        return sum(live.row.job.session_id == session_id for live in self.running.values())
+
+    def _new(self, call: Call, state: JobState) -> LiveJob:
+        assert call.entry is not None and call.arguments is not None
+        spec = call.entry.spec
+        job_id = f"{wire_name(spec.id)}_{randomness.token_hex(4)}"
+        while job_id in self.running or self.table.get(job_id) is not None:
+            job_id = f"{wire_name(spec.id)}_{randomness.token_hex(4)}"
+        shown = self._shaper.redact(call.arguments)
+        again = spec.idempotent and not call.approvals.granted and shown == call.arguments
+        path = Path(self._shaper.folder(call.session_id)) / f"{file_name(job_id)}{JOB_SUFFIX}"
+        job = Job(job_id, spec.id, call.id, call.session_id, state, self.clock(), summary=summarize_arguments(shown, spec))
+        row = JobRow(
+            job,
+            arguments=shown if again else None,
+            definition=call.entry.definition_hash,
+            output=str(path),
+            untrusted=call.entry.untrusted_source or "",
+            exposure=spec.exposure,
+            prompt_mask=spec.prompt_mask,
+        )
+        live = LiveJob(
+            row, call, self.open_output(row, ring=spec.long_running), Result.output(None), self._skipped_locks(call, spec)
+        )
+        live.answer = self._start_answer(live)
+        return live
+
+    def open_output(self, row: JobRow, *, ring: bool = False) -> JobOutputFile:
+        """Return the output file of a job."""
+        return JobOutputFile(Path(row.output), self.outputs, ring=ring)
+
+    def _skipped_locks(self, call: Call, spec: ToolSpec) -> tuple[str, ...]:
+        """Return the locks that the call would hold in its turn and does not take in the background."""
+        if not call.background or call.arguments is None:
+            return ()
+        direct = self._lock_resolver.resolve(spec, call.arguments, call.lane.environment.roots)
+        if call.read_only:
+            direct = to_shared(direct)
+        return tuple(format_locks(tuple(want for want in direct if want not in call.required_locks)))
+
+    def _start_answer(self, live: LiveJob) -> Result:
+        """Return the answer for the proposer of a job."""
+        call, job = live.call, live.row.job
+        assert call.entry is not None
+        state = "running" if not call.required_locks else job.state
+        data: dict[str, Any] = {"job_id": job.id, "state": state}
+        if live.skipped_locks:
+            held = ", ".join(live.skipped_locks)
+            data["note"] = f"The job runs without the lock on {held}. Other calls may read and change it meanwhile."
+        elif call.started and call.required_locks:
+            held = ", ".join(format_locks(call.required_locks))
+            data["note"] = f"The job holds the lock on {held} until it ends. Calls that need it wait."
+        metadata = {"duration_ms": call.elapsed_ms, "confined_by": call.entry.sandbox, **self.result_metadata(live)}
+        return Result("output", data, None, metadata)
+
+    @staticmethod
+    def result_metadata(live: LiveJob) -> dict[str, Any]:
+        """Return the metadata of all results of a job."""
+        unlocked = {"not_locked": list(live.skipped_locks)} if live.skipped_locks else {}
+        return {"job": live.row.id, **unlocked}
+
+    async def _store_new(self, live: LiveJob) -> None:
+        """Make the job durable, with the records of its call so far."""
+        call = live.call
+        call.add_record("detached", {"job": live.row.id, "result": live.answer.to_dict()})
+        records, call.records = call.records, []
+        self.running[live.row.id] = live
+        try:
+            await self.table.commit(self.table.add(live.row), self.log.make_work(records))
+        except BaseException:
+            del self.running[live.row.id]
+            call.records = [record for record in records if record.kind != "detached"] + call.records
+            raise
+        call.job = live
+
+    def _start_and_answer(self, live: LiveJob, predecessors: Sequence[Call]) -> CallAnswer:
+        """Start the job in a separate task and return the answer for its proposer."""
+        call = live.call
+        live.authorised = live.backgrounded = True
+        owed, call.execution.owed_cancellation = call.execution.owed_cancellation, None
+        self.start(live, predecessors)
+        kept_open = call.entry is not None and call.entry.spec.long_running
+        call.lane.catalog.load_tools(call.generation, (*JOB_IDS, *TERMINAL_IDS) if kept_open else JOB_IDS)
+        call.emit("detached", {"job": live.row.id})
+        if owed is not None:
+            raise owed
+        return CallAnswer(call.id, call.tool_id, live.answer, neutralise_for_model(live.answer))
+
+    def start(self, live: LiveJob, predecessors: Sequence[Call]) -> None:
+        entry = live.call.entry
+        if entry is None or not entry.spec.long_running:
+            live.call.lane.notifications.expect_from(live.row.id)
+        live.task = asyncio.get_running_loop().create_task(self._run(live, predecessors))
+
+    # ── the steps of a job ───────────────────────────────────────────────────────────────────────
+
+    async def _run(self, live: LiveJob, predecessors: Sequence[Call]) -> None:
+        live.backgrounded = False
+        try:
+            answer = await self._carry_out(live.call, predecessors)
+            if self._record_end(live, answer):
+                while not await self._store_end(live, answer.model):
+                    live.ended.set()
+                    await asyncio.sleep(self.limits.retry_s)
+        finally:
+            live.output.close()
+            del self.running[live.row.id]
+            live.ended.set()
+            live.call.lane.notifications.stop_expecting(live.row.id)
+        await self._remove_old_sometimes()
+
+    def mark_started(self, call: Call) -> None:
+        """Mark the job of a call as running, since its tool is about to start."""
+        live = call.job
+        if live is not None and live.row.job.state == "pending":
+            live.row = live.row.with_state("running")
+            self.table.append(self.table.move(live.row))
+
+    def _record_end(self, live: LiveJob, answer: CallAnswer) -> bool:
+        """Update the row of a job whose task is done, and return whether the job has ended for good."""
+        row, result = live.row, answer.result
+        if self.may_run_again(row, result):
+            live.row = row.with_state("pending")
+            self.table.append(self.table.move(live.row))
+            return False
+        if live.call.output_stream is None or not live.call.output_stream.truncated:
+            live.output.write(result_text(answer.model))
+        live.row = row.with_state(job_state_of(result), self.clock())
+        live.output.mark_ended()
+        return True
+
+    async def _store_end(self, live: LiveJob, model: Result) -> bool:
+        """Store the recorded end of a job and notify its session.
+
+        If the process ends first, the next one recovers the end from the log.
+
+        :return: whether nothing is left to do
+        """
+        try:
+            if not live.end_stored:
+                await self.table.commit(self.table.end(live.row))
+                live.end_stored = True
+            return await self.notify_session(live.call.lane, live.row, model)
+        except LogUnavailable:
+            with contextlib.suppress(LogUnavailable):  # closed for good, or ended elsewhere?
+                known = self.table.get(live.row.id)
+                return known is None or known.job.has_ended
+            return False
+
+    @staticmethod
+    def may_run_again(row: JobRow, result: Result) -> bool:
+        """Return whether a job ended only with its process and may run again."""
+        by_its_end = result.metadata.get("stopped_by") == "shutdown" or "parked" in result.metadata
+        return by_its_end and row.arguments is not None and row.job.attempt < MAX_ATTEMPTS
+
+    async def notify_session(self, lane: Lane, row: JobRow, model: Result) -> bool:
+        """Notify the session of a job's end, or defer that until the session is opened again.
+
+        :return: whether nothing is left to do now
+        """
+        if lane.closed_reason is not None:
+            self.defer_notification(row)
+            return True
+        try:
+            await lane.notifications.post(job_notification(row, model, self.clock()))
+        except HandrailError:
+            return False
+        self.table.append(self.table.mark_notified(row.id))
+        return True
+
+    def defer_notification(self, row: JobRow) -> None:
+        """Leave the notification for the next opening of the session. A sub-agent's session is never opened again."""
+        if self.tree is not None and self.tree.is_subagent(row.job.session_id):
+            self.table.append(self.table.mark_notified(row.id))
+
+    async def commit_with_notifications(self, call: Call, records: Sequence[Record]) -> None:
+        """Record the outcome of a call whose answer contains notifications, and mark these as delivered, in one transaction.
+
+        :raises LogUnavailable: if that cannot be made durable; the notifications stay pending
+        """
+        await call.wait_until_recorded()
+        await self.table.commit(self.log.make_work(records), self._notices.take_work(call.session_id, call.delivered_notifications))
+
+    # ── ends ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def stop(self, live: LiveJob, reason: StopReason) -> None:
+        """Stop a job and wait until it has ended, within the grace period."""
+        live.call.execution.stop(reason)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._patience_s):
+                await live.ended.wait()
+
+    def stop_all(self, reason: StopReason, session_id: str | None = None) -> list[LiveJob]:
+        """Ask all jobs, or those of a session, to stop, and return them."""
+        found = [live for live in self.running.values() if session_id in (None, live.row.job.session_id)]
+        for live in found:
+            live.call.execution.stop(reason)
+        return found
+
+    async def stop_and_wait(self, reason: StopReason, session_id: str | None = None) -> None:
+        """Stop all jobs, or those of a session, and wait for their end, within a limit."""
+        await asyncio.gather(*self._moving.values(), return_exceptions=True)
+        waiting: list[asyncio.Task[None]] = []
+        for live in self.stop_all(reason, session_id):
+            if live.task is not None:
+                waiting.append(live.task)
+                if live.ended.is_set():  # its end cannot be stored now
+                    live.task.cancel()
+        if waiting:
+            await asyncio.wait(waiting, timeout=self._patience_s)
+
+    @property
+    def _patience_s(self) -> float:
+        return 1 + 3 * self.limits.grace_s
+
+    async def _remove_old_sometimes(self) -> None:
+        self._ended += 1
+        if self._ended % _RETIRED_EVERY == 0:
+            with contextlib.suppress(LogUnavailable):
+                await self.remove_old()
+
+    async def remove_old(self) -> None:
+        """Remove jobs that ended long ago or exceed the limit, with their outputs. The log keeps their records.
+
+        :raises LogUnavailable: if that cannot be made durable
+        """
+        gone = self.table.list_removable(self.clock(), self.limits.retention)
+        if gone:
+            await self.table.commit(self.table.remove(row.id for row in gone))
+            self.outputs.remove(row.output for row in gone)
+            await asyncio.to_thread(delete_outputs, [row.output for row in gone])
+
+    async def measure_outputs(self) -> None:
+        """Count the outputs that a former process left. Call it at start.
+
+        :raises LogUnavailable: if the database cannot be read
+        """
+        rows = [row for row in self.table.list_by_end() if row.output]
+        sizes = await asyncio.to_thread(lambda: [stored_bytes(row.output) for row in rows])
+        for row, size in zip(rows, sizes, strict=True):
+            self.outputs.add_existing(row.output, size, ended=row.job.has_ended)
+        self.outputs.make_room()  # the limit may be lower now
+
+    async def cancel_waiting(self, row: JobRow) -> JobRow:
+        """Cancel a job that waits for its session to be opened, and return its present row.
+
+        :raises LogUnavailable: if that cannot be made durable
+        """
+        outcome = await self.log.find_outcome(row.job.call_id)
+        if (live := self.running.get(row.id)) is not None:  # its session was opened meanwhile
+            await self.stop(live, "user")
+            return live.row
+        text = f"Job {row.id} was stopped by the user before it was started again."
+        result = Result.error("cancelled", text, job=row.id, stopped_by="user")
+        record = Record("refused", row.job.session_id, row.job.call_id, {"step": "lock", "result": result.to_dict()})
+        row = row if outcome is None else replace(row, given_up=True)
+        ended = row.with_state("cancelled" if outcome is None else "interrupted", self.clock())
+        await self.table.commit(self.table.end(ended), self.log.make_work([record] if outcome is None else []))
+        self.open_output(row).mark_ended()
+        return ended
+
+    async def result_of(self, row: JobRow) -> Result:
+        """Return the result of an ended job, as the model may see it.
+
+        :raises LogUnavailable: if the log cannot be read
+        """
+        outcome = await self.log.find_outcome(row.job.call_id)
+        if outcome is None or outcome.kind == "interrupted":
+            begun = outcome is not None and (outcome.body or {}).get("outcome") != "not-begun"
+            handed = () if self.tree is None else self.tree.delegated_by(row.job.session_id, row.job.call_id)
+            return add_subagent_sessions(interrupted_result(row, begun=begun), handed)
+        if (recorded := result_of_record(outcome)) is None:
+            return Result.error(
+                "unavailable",
+                f"The result of job {row.id} is no longer in the log, or is damaged. Run the call again if you still need it.",
+                job=row.id,
+            )
+        if outcome.kind == "refused":
+            return neutralise_for_model(recorded)
+        spec = ToolSpec(id=row.job.tool_id, description="-", exposure=row.exposure, prompt_mask=row.prompt_mask)
+        return split_views(spec, recorded)[1]
+
+
+# Recovery of jobs whose process has ended: found at the next start, resumed when their session is opened again.
+
+
+class JobRecovery:
+    """The recovery of one workspace's jobs after a restart.
+
+    :param make: creates a call from an id, a proposal, a lane and a generation
+    """
+
+    def __init__(
+        self, jobs: BackgroundJobs, approvals: ApprovalBroker, make: Callable[[str, ProposedCall, Lane, Generation], Call]
+    ) -> None:
+        self._jobs = jobs
+        self._approvals = approvals
+        self._make = make
+
+    async def recover(self, interrupted: Iterable[InterruptedCall]) -> None:
+        """Settle the jobs and approval requests that a former process left. Call it at start.
+
+        Jobs that may run again do so when their session is opened. Jobs of sub-agents never run again.
+
+        :param interrupted: the calls that had started
+        :raises LogUnavailable: if the log cannot be read or takes no records
+        """
+        await self._approvals.recover(interrupted)
+        for row in self._jobs.table.list_unfinished():
+            if (ended := await self._find_end(row)) is not None:
+                await self._jobs.table.commit(self._jobs.table.end(ended))
+                self._jobs.defer_notification(ended)
+            elif row.job.state != "pending":
+                self._jobs.table.append(self._jobs.table.move(row.with_state("pending")))
+        await self._jobs.remove_old()
+        await self._jobs.measure_outputs()
+
+    async def _find_end(self, row: JobRow) -> JobRow | None:
+        """Return the end of a job that no process carries, from the log; None if it runs again."""
+        outcome = await self._jobs.log.find_outcome(row.job.call_id)
+        ended = outcome is not None and outcome.kind != "interrupted"
+        result = None if outcome is None or not ended else result_of_record(outcome)
+        below = self._jobs.tree is not None and self._jobs.tree.is_subagent(row.job.session_id)
+        if result is not None and (below or not self._jobs.may_run_again(row, result)):
+            return row.with_state(job_state_of(result), self._jobs.clock())
+        oldest = self._jobs.clock() - self._jobs.limits.retention.age_ns
+        again = (
+            not below and row.arguments is not None and row.job.attempt < MAX_ATTEMPTS and row.job.created_ns > oldest
+        )
+        if again and (result is not None or not ended):
+            return None
+        return await self._record_interruption(row, outcome)
+
+    async def _record_interruption(self, row: JobRow, outcome: LoggedRecord | None) -> JobRow:
+        """Record that a job did not end and does not run again."""
+        if outcome is None:
+            body = {"tool": row.job.tool_id, "job": row.id, "outcome": "not-begun", "reason": NOT_STARTED_TEXT}
+            await self._jobs.log.commit([Record("interrupted", row.job.session_id, row.job.call_id, body)])
+        return row.with_state("interrupted", self._jobs.clock())
+
+    async def resume_session(self, lane: Lane) -> None:
+        """Resume the jobs of a session that was opened, and notify it of those that ended meanwhile.
+
+        :raises LogUnavailable: if the database cannot be read
+        """
+        rows = self._jobs.table.list_unreported(lane.session_id)
+        for row in rows:
+            if (live := self._jobs.running.get(row.id)) is not None:
+                self._move_to_session(live, lane)
+        for known in [row for row in rows if row.id not in self._jobs.running]:
+            row = self._jobs.table.get(known.id)  # it may have ended during this loop
+            if row is None or row.notified or row.id in self._jobs.running:
+                continue
+            if not row.job.has_ended:
+                if (ended := await self._find_end(row)) is None:
+                    await self._run_again(row, lane)
+                    continue
+                await self._jobs.table.commit(self._jobs.table.end(ended))
+                self._jobs.open_output(ended).mark_ended()
+                row = ended
+            await self._jobs.notify_session(lane, row, await self._jobs.result_of(row))
+
+    @staticmethod
+    def _move_to_session(live: LiveJob, lane: Lane) -> None:
+        call, before = live.call, live.call.lane
+        lane.environment.terminals = before.environment.terminals
+        lane.delegating_calls = before.delegating_calls
+        live.subagent_runner = live.subagent_runner or before.subagent_runner
+        call.lane, call.listeners = lane, lane.listeners
+        if not live.ended.is_set():
+            lane.running_calls[call.id] = call
+        lane.notifications.expect_from(live.row.id)
+
+    async def _run_again(self, row: JobRow, lane: Lane) -> None:
+        """Run a job again as a recorded attempt, with all nine steps and the present rules."""
+        assert row.arguments is not None
+        generation = lane.current_generation()
+        proposed = ProposedCall(row.job.tool_id, row.arguments)
+        entry = generation.resolve(row.job.tool_id)
+        if entry is None or entry.definition_hash != row.definition:
+            fault = (
+                f"The definition of `{row.job.tool_id}` has changed since job {row.id} started. Make the call again."
+            )
+            proposed = ProposedCall(row.job.tool_id, row.arguments, problem=fault, problem_kind="conflict")
+        row = row.with_state("pending", attempt=row.job.attempt + 1)
+        call = self._make(row.job.call_id, proposed, lane, generation)
+        live = LiveJob(row, call, self._jobs.open_output(row), Result.output(None), ())
+        call.job = live
+        self._jobs.running[row.id] = live  # first: a stop from here on applies to this attempt
+        try:
+            await self._jobs.table.commit(self._jobs.table.move(row))
+            known = self._jobs.table.get(row.id)
+        except BaseException:
+            self._abandon(live)
+            raise
+        if known is None or known.job.has_ended:  # it was stopped before
+            self._abandon(live)
+            if known is not None:
+                await self._jobs.notify_session(lane, known, await self._jobs.result_of(known))
+            return
+        live.output.write(f"[the process ended; attempt {row.job.attempt}]\n")
+        lane.running_calls[call.id] = call
+        self._jobs.start(live, ())
+
+    def _abandon(self, live: LiveJob) -> None:
+        """Remove a job that does not start after all."""
+        del self._jobs.running[live.row.id]
+        live.ended.set()

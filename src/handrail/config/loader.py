@@ -1,0 +1,327 @@
+"""The configuration of one workspace, or of none: all layers read and merged."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+
+from handrail.config.layers import LayerKind, ConfigLayer, LayerValue, merge_layers, environment_layer, flags_layer
+from handrail.config.toml_file import read_config_file, parse_config_file
+from handrail.config.settings import FILE_NAME, OPERATOR_ONLY, Settings, split_key
+from handrail.contract.errors import Diagnostic, LoadError
+from handrail.contract.modes import Mode
+from handrail.contract.rules import RuleEntry, to_rule_entry, rule_text
+from handrail.contract.tool.names import nearest_names
+from handrail.contract.tool.settings import SettingsLayer, ToolSettings
+from handrail.policy.rules.definitions import ACTIONS
+
+if TYPE_CHECKING:
+    from handrail.store.folders import StateFolders
+
+
+# The workspace's own ``handrail.toml``: read safely, and limited to ``deny`` and ``ask`` rules until the user trusts it.
+
+UNTRUSTED_REASON = "the user does not trust its content; review it with handrail trust"
+NARROWING_ACTIONS = ("deny", "ask")
+"""The actions of rules that apply without trust in their author."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceFile:
+    """The workspace file, as it was read once.
+
+    :param sha256: the hash of ``content`` in hexadecimal, which the user trusts
+    :param trusted: whether the user has trusted exactly this content
+    """
+
+    path: Path
+    content: bytes
+    sha256: str
+    trusted: bool
+
+
+def read_workspace_file(workspace: Path, trusted: str | None) -> WorkspaceFile | None:
+    """Return the workspace file, or None if there is none.
+
+    :param workspace: canonical
+    :param trusted: the hash that the user trusted last, if any
+    :raises LoadError: unless it is a regular file with one name and an acceptable size
+    """
+    path = workspace / FILE_NAME
+    content = read_config_file(path, follow_no_link=True)
+    if content is None:
+        return None
+    digest = hashlib.sha256(content).hexdigest()
+    return WorkspaceFile(path, content, digest, digest == trusted)
+
+
+def workspace_layer(file: WorkspaceFile) -> tuple[ConfigLayer, list[Diagnostic]]:
+    """Return the layer of the workspace file, and the faults that only such a file can have.
+
+    :raises LoadError: if it is not TOML
+    """
+    table, lines = parse_config_file(file.path, file.content)
+    layer = file_layer("workspace", file.path, table, lines)
+    if not file.trusted:
+        layer = ConfigLayer(layer.kind, layer.table, layer.locate, _find_inactive_reason)
+    faults: list[Diagnostic] = []
+    for key, reason in OPERATOR_ONLY.items():
+        if key in table:
+            text = f"a workspace file {reason}; move [{key}] to the {FILE_NAME} of the configuration folder"
+            faults.append(Diagnostic(layer.locate(key), key, text))
+    rules: Any = table.get("rules")
+    for number, text in enumerate(cast("list[Any]", rules) if isinstance(rules, list) else []):
+        where = f"rules[{number}]"
+        if not isinstance(text, (str, dict)):
+            continue  # reported as a fault of the value
+        written = rule_text(cast("object", text))
+        if (action := rule_action(written)) not in ACTIONS:
+            near = nearest_names(action.lower(), ACTIONS, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            faults.append(
+                Diagnostic(
+                    layer.locate(where),
+                    where,
+                    f"{written!r} does not begin with an action; a rule begins with allow, ask or deny{hint}",
+                )
+            )
+    return layer, faults
+
+
+def file_layer(kind: LayerKind, path: Path, table: Mapping[str, Any], lines: Mapping[str, int]) -> ConfigLayer:
+    """Return the layer of one file, with lines as places."""
+
+    def place(where: str) -> str:
+        # The line of the value, or of the table or array that has it.
+        if f"{where}[0]" in lines:  # an array of tables has no line itself
+            where = f"{where}[0]"
+        while where and where not in lines:
+            where = where[: max(where.rfind("."), where.rfind("["), 0)]
+        return f"{path}:{lines[where]}" if where in lines else str(path)
+
+    return ConfigLayer(kind, table, place)
+
+
+def rule_action(rule: str) -> str:
+    """Return the first word of a rule, which alone decides whether an untrusted rule applies."""
+    return (rule.strip(" \t").split(None, 1) or [""])[0]
+
+
+def _find_inactive_reason(key: str, value: Any) -> str:
+    return "" if key == "rules" and rule_action(rule_text(value)) in NARROWING_ACTIONS else UNTRUSTED_REASON
+
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class ConfiguredRule:
+    """A rule of a layer, in force or not.
+
+    :param scope: project for rules of files; session for those of variables and flags, which belong to one process
+    :param source: the place of the rule
+    :param narrows: whether the file is untrusted, so that an ask must not override a deny
+    """
+
+    text: str
+    scope: Literal["project", "session"]
+    source: str
+    is_narrowing: bool = False
+    match: tuple[Any, ...] = ()
+    not_match: tuple[Any, ...] = ()
+
+    @property
+    def entry(self) -> RuleEntry:
+        """The rule with its examples."""
+        return RuleEntry(rule=self.text, match=self.match, not_match=self.not_match)
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """The settings with their origins. ``folder`` has ``tools/`` and ``agents/<name>/tools/``.
+
+    :param settings: the settings in force
+    :param file: the configuration file, or None if there is none
+    :param values: the values of all layers, also those without effect
+    :param workspace: the workspace file; None if there is none or it was not requested
+    """
+
+    settings: Settings
+    folder: Path
+    file: Path | None
+    values: tuple[LayerValue, ...] = ()
+    workspace: WorkspaceFile | None = None
+
+    def tool_folders(self, agent: str) -> tuple[tuple[str, Path], ...]:
+        """Return ``(name, folder)`` of the global and the agent's tool folder, in loading order."""
+        return (("global", self.folder / "tools"), ("agent", self.folder / "agents" / agent / "tools"))
+
+    @property
+    def tool_settings(self) -> tuple[SettingsLayer, ...]:
+        """The settings of tools, each as a layer with its place."""
+        found: list[SettingsLayer] = []
+        for value in self.values:
+            path = split_key(value.key)
+            if path[0] == "tools" and len(path) > 2 and not value.inactive_reason:
+                _, tool, name, *key = path
+                one = {"config": {key[0]: value.value}} if key else {name: value.value}
+                found.append(SettingsLayer(str(value.origin), {tool: ToolSettings.model_validate(one)}))
+        return tuple(found)
+
+    @property
+    def rules(self) -> tuple[ConfiguredRule, ...]:
+        """The rules in force, in the order of the layers."""
+        return tuple(_build_rule(value, self.workspace) for value in self._rules(in_force=True))
+
+    @property
+    def given_mode(self) -> Mode | None:
+        """The mode of a variable or flag, which applies to every agent of this process; None without one."""
+        held = [value for value in self.values if value.key == "mode" and not value.inactive_reason]
+        return self.settings.mode if any(v.origin.kind in ("environment", "flag") for v in held) else None
+
+    @property
+    def project_rules(self) -> tuple[ConfiguredRule, ...]:
+        """The rules of files, which apply to every process in the workspace."""
+        return tuple(rule for rule in self.rules if rule.scope == "project")
+
+    @property
+    def process_rules(self) -> tuple[ConfiguredRule, ...]:
+        """The rules of variables and flags, which apply to the sessions of this process only."""
+        return tuple(rule for rule in self.rules if rule.scope == "session")
+
+    @property
+    def client_rules(self) -> tuple[ConfiguredRule, ...]:
+        """The rules that a client process registers: all but those of the workspace file."""
+        found = (value for value in self._rules(in_force=True) if value.origin.kind != "workspace")
+        return tuple(_build_rule(value, self.workspace) for value in found)
+
+    @property
+    def inactive_rules(self) -> tuple[ConfiguredRule, ...]:
+        """The rules that are not in force, which are checked too."""
+        return tuple(_build_rule(value, self.workspace) for value in self._rules(in_force=False))
+
+    def _rules(self, *, in_force: bool) -> Iterator[LayerValue]:
+        for value in self.values:
+            if value.key == "rules" and value.origin.kind != "default" and in_force is not bool(value.inactive_reason):
+                yield value
+
+    @property
+    def untrusted_values(self) -> tuple[LayerValue, ...]:
+        """The values of the workspace file that need the user's trust."""
+        return tuple(value for value in self.values if value.inactive_reason == UNTRUSTED_REASON)
+
+    @property
+    def untrusted_warning(self) -> str | None:
+        """A warning for the user that parts of the workspace file have no effect; None if all have."""
+        held = self.untrusted_values
+        if self.workspace is None or not held:
+            return None
+        allows = sum(value.key == "rules" for value in held)
+        others = sorted({value.key for value in held if value.key != "rules"})
+        parts = [f"{allows} allow rule{'s' if allows != 1 else ''}"] if allows else []
+        parts += others
+        return (
+            f"{self.workspace.path} is not trusted, so these settings have no effect: {', '.join(parts)}. "
+            "To review them, run: handrail trust"
+        )
+
+
+def default_config_folder() -> Path:
+    """Return the platform's configuration folder."""
+    import platformdirs
+
+    return Path(platformdirs.user_config_dir("handrail", appauthor=False))
+
+
+def load_configuration(
+    file: str | Path | None,
+    *,
+    folders: StateFolders | None = None,
+    environment: Mapping[str, str] | None = None,
+    flags: Iterable[str] = (),
+) -> Configuration:
+    """Read and check the configuration.
+
+    :param file: the file, which must exist; None for the default one, which may be missing
+    :param folders: the folders of the workspace whose own file applies too; None for no workspace
+    :param environment: the variables; None for those of this process
+    :param flags: ``KEY=VALUE`` texts, which override all else
+    :raises LoadError: with every fault of every layer
+    :raises UsageError: for a flag that is not ``KEY=VALUE``
+    """
+    faults: list[Diagnostic] = []
+    # Without "..", so that no link on the way, which may lead through the workspace, changes the opened file.
+    path = Path(os.path.abspath(file if file is not None else default_config_folder() / FILE_NAME))  # noqa: PTH100
+    layers: list[ConfigLayer] = []
+    content = _collect_faults(faults, lambda: read_config_file(path))
+    if content is not None and (read := _collect_faults(faults, lambda: parse_config_file(path, content))) is not None:
+        layers.append(file_layer("configuration", path, *read))
+    elif content is None and file is not None and not faults:
+        faults.append(
+            Diagnostic(str(path), "", "cannot be read: the file does not exist; handrail init --global creates one")
+        )
+    own = None if folders is None else _collect_faults(faults, lambda: _find_workspace_file(folders))
+    for layer, problems in (
+        *_load_workspace_layers(own, faults),
+        environment_layer(os.environ if environment is None else environment),
+        flags_layer(flags),
+    ):
+        layers.append(layer)
+        faults += problems
+    for layer in layers:
+        faults += layer.find_faults()
+    if faults:
+        raise LoadError(faults)
+    settings, values = merge_layers(layers)
+    return Configuration(settings, path.parent, path if content is not None else None, values, own)
+
+
+def check_outside_workspace(settings: Configuration, workspace: Path) -> None:
+    """Check that the configuration file is outside the workspace, where no call can write.
+
+    :raises LoadError: if it is in the workspace, by its name or behind a link
+    """
+    if settings.file is None:
+        return
+    for place in (settings.file.absolute(), settings.file.resolve()):
+        if place.is_relative_to(workspace):
+            problem = (
+                f"is in the workspace {workspace}, where a model can write; move it to a folder outside the workspace"
+            )
+            if place == workspace / FILE_NAME:
+                problem += f". Handrail reads a workspace's own {FILE_NAME} without this setting"
+            raise LoadError([Diagnostic(str(settings.file), "", problem)])
+
+
+def _load_workspace_layers(workspace_file: WorkspaceFile | None, faults: list[Diagnostic]) -> list[tuple[ConfigLayer, list[Diagnostic]]]:
+    """Return the layer of the workspace file, if it exists and can be read."""
+    layer = None if workspace_file is None else _collect_faults(faults, lambda: workspace_layer(workspace_file))
+    return [] if layer is None else [layer]
+
+
+def _find_workspace_file(folders: StateFolders) -> WorkspaceFile | None:
+    from handrail.store import decisions
+
+    record = decisions.read_trust(folders)
+    return read_workspace_file(folders.workspace, record.sha256 if record is not None else None)
+
+
+def _collect_faults(faults: list[Diagnostic], work: Callable[[], _T]) -> _T | None:
+    """Return the result of ``work``, or None after adding its faults."""
+    try:
+        return work()
+    except LoadError as error:
+        faults += error.diagnostics
+        return None
+
+
+def _build_rule(value: LayerValue, workspace_file: WorkspaceFile | None) -> ConfiguredRule:
+    of_file = value.origin.kind in ("configuration", "workspace")
+    untrusted = value.origin.kind == "workspace" and not (workspace_file is not None and workspace_file.trusted)
+    entry = to_rule_entry(value.value)
+    scope: Literal["project", "session"] = "project" if of_file else "session"
+    return ConfiguredRule(entry.rule, scope, value.origin.place, untrusted, entry.match, entry.not_match)

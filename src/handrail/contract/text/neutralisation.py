@@ -1,0 +1,241 @@
+"""Third-party text made safe for a model: control characters, invisible ones and false markers become escapes.
+
+An escape is ``⟦U+001B⟧`` (one code point, or several of a run: ``⟦U+200B,200C⟧``) for a character that does not show
+as itself, and ``⟦<⟧`` around the first character of a text that imitates a marker: chat templates (``<|im_start|>``,
+``[INST]``), calls and results written as text, system and skill tags, Handrail's own envelope. Nothing is deleted,
+and :func:`restored` returns the original. Text in the form of an escape stays unchanged, so escaping twice changes
+nothing; :func:`restored` cannot tell such text from an escape.
+
+Ordinary writing stays: joiners between emoji and in scripts that need them, the variation selector of an emoji, one
+direction mark next to right-to-left letters, tabs and line ends.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+EscapeKind = Literal["control", "invisible", "direction", "marker", "action", "envelope"]
+OPEN, CLOSE = "⟦", "⟧"
+
+_CONTROLS = "\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x9f"
+_DIRECTIONS = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+_INVISIBLE = (
+    "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200d\u2028\u2029\u2060-\u2065\u206a-\u206f\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+_UNSEEN = f"[{_CONTROLS}{_DIRECTIONS}{_INVISIBLE}]"
+_RUN = re.compile(f"{_UNSEEN}{_UNSEEN}*")  # so that the search begins with a set of characters
+_IS_CONTROL = re.compile(f"[{_CONTROLS}]")
+_IS_DIRECTION = re.compile(f"[{_DIRECTIONS}]")
+
+_TAGS = (
+    "function_calls?|function_results?|function=|invoke|tool_calls?|tool_use|tool_results?|tool_response|tool_output|"
+    "system|system-reminder|system_prompt|skill|skills|available_skills|start_of_turn|end_of_turn|antml:[a-z_]+"
+)
+# Each alternative begins with one literal character, so that the search looks for a set of characters.
+_MARKS = re.compile(
+    r"<(?=\|[\w ./:-]{1,64}\|>)"
+    r"|<(?=\uff5c)"
+    r"|<(?=</?SYS>>|/SYS>>)"
+    rf"|<(?=/?(?i:{_TAGS})(?![\w-]))"
+    r"|\[(?=/?(?:INST|TOOL_CALLS|AVAILABLE_TOOLS|TOOL_RESULTS|SYSTEM_PROMPT)\])"
+    r"|A(?<![\w]A)(?=CTION:)"
+    r"|A(?<=^A)(?=ction(?: Input)?:)"
+    r"|A(?<=^A)(?=ssistant:)"
+    r"|H(?<=^H)(?=uman:)"
+    r'|\{(?=[ \t\r\n]*"type"[ \t\r\n]*:[ \t\r\n]*"(?:output|error)"[ \t\r\n]*,[ \t\r\n]*"(?:data|error_text|metadata)"[ \t\r\n]*:)',
+    re.ASCII | re.MULTILINE,
+)
+_IN_JSON = re.compile(
+    rb"\x7f|\\u0|\\b|\\f|<\||<</?SYS|</SYS|<(?i:/?(?:func|invo|tool|syst|skil|avai|star|end_|antm))|\[/?(?:INST|TOOL_|AVAI|SYST)"
+    rb"|ACTION:|Action(?: Input)?:|Assistant:|Human:|\{[ \\trn]*\\\"type"
+)
+_ESCAPE = re.compile("⟦(?:U\\+([0-9A-F]{4,6}(?:,[0-9A-F]{4,6})*)|([<\\[{AH]))⟧")
+
+_JOINING = "\u0600-\u08ff\u0900-\u0dff\u1000-\u109f\u1780-\u17ff\u1800-\u18af\ua840-\ua87f\U00011000-\U000117ff"
+_JOINS = re.compile(f"[{_JOINING}]")
+_RIGHT_TO_LEFT = re.compile("[\u0590-\u061b\u061d-\u08ff\ufb1d-\ufdff\ufe70-\ufefe]")
+_EMOJI = re.compile(
+    "[\u00a9\u00ae\u203c\u2049\u2122\u2139\u2194-\u21aa\u231a-\u23ff\u24c2\u25aa-\u25fe\u2600-\u27bf\u2934\u2935"
+    "\u2b00-\u2bff\u3030\u303d\u3297\u3299\U0001f000-\U0001faff]"
+)
+
+
+class EscapedPiece(NamedTuple):
+    """One range of a text that is replaced by an escape."""
+
+    start: int
+    end: int
+    shown: str
+    kind: EscapeKind
+
+
+def neutralise_text(text: str) -> str:
+    """Return ``text`` in the form for a model; the same object if nothing needs an escape."""
+    pieces = list(find_hidden(text))
+    if not pieces:
+        return text
+    out: list[str] = []
+    at = 0
+    for piece in pieces:
+        out += (text[at : piece.start], piece.shown)
+        at = piece.end
+    return "".join((*out, text[at:]))
+
+
+def restore_text(text: str) -> str:
+    """Return the original of a text that :func:`neutralise_text` returned."""
+    return _ESCAPE.sub(_original, text)
+
+
+def find_hidden(text: str) -> list[EscapedPiece]:
+    """Return every piece of ``text`` that needs an escape, in order."""
+    pieces = [EscapedPiece(m.start(), m.start() + 1, f"{OPEN}{m[0]}{CLOSE}", _kind_of_mark(m)) for m in _MARKS.finditer(text)]
+    if not text.isascii() or _IS_CONTROL.search(text):
+        pieces += _unseen(text)
+        pieces.sort()
+    return pieces
+
+
+def may_need_escaping(json_text: bytes) -> bool:
+    """Return whether some text in this JSON may need an escape.
+
+    One quick look: True for all that need one, and for some that do not.
+    """
+    return not json_text.isascii() or _IN_JSON.search(json_text) is not None
+
+
+def _unseen(text: str) -> Iterator[EscapedPiece]:
+    for match in _RUN.finditer(text):
+        start, end = match.span()
+        if (kept := _belongs(text, start, end)) < end:
+            run = text[kept:end]
+            codes = ",".join(f"{ord(character):04X}" for character in run)
+            yield EscapedPiece(kept, end, f"{OPEN}U+{codes}{CLOSE}", _kind_of(run))
+
+
+def _kind_of(run: str) -> EscapeKind:
+    if _IS_DIRECTION.search(run):
+        return "direction"
+    return "control" if _IS_CONTROL.search(run) else "invisible"
+
+
+def _kind_of_mark(match: re.Match[str]) -> EscapeKind:
+    return {"A": "action", "H": "action", "{": "envelope"}.get(match[0], "marker")  # type: ignore[return-value]
+
+
+def _belongs(text: str, start: int, end: int) -> int:
+    """Return where the part of the run ``text[start:end]`` ends that belongs to the writing around it.
+
+    That is all of it, its first character, or nothing.
+    """
+    before, after, run = text[start - 1 : start], text[end : end + 1], text[start:end]
+    if run in ("\u200d", "\u200c"):
+        return end if _joins(run, before, after) else start
+    if run[0] in "\ufe0e\ufe0f" and _is_varied(before, after):
+        return end if run[1:] == "\u200d" and _EMOJI.match(after) else start + 1
+    if run in ("\u200e", "\u200f", "\u061c") and _RIGHT_TO_LEFT.search(text[max(0, start - 2) : end + 2]):
+        return end
+    return start
+
+
+def _joins(joiner: str, before: str, after: str) -> bool:
+    """Return whether a joiner, or a non-joiner, is between characters that it can join."""
+    if _JOINS.match(before) and (_JOINS.match(after) or joiner == "\u200c"):
+        return True
+    return bool(joiner == "\u200d" and _EMOJI.match(before) and _EMOJI.match(after))
+
+
+def _is_varied(before: str, after: str) -> bool:
+    """Return whether a variation selector follows an emoji or the character of a keycap."""
+    return bool(_EMOJI.match(before) or (before in "0123456789#*" and before and after == "\u20e3"))
+
+
+def _original(match: re.Match[str]) -> str:
+    if match[2] is not None:
+        return match[2]
+    codes = [int(code, 16) for code in match[1].split(",")]
+    if any(code > 0x10FFFF or 0xD800 <= code < 0xE000 for code in codes):
+        return match[0]
+    characters = "".join(map(chr, codes))
+    return characters if all(map(_RUN.match, characters)) else match[0]
+
+
+@dataclass(slots=True)
+class EscapedText:
+    """A text with its escaped form, to find in the text what a model copied from the escaped form."""
+
+    text: str
+    shown: str = field(init=False)
+    _pieces: list[EscapedPiece] = field(init=False)
+    _starts: list[int] = field(init=False)
+    """Where each piece begins in :attr:`shown`."""
+
+    def __post_init__(self) -> None:
+        self._pieces = find_hidden(self.text)
+        self._starts = []
+        moved = 0
+        for piece in self._pieces:
+            self._starts.append(piece.start + moved)
+            moved += len(piece.shown) - (piece.end - piece.start)
+        self.shown = neutralise_text(self.text)
+
+    @property
+    def has_escapes(self) -> bool:
+        """Whether the escaped form differs from the text."""
+        return bool(self._pieces)
+
+    def original_span(self, start: int, end: int) -> tuple[int, int] | None:
+        """Return the range of ``shown[start:end]`` in :attr:`text`; None if it begins or ends within an escape."""
+        first, last = self._place(start), self._place(end)
+        return None if first is None or last is None else (first, last)
+
+    def restore_edit(self, new: str, start: int, end: int) -> str:
+        """Return ``new`` with the escapes of ``text[start:end]`` restored, so that copied text stays the same."""
+        pieces = self._pieces[bisect_left(self._pieces, start, key=_start) : bisect_right(self._pieces, end, key=_end)]
+        for escape, original in {piece.shown: self.text[piece.start : piece.end] for piece in pieces}.items():
+            new = new.replace(escape, original)
+        return new
+
+    def _place(self, at: int) -> int | None:
+        index = bisect_right(self._starts, at) - 1
+        if index < 0:
+            return at
+        piece, start = self._pieces[index], self._starts[index]
+        if at == start:
+            return piece.start
+        after = at - start - len(piece.shown)
+        return None if after < 0 else piece.end + after
+
+
+def _start(piece: EscapedPiece) -> int:
+    return piece.start
+
+
+def _end(piece: EscapedPiece) -> int:
+    return piece.end
+
+
+def escape_controls(text: str) -> str:
+    r"""Return ``text`` with escapes for characters that a terminal acts on or hides.
+
+    For example ``\n``, ``\x1b``, ``\xff`` and ``\u202e``.
+    """
+    if text.isprintable():
+        return text
+    out: list[str] = []
+    for char in text:
+        code = ord(char)
+        if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8, as surrogateescape carries it
+            out.append(f"\\x{code - 0xDC00:02x}")
+        elif char == "\\":
+            out.append("\\\\")
+        elif char.isprintable():
+            out.append(char)
+        else:
+            out.append(char.encode("unicode_escape", "backslashreplace").decode("ascii"))
+    return "".join(out)

@@ -1,0 +1,340 @@
+"""The user at the terminal, who sees each call in full before it runs, and answers one question at a time.
+
+The answers are read on the event loop, without a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest, ApprovalChoice
+from handrail.contract.services.runtime import UserQuestion
+from handrail.contract.errors import HandrailError, ToolError
+from handrail.frontends.cli.output import print_note_block, to_one_line, print_prompt, escape_invisible
+
+# The effect of an edit on the current file, for the user who approves it. Nothing is written.
+
+MAX_PREVIEW_BYTES = 4 * 1024 * 1024
+_EDITS = frozenset({"edit", "write", "file.patch"})
+
+
+async def preview_edit(request: ApprovalRequest, workspace: str) -> str | None:
+    """Return the diff of an edit, the reason why it would fail now, or None for other calls.
+
+    A long diff is cut, with the number of left-out lines. The request shows the arguments in full.
+    """
+    path = request.arguments.get("path")
+    if request.tool_id not in _EDITS or not isinstance(path, str):
+        return None
+    try:
+        before = await _read_current(path, workspace)
+        return _edit_diff(request.tool_id, path, before, request.arguments)
+    except HandrailError as error:
+        return f"With the current file, this call would fail: {error}"
+    except (KeyError, TypeError, ValueError):  # the user changed the arguments
+        return None
+
+
+async def _read_current(path: str, workspace: str) -> bytes | None:
+    """Return the content of a file, found as the tools find it, or None if it does not exist."""
+    from handrail.runtime.files.rooted_files import RootedFiles, SeenFiles
+    from handrail.runtime.files.roots import SessionRoots
+
+    files = RootedFiles(SessionRoots(workspace), SeenFiles(), lambda _capability, _target: None)
+    try:
+        await files.stat(path)
+    except ToolError as error:
+        if error.kind == "denied":
+            raise
+        return None
+    found = await files.read_bytes(path, max_bytes=MAX_PREVIEW_BYTES + 1)
+    if found.size > MAX_PREVIEW_BYTES:
+        text = f"{path} has {found.size:,} bytes. Files over {MAX_PREVIEW_BYTES:,} bytes are not compared."
+        raise ToolError(text, kind="limit")
+    return found.data
+
+
+def _edit_diff(tool_id: str, path: str, before: bytes | None, arguments: Mapping[str, Any]) -> str:
+    from handrail.tools.files.editing_tools import blocks_of_operations, replace_text
+    from handrail.tools.files.text_edits import blocks_between, blocks_of_spans, decode_bytes, split_lines, make_diff
+
+    if tool_id == "write":
+        lines = split_lines(decode_bytes(before or b""))
+        blocks = blocks_between(lines, split_lines(arguments["content"]))
+        return make_diff(path, lines, blocks, created=before is None).text or "The file would not change."
+    if before is None:
+        raise ToolError(f"The file {path} does not exist.", kind="invalid_input")
+    text = decode_bytes(before)
+    if tool_id == "edit":
+        replace_all = bool(arguments.get("replace_all", False))
+        done = replace_text(path, text, arguments["old"], arguments["new"], replace_all=replace_all)
+        if done.spans is None:
+            return make_diff(path, split_lines(text), blocks_between(split_lines(text), split_lines(done.text))).text
+        return make_diff(path, split_lines(text), blocks_of_spans(text, done.spans)).text
+    return make_diff(path, split_lines(text), blocks_of_operations(text, arguments["operations"])).text
+
+
+_KEYS: dict[str, ApprovalChoice] = {
+    **dict.fromkeys(("o", "once", "y", "yes"), "once"),
+    **dict.fromkeys(("s", "session"), "session"),
+    **dict.fromkeys(("p", "project"), "project"),
+    **dict.fromkeys(("sw", "session-wider"), "session-wider"),
+    **dict.fromkeys(("pw", "project-wider"), "project-wider"),
+    **dict.fromkeys(("r", "reject", "n", "no"), "reject"),
+    "never": "reject-always",
+    "stop": "stop",
+    "later": "later",
+}
+_WITH_A_MESSAGE: frozenset[ApprovalChoice] = frozenset({"reject", "reject-always", "stop"})
+_MAX_LINE_BYTES = 64 * 1024
+_MAX_SHOWN_FILES = 20
+
+
+class InputClosed(Exception):
+    """The input of the terminal has ended."""
+
+
+class TerminalApprovalHandler:
+    """The :class:`~handrail.contract.approvals.ApprovalHandler` on the terminal of this process.
+
+    Prompts are written to stderr, and stdout is kept for results. Answers are read from stdin on the event loop, so a
+    prompt ends at once if its call is stopped. Input from before a prompt is discarded, so that the user cannot approve an
+    unseen call.
+    """
+
+    def __init__(self, input_fd: int | None = None, *, workspace: str | None = None) -> None:
+        """Open the terminal.
+
+        :param input_fd: the file descriptor for answers; None for stdin
+        :param workspace: the workspace, to show edits as diffs; None shows no diffs
+        """
+        self._workspace = workspace
+        self._fd = sys.stdin.fileno() if input_fd is None else input_fd
+        self._turn = asyncio.Lock()
+        self._unread = b""
+
+    async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
+        async with self._turn:
+            changes = None if self._workspace is None else await preview_edit(request, self._workspace)
+            self._forget_input()
+            _print_lines("", *request_lines(request, changes), "", *_choice_lines(request))
+            try:
+                return await self._read_decision(request)
+            except InputClosed:
+                _print_lines("", "Rejected: the input of the terminal has ended.")
+                return ApprovalAnswer("reject", "The user did not answer: the input of the terminal has ended.")
+            except asyncio.CancelledError:
+                _print_lines("", f"  {request.id or 'The request'} no longer needs an answer here.")
+                raise
+
+    async def _read_decision(self, request: ApprovalRequest) -> ApprovalAnswer:
+        while True:
+            word, _, message = (await self._read_line("> ")).strip().partition(" ")
+            message = message.strip()
+            choice = _KEYS.get(word.lower())
+            if word.lower() in ("c", "change") and message:
+                try:
+                    return ApprovalAnswer("once", arguments=parse_changed_arguments(message))
+                except ValueError as error:
+                    _print_lines(f"  {error}")
+                    continue
+            if choice is not None and _is_offered(request, choice) and (not message or choice in _WITH_A_MESSAGE):
+                return ApprovalAnswer(choice, message)
+            _print_lines(f"  {_answer_hint(request)}")
+
+    async def answer_questions(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]] | None:
+        async with self._turn:
+            self._forget_input()
+            answers: list[list[str]] = []
+            for question in questions:
+                _print_lines("", *question_lines(question))
+                try:
+                    chosen = await self._read_choice(question)
+                    if chosen is None:
+                        return None
+                    answers.append(chosen)
+                except asyncio.CancelledError:
+                    _print_lines("", "  The question no longer needs an answer here.")
+                    raise
+                except InputClosed:
+                    _print_lines("", "Not answered: the input of the terminal has ended.")
+                    ended = "The user did not answer: the input of the terminal has ended. Continue without the answer."
+                    raise ToolError(ended, kind="unavailable") from None
+            return answers
+
+    async def _read_choice(self, question: UserQuestion) -> list[str] | None:
+        while True:
+            text = (await self._read_line("> ")).strip()
+            if not text:
+                _print_lines("  Type an answer, or :later to defer it.")
+                continue
+            if text == ":later":
+                return None
+            if not question.options:
+                return [text]
+            numbers = _parse_numbers(text.split(",") if question.multi_select else [text])
+            if numbers is None:
+                return [text]
+            if all(1 <= number <= len(question.options) for number in numbers):
+                return [question.options[number - 1].label for number in dict.fromkeys(numbers)]
+            _print_lines(f"  Type numbers from 1 to {len(question.options)}, or your own answer.")
+
+    async def _read_line(self, ask: str) -> str:
+        """Read one line of input, without its line end.
+
+        :raises Closed: at the end of input
+        """
+        print_prompt(ask)
+        loop = asyncio.get_running_loop()
+        while b"\n" not in self._unread:
+            readable: asyncio.Future[None] = loop.create_future()
+
+            def ready(waiting: asyncio.Future[None] = readable) -> None:
+                if not waiting.done():
+                    waiting.set_result(None)
+
+            loop.add_reader(self._fd, ready)
+            try:
+                await readable
+            finally:
+                loop.remove_reader(self._fd)
+            try:
+                read = os.read(self._fd, 4096)
+            except OSError:  # the terminal was closed
+                read = b""
+            if not read or len(self._unread) > _MAX_LINE_BYTES:
+                raise InputClosed
+            self._unread += read
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line.decode(errors="replace")
+
+    def _forget_input(self) -> None:
+        self._unread = b""
+        try:
+            import termios
+        except ImportError:
+            return  # Windows cannot discard input
+        with suppress(termios.error):  # stdin is not a POSIX terminal
+            termios.tcflush(self._fd, termios.TCIFLUSH)
+
+
+def _answer_hint(request: ApprovalRequest) -> str:
+    rules = "s, p, " * (request.suggested_rule is not None) + "sw, pw, " * (request.suggested_wider_rule is not None)
+    never = "never, " * (request.suggested_deny is not None)
+    return f"Type o, {rules}c and JSON, r, {never}stop or later. Text after r is sent to the model."
+
+
+def _is_offered(request: ApprovalRequest, choice: ApprovalChoice) -> bool:
+    if request.is_shared and choice in ("session", "session-wider"):
+        return False
+    if choice in ("session-wider", "project-wider"):
+        return request.suggested_wider_rule is not None
+    if choice in ("session", "project"):
+        return request.suggested_rule is not None
+    return choice != "reject-always" or request.suggested_deny is not None
+
+
+def request_lines(request: ApprovalRequest, changes: str | None = None) -> list[str]:
+    """Return the full text of a request: the tool, the reason, every argument, and the diff of an edit."""
+    name = f"{request.id}  " if request.id else ""
+    lines = [
+        f"{name}{to_one_line(request.tool_id)} requires approval"
+        + (f", for the {to_one_line(request.origin)}" * bool(request.origin)),
+        *(f"  {part}" for part in escape_invisible(request.reason).split("\n")),
+    ]
+    for name, value in request.arguments.items():
+        lines += _argument_lines(to_one_line(name), value)
+    lines += file_lines(request)
+    if changes is not None:
+        lines += ["  changes to the current file:", *(f"  │ {part}" for part in escape_invisible(changes).split("\n"))]
+    return lines
+
+
+def file_lines(request: ApprovalRequest) -> list[str]:
+    """Return the files that the call runs, up to a limit, and the effect of a stored rule on them."""
+    if not request.files:
+        return []
+    lines = ["  may run these files of the workspace, only with their current content:"]
+    for path, mark in [*request.files.items()][:_MAX_SHOWN_FILES]:
+        large = "" if not mark.startswith("identity:") else "  (large: checked by size and times, not by content)"
+        lines.append(f"  │ {to_one_line(path)}{large}")
+    if (more := len(request.files) - _MAX_SHOWN_FILES) > 0:
+        lines.append(f"  │ and {more} more")
+    if request.suggested_rule is not None or request.suggested_wider_rule is not None:
+        lines.append("  a stored rule applies to the command, also if these files change later")
+    return lines
+
+
+def _choice_lines(request: ApprovalRequest) -> list[str]:
+    lines = ["  o  once: allow this call with exactly these arguments"]
+    if request.suggested_rule is not None:
+        rule = to_one_line(request.suggested_rule)
+        if not request.is_shared:
+            lines.append(f"  s  allow for this session: stores the rule  {rule}")
+        lines.append(f"  p  allow for this project, in every session: stores the rule  {rule}")
+    if request.suggested_wider_rule is not None:
+        lines.append(f"  sw, pw  the same with a wider rule: stores the rule  {to_one_line(request.suggested_wider_rule)}")
+    lines.append("  c JSON  allow once, with these arguments instead")
+    lines.append("  r  reject; text after it is sent to the model")
+    if request.suggested_deny is not None:
+        lines.append(f"  never  reject in every session: stores the rule  {to_one_line(request.suggested_deny)}")
+    lines.append("  stop  reject, and stop the session's work")
+    lines.append("  later  defer; answer later with handrail approve, from any terminal")
+    return lines
+
+
+def parse_changed_arguments(text: str | bytes) -> dict[str, Any]:
+    """Parse arguments that the user typed.
+
+    :raises ValueError: if they are not a JSON object; the text is a full sentence
+    """
+    from handrail.contract.text.json_text import InvalidJsonText, parse_arguments
+
+    try:
+        return parse_arguments(text)
+    except InvalidJsonText as error:
+        raise ValueError(f"Invalid arguments: {error}") from None
+
+
+def _argument_lines(name: str, value: Any) -> list[str]:
+    """Return the full text of an argument.
+
+    Each of several lines is marked, so that none looks like the prompt.
+    """
+    if isinstance(value, str) and "\n" in value:
+        parts = escape_invisible(value).split("\n")
+        return [f"  {name}: {len(parts)} lines", *(f"  │ {part}" for part in parts)]
+    text = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str)
+    return [f"  {name}: {escape_invisible(text)}"]
+
+
+def question_lines(question: UserQuestion) -> list[str]:
+    head = f"{to_one_line(question.header)}: " if question.header else ""
+    lines = [
+        line if number == 0 else f"│ {line}"
+        for number, line in enumerate(f"{head}{escape_invisible(question.question)}".split("\n"))
+    ]
+    for number, option in enumerate(question.options, 1):
+        about = f"  {to_one_line(option.description)}" if option.description else ""
+        lines.append(f"  {number}  {to_one_line(option.label)}{about}")
+    if question.options:
+        lines.append("  Type numbers with commas, or text." if question.multi_select else "  Type a number, or text.")
+    return lines
+
+
+def _print_lines(*lines: str) -> None:
+    print_note_block("\n".join(lines))
+
+
+def _parse_numbers(parts: Sequence[str]) -> list[int] | None:
+    """Return the parts as option numbers, or None if a part is not a number."""
+    bare = [part.strip() for part in parts]
+    if not all(part.isascii() and part.isdigit() and len(part) < 4 for part in bare):
+        return None
+    return [int(part) for part in bare]

@@ -1,0 +1,417 @@
+"""The connected clients: each one's session, opened when first needed and closed when the client disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from mcp.server.auth.middleware.auth_context import get_access_token
+from mcp.server.auth.provider import principal_components
+from mcp.server.subscriptions import (
+    InMemorySubscriptionBus,
+    ListenHandler,
+    PromptsListChanged,
+    ResourcesListChanged,
+    ResourceUpdated,
+    ToolsListChanged,
+)
+from mcp.shared.exceptions import MCPError
+from mcp_types import INTERNAL_ERROR, INVALID_PARAMS
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from handrail.frontends.mcp.client_call import ClientCall, missing_capability
+from handrail.frontends.mcp.client import FORM_METHOD, ConnectedClient
+from handrail.frontends.mcp.resources import OutputResources, SkillPrompts
+from handrail.frontends.mcp.tools import McpFrontendSettings
+
+if TYPE_CHECKING:
+    from mcp.server.connection import Connection
+    from mcp.server.context import ServerRequestContext
+    from mcp.server.session import ServerSession
+
+    from handrail.frontends.mcp.client import ConnectedClient
+    from handrail.kernel.kernel import Kernel
+
+
+# The listings that a client received, and the notifications to it when they change.
+
+MAX_SUBSCRIPTIONS = 1_000
+"""Maximum number of resources that one client can subscribe to."""
+
+
+class ClientState:
+    """One client with its listings, outputs, skills and subscriptions.
+
+    It compares each listing with the one last sent, and notifies the client of changes.
+
+    :ivar gone: whether the connection has ended, so that the session closes when its calls end
+    :ivar level: the lowest log level that a client of a handshake version gets, as an index into the list of levels
+    """
+
+    def __init__(self, kernel: Kernel, spawn: Callable[[Coroutine[Any, Any, Any]], None], client: ConnectedClient) -> None:
+        """:param spawn: runs a coroutine in a task that ends with the server"""
+        self.client = client
+        self.is_disconnected = False
+        self.log_level = 1
+        self.outputs = OutputResources(kernel, client)
+        self.skills = SkillPrompts(kernel, client)
+        self.subscription_counts: dict[str, int] = {}
+        """Resource URI to the number of its subscriptions."""
+        self._kernel = kernel
+        self._spawn = spawn
+        self._bus = InMemorySubscriptionBus()
+        self.listen = ListenHandler(self._bus, max_subscriptions=64)
+        self.listener_count = 0
+        self._server_session: ServerSession | None = None
+        """The SDK session of a client of a handshake version."""
+        self._current_listings: dict[str, Callable[[], Sequence[object]]] = {}
+        self._sent_listings: dict[str, Sequence[object]] = {}
+        self._check_scheduled = False
+        self._last_mark: tuple[object, int, int] | None = None
+        client.on_listing_changed = self.schedule_change_check
+        client.on_resource_updated = lambda uri: spawn(self._notify_resource_updated(uri))
+
+    @property
+    def has_no_listeners(self) -> bool:
+        """Whether the client has no open stream of change notifications."""
+        return not self.listener_count
+
+    def attach(self, client: ServerSession) -> None:
+        """Use this SDK session for notifications to a client of a handshake version."""
+        self._server_session = client
+
+    def close(self) -> None:
+        """End the subscriptions."""
+        self.listen.close()
+
+    def track_listing(self, what: str, shown: Callable[[], Sequence[object]]) -> None:
+        """Notify the client from now on when the tools, resources or prompts in this listing change.
+
+        :param what: ``tools``, ``resources`` or ``prompts``
+        :param shown: returns the current listing
+        """
+        self._current_listings[what] = shown
+        self._sent_listings[what] = shown()
+
+    def subscribe(self, uri: str) -> bool:
+        """Add a subscription, and return whether it is the first for this resource.
+
+        :raises MCPError: if the client has too many subscriptions
+        """
+        if uri not in self.subscription_counts and len(self.subscription_counts) >= MAX_SUBSCRIPTIONS:
+            text = f"Too many resource subscriptions. The limit is {MAX_SUBSCRIPTIONS:,}. Unsubscribe from one first."
+            raise MCPError(INVALID_PARAMS, text)
+        self.subscription_counts[uri] = self.subscription_counts.get(uri, 0) + 1
+        return self.subscription_counts[uri] == 1
+
+    def unsubscribe(self, uri: str) -> bool:
+        """Remove a subscription, and return whether it was the last for this resource."""
+        left = self.subscription_counts.get(uri, 0) - 1
+        if left > 0:
+            self.subscription_counts[uri] = left
+            return False
+        return self.subscription_counts.pop(uri, None) is not None
+
+    def may_have_changed(self) -> bool:
+        """Return whether a listing may have changed since the last check.
+
+        The check is cheap because it runs after each call.
+        """
+        now = (self._kernel.generation, self.outputs.change_count, len(self.client.session.active_tools))
+        before, self._last_mark = self._last_mark, now
+        return before is None or before[0] is not now[0] or before[1:] != now[1:]
+
+    def schedule_change_check(self) -> None:
+        """Schedule a comparison of the listings."""
+        if not self._check_scheduled and self._current_listings:
+            self._check_scheduled = True
+            self._spawn(self.notify_changes())
+
+    async def notify_changes(self) -> None:
+        """Notify the client of each listing that has changed."""
+        self._check_scheduled = False
+        for what, shown in self._current_listings.items():
+            if (now := shown()) != self._sent_listings[what]:
+                self._sent_listings[what] = now
+                await self._notify_list_changed(what)
+
+    async def _notify_list_changed(self, what: str) -> None:
+        # The stateless version uses subscriptions for this, the handshake versions use notifications.
+        client: Any = self._server_session
+        if what == "tools":
+            await self._bus.publish(ToolsListChanged())
+            await (client.send_tool_list_changed() if client is not None else _do_nothing())
+        elif what == "prompts":
+            await self._bus.publish(PromptsListChanged())
+            await (client.send_prompt_list_changed() if client is not None else _do_nothing())
+        else:
+            await self._bus.publish(ResourcesListChanged())
+            await (client.send_resource_list_changed() if client is not None else _do_nothing())
+
+    async def _notify_resource_updated(self, uri: str) -> None:
+        await self._bus.publish(ResourceUpdated(uri))
+        if self._server_session is not None and uri in self.subscription_counts:
+            await self._server_session.send_resource_updated(uri)
+
+
+async def _do_nothing() -> None:
+    return None
+
+
+CONNECTION_KEY = "handrail.connection"
+"""The key of the connection in the state of an HTTP request."""
+_PROXY_HEADERS = (
+    "forwarded",
+    "via",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-proto",
+    "x-real-ip",
+    "x-request-id",
+)
+"""Header fields that proxies add."""
+_CLIENT_KEY = "handrail"
+"""The key of the client in the state of a connection."""
+
+
+class _AnonymousClient:
+    """The identity of a client that cannot be recognized in a further request."""
+
+
+class ClientManager:
+    """The clients of one server, with their sessions and their held calls."""
+
+    def __init__(self, kernel: Kernel, settings: McpFrontendSettings, *, over_http: bool = False) -> None:
+        self.kernel = kernel
+        self.settings = settings
+        self._over_http = over_http
+        """Over HTTP, several clients may come without credentials. Over stdio there is one client."""
+        self._stateless_clients: dict[tuple[Any, bool], ClientState] = {}
+        """The clients of the stateless version, by their identity (:meth:`_who`) and whether they answer forms."""
+        self._last_used: dict[tuple[Any, bool], float] = {}
+        self._clients: set[ClientState] = set()
+        self._clients_by_connection: dict[str, ClientState] = {}
+        """The HTTP clients of handshake versions, by connection ID."""
+        self._opening = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._held_calls: dict[str, tuple[ConnectedClient, asyncio.TimerHandle]] = {}
+        self._closed = False
+
+    @property
+    def clients(self) -> frozenset[ClientState]:
+        """The connected clients."""
+        return frozenset(self._clients)
+
+    def has_running_calls(self, session_id: str) -> bool:
+        """Return whether the client of a connection has a running call.
+
+        :param session_id: the protocol's ID of the connection
+        """
+        visit = self._clients_by_connection.get(session_id)
+        return visit is not None and not visit.client.is_idle
+
+    async def aclose(self) -> None:
+        """Close every session and cancel the running tasks."""
+        self._closed = True
+        for _, timer in self._held_calls.values():
+            timer.cancel()
+        await asyncio.gather(*(self.close_client(visit) for visit in tuple(self._clients)))
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run ``work`` in a task that is cancelled when the server ends."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ── the client of a request ──────────────────────────────────────────────────────────────────
+
+    @asynccontextmanager
+    async def use_client(self, context: ServerRequestContext[Any], state: str | None = None) -> AsyncGenerator[ClientState]:
+        """Yield the client of a request, and count it as busy meanwhile.
+
+        :param state: the client's state token, which identifies a client without credentials
+        """
+        visit = self._client_of_state(context, state) or await self._find_client(context)
+        visit.client.active_requests += 1
+        try:
+            yield visit
+        finally:
+            visit.client.active_requests -= 1
+            if visit.is_disconnected:
+                self._close_if_idle(visit)
+
+    def _identify_client(self, context: ServerRequestContext[Any]) -> object:
+        """Return the identity of a stateless client: its credential, or else its connection.
+
+        A proxy may send the requests of several clients over one connection. If a request has a proxy's header fields, it
+        counts as a client of its own.
+        """
+        who = current_principal()
+        if who is not None or not self._over_http:
+            return who
+        request: Any = context.request
+        if request is None or any(name in request.headers for name in _PROXY_HEADERS):
+            return _AnonymousClient()
+        return request.scope.get("state", {}).get(CONNECTION_KEY) or _AnonymousClient()
+
+    def _client_of_state(self, context: ServerRequestContext[Any], state: str | None) -> ClientState | None:
+        held = self._held_calls.get(state) if state is not None else None
+        if held is None or not held[0].is_shared or current_principal() is not None:
+            return None
+        return next((visit for visit in self._clients if visit.client is held[0]), None)
+
+    def close_disconnected(self, connection: object) -> None:
+        """Close the sessions of a client without credentials after its connection ends, once they are idle."""
+        for forms in (False, True):
+            if (visit := self._stateless_clients.get((connection, forms))) is not None:
+                visit.is_disconnected = True
+                self._close_if_idle(visit)
+
+    def _close_if_idle(self, client: ClientState) -> None:
+        if client.client.is_idle and client.has_no_listeners:
+            for key in [key for key, one in self._stateless_clients.items() if one is client]:
+                del self._stateless_clients[key]
+                self._last_used.pop(key, None)
+            self.spawn(self.close_client(client))
+
+    async def _find_client(self, context: ServerRequestContext[Any]) -> ClientState:
+        if context.protocol_version in MODERN_PROTOCOL_VERSIONS:
+            key = (self._identify_client(context), self._answers_forms(context))
+            if (visit := self._stateless_clients.get(key)) is None:
+                async with self._opening:
+                    visit = self._stateless_clients.get(key) or await self._admit_client(key)
+            self._last_used[key] = time.monotonic()
+            return visit
+        connection = _connection_of(context)
+        if (visit := connection.state.get(_CLIENT_KEY)) is None:
+            async with self._opening:
+                if (visit := connection.state.get(_CLIENT_KEY)) is None:
+                    visit = await self._open_client(self._answers_forms(context))
+                    connection.state[_CLIENT_KEY] = visit
+                    name = connection.session_id or ""
+                    self._clients_by_connection[name] = visit
+                    connection.exit_stack.callback(lambda: self._on_connection_closed(name, visit))
+        visit.attach(context.session)
+        return visit
+
+    def _on_connection_closed(self, name: str, client: ClientState) -> None:
+        self._clients_by_connection.pop(name, None)
+        self.spawn(self.close_client(client))
+
+    def _answers_forms(self, context: ServerRequestContext[Any]) -> bool:
+        return not self.settings.headless and missing_capability(context.session.client_capabilities, FORM_METHOD, {}) is None
+
+    async def _admit_client(self, key: tuple[Any, bool]) -> ClientState:
+        """Open a session for a stateless client that has none.
+
+        If the server is full, the longest unused idle client makes room.
+
+        :raises MCPError: if too many clients are active
+        """
+        now = time.monotonic()
+        idle = [other for other in self._stateless_clients if self._stateless_clients[other].client.is_idle and self._stateless_clients[other].has_no_listeners]
+        over = [other for other in idle if now - self._last_used[other] > self.settings.idle_s]
+        if not over and len(self._stateless_clients) >= self.settings.max_sessions:
+            over = sorted(idle, key=lambda other: self._last_used[other])[:1]
+            if not over:
+                limit = f"The limit is {self.settings.max_sessions:,}. Try again later."
+                raise MCPError(INTERNAL_ERROR, f"Too many clients are connected. {limit}")
+        for other in over:
+            del self._last_used[other]
+            self.spawn(self.close_client(self._stateless_clients.pop(other)))
+        visit = self._stateless_clients[key] = await self._open_client(key[1], shared=self._over_http and current_principal() is None)
+        visit.is_disconnected = isinstance(key[0], _AnonymousClient)
+        return visit
+
+    async def reopen_client(self, session_id: str, context: ServerRequestContext[Any]) -> ClientState:
+        """Open a suspended session again for its unfinished tasks.
+
+        :raises HandrailError: if another client has the session open, or it cannot be opened
+        """
+        modern = context.protocol_version in MODERN_PROTOCOL_VERSIONS
+        shared = self._over_http and modern and current_principal() is None
+        return await self._open_client(self._answers_forms(context), session_id, shared=shared)
+
+    async def _open_client(self, answers_forms: bool, session_id: str | None = None, *, shared: bool = False) -> ClientState:
+        if self._closed:
+            raise MCPError(INTERNAL_ERROR, "The server is shutting down. Connect again later.")
+        serving = self.settings
+        guest = ConnectedClient(
+            self.kernel.approvals, serving.wait_s, serving.hold_s, lambda: len(self._held_calls) < serving.max_held_calls
+        )
+        guest.is_shared = shared
+        attendant = guest if answers_forms else None
+        opened = self.kernel.session(session_id, headless=attendant is None, approval_handler=attendant, client=guest)
+        guest.set_session(await opened)
+        visit = ClientState(self.kernel, self.spawn, guest)
+        self._clients.add(visit)
+        return visit
+
+    async def close_client(self, client: ClientState) -> None:
+        """Stop the calls of a disconnected client, and close its session.
+
+        If its tasks can still be requested, the session is suspended instead.
+        """
+        if client in self._clients:
+            self._clients.discard(client)
+            client.close()
+            under_way = tuple(client.client.calls.values())
+            for exchange in under_way:
+                exchange.stop()
+            session = client.client.session
+            asked_for = any(one.is_task for one in under_way) or time.monotonic() <= client.client.kept_until
+            with contextlib.suppress(Exception):  # the log has the reason, and no client is left to notify
+                await (session.suspend() if asked_for else session.close())
+
+    # ── held calls, which wait for a further request of their client ─────────────────────────────
+
+    def hold_call(self, client: ConnectedClient, call: ClientCall) -> str:
+        """Hold a call until its client sends the next request, and return the state token for it.
+
+        The token is valid once.
+        """
+        state = secrets.token_urlsafe(18)
+        client.held_calls[state] = call
+        timer = asyncio.get_running_loop().call_later(self.settings.hold_s, self._abandon_call, state)
+        self._held_calls[state] = (client, timer)
+        return state
+
+    def resume_call(self, client: ConnectedClient, state: str) -> ClientCall:
+        """Return the held call that a state token names.
+
+        :raises MCPError: if the token is unknown or expired, or belongs to another client
+        """
+        held = self._held_calls.get(state)
+        if held is None or held[0] is not client:
+            raise MCPError(INVALID_PARAMS, "Invalid or expired requestState", {"reason": "invalid_request_state"})
+        del self._held_calls[state]
+        held[1].cancel()
+        return client.held_calls.pop(state)
+
+    def _abandon_call(self, state: str) -> None:
+        guest, _ = self._held_calls.pop(state)
+        exchange = guest.held_calls.pop(state)
+        exchange.abandon()
+        guest.end_call(exchange)  # after its call ends; by then an open approval is stored, and the call can be repeated
+
+
+def _connection_of(context: ServerRequestContext[Any]) -> Connection:
+    """Return the connection of a request.
+
+    The SDK creates a session for each request. Only the connection below it lasts.
+    """
+    return context.session._connection  # pyright: ignore[reportPrivateUsage]
+
+
+def current_principal() -> tuple[str, str | None, str | None] | None:
+    """Return the credential of the current request, or None if the server requires no credentials."""
+    token = get_access_token()
+    return None if token is None else principal_components(token)

@@ -1,0 +1,325 @@
+"""The runtime of a tool that runs in this process for a call of the lease holder.
+
+Every service sends requests to the lease holder, which evaluates them as for its own tools. The runtime is safe to use from
+any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from handrail.arbiter.execution import STOPPED_TEXT, stop_error_kind
+from handrail.arbiter.output.json_conversion import ValueTooLarge
+from handrail.arbiter.client_requests import log_data
+from handrail.contract.call import Result
+from handrail.contract.codec import MalformedData, expect_object
+from handrail.contract.services.client import LOG_LEVELS, LogLevel, ClientService
+from handrail.contract.services.runtime import UserContext, Runtime, SecretService
+from handrail.contract.errors import ToolError
+from handrail.contract.session import StopReason
+from handrail.contract.tool.requires import CapabilitySet
+from handrail.contract.tool.spec import ToolSpec
+from handrail.ipc.codec.rpc import CALL_METHOD, RUNTIME_SERVICES, RUNTIME_PREFIX, WIRE_CODEC, MethodSpec, inspect_method, list_methods, make_proxy
+from handrail.ipc.codec.tool_values import read_failure, pack
+from handrail.ipc.server.client_proxies import RemoteClientService
+from handrail.ipc.wire.connection import IpcConnection, ConnectionLost
+from handrail.ipc.wire.frames import Message
+from handrail.ipc.wire.operations import OperationRefused
+from handrail.runtime.secret_store import NO_SECRETS, DeclaredSecrets, SecretStore
+from handrail.session.events import DROPPABLE_KINDS
+
+if TYPE_CHECKING:
+    from handrail.contract.services.delegation import SubagentService
+    from handrail.contract.services.channels import ChannelService, TriggerService
+    from handrail.contract.services.files import FileService, SearchService
+    from handrail.contract.services.jobs import CatalogService, JobService, TerminalService
+    from handrail.contract.services.memory import SkillService, TranscriptService
+    from handrail.contract.services.resources import ResourceService
+    from handrail.contract.services.runtime import NetworkService, UserService, ShellService, StateService
+    from handrail.contract.tool.spec import ToolSession
+
+
+class OutputStreams:
+    """The listeners for the output of programs, by number."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._listeners: dict[int, Callable[[bytes], None]] = {}
+
+    def open(self, listener: Callable[[bytes], None]) -> int:
+        number = next(self._numbers)
+        self._listeners[number] = listener
+        return number
+
+    def close(self, number: int) -> None:
+        self._listeners.pop(number, None)
+
+    def deliver(self, stream: int, piece: bytes) -> None:
+        if (listener := self._listeners.get(stream)) is not None:
+            listener(piece)
+
+
+class RemoteCancellation:
+    """A :class:`~handrail.contract.services.runtime.CancellationToken` for a run in this process."""
+
+    reason: StopReason | None = None
+
+    @property
+    def requested(self) -> bool:
+        return self.reason is not None
+
+    def check(self) -> None:
+        if self.reason is not None:
+            raise ToolError(f"The call was {STOPPED_TEXT[self.reason]}.", kind=stop_error_kind(self.reason))
+
+
+_MAX_PIECE_BYTES = 64 * 1024
+"""The maximum size of output in one message, in bytes."""
+
+
+class RemoteRuntime:
+    """A :class:`~handrail.contract.services.runtime.Runtime` over a connection.
+
+    :param number: the number of the run, by which the lease holder finds the call
+    :param spec: the spec of the tool; for resources and prompts, a spec without secrets
+    :param around: the values that stay constant during a call; empty for a tool without a runtime
+    :param secrets: the secrets of this process, for its own tools
+    """
+
+    if TYPE_CHECKING:  # each is created at its first use
+        subagents: SubagentService
+        catalog: CatalogService
+        channels: ChannelService
+        files: FileService
+        jobs: JobService
+        net: NetworkService
+        resources: ResourceService
+        tool_session: ToolSession
+        user: UserService
+        search: SearchService
+        shell: ShellService
+        skills: SkillService
+        state: StateService
+        terminals: TerminalService
+        transcript: TranscriptService
+        triggers: TriggerService
+
+    def __init__(
+        self,
+        connection: IpcConnection,
+        number: int,
+        spec: ToolSpec,
+        context: Mapping[str, Any],
+        streams: OutputStreams,
+        secrets: SecretStore = NO_SECRETS,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._connection = connection
+        self._number = number
+        self._context = context
+        self._streams = streams
+        self._pending_partial: Message | None = None
+        self.tool_id = spec.id
+        self.secrets: SecretService = DeclaredSecrets(spec, secrets)
+        self.cancellation = RemoteCancellation()
+
+    def __getattr__(self, name: str) -> Any:
+        protocol = RUNTIME_SERVICES.get(name)
+        if protocol is None:
+            raise AttributeError(name)
+        door: object = make_proxy(cast("type[object]", protocol), f"{name}.", self.call_service)
+        setattr(self, name, door)
+        return door
+
+    @property
+    def call_id(self) -> str:
+        return self._context["call_id"]
+
+    @property
+    def session_id(self) -> str:
+        return self._context["session_id"]
+
+    @property
+    def agent(self) -> str:
+        return self._context["agent"]
+
+    @property
+    def topic(self) -> str | None:
+        return self._context["topic"]
+
+    @property
+    def user_context(self) -> UserContext | None:
+        return WIRE_CODEC.form_of(UserContext | None).read(self._context["user_context"])
+
+    @property
+    def workdir(self) -> str:
+        return self._context["workdir"]
+
+    @property
+    def capabilities(self) -> CapabilitySet:
+        return WIRE_CODEC.reader_of(CapabilitySet)(self._context["capabilities"])
+
+    @property
+    def config(self) -> Mapping[str, str]:
+        return self._context["config"]
+
+    @property
+    def max_output(self) -> int:
+        return self._context["max_output"]
+
+    @property
+    def client(self) -> ClientService:
+        there = make_proxy(ClientService, "peer.", self.call_service)
+        return RemoteClientService(there, partial(self.notify, "let_go", {}), self._context.get("client", ()))
+
+    def report_progress(
+        self,
+        message: str = "",
+        *,
+        fraction: float | None = None,
+        done: float | None = None,
+        total: float | None = None,
+    ) -> None:
+        self.notify("progress", {"message": str(message), "fraction": fraction, "done": done, "total": total})
+
+    def log(self, level: LogLevel, data: Any, logger: str | None = None) -> None:
+        if level not in LOG_LEVELS:
+            raise ToolError(
+                f"Invalid log level: {level!r:.40}. Expected one of: {', '.join(LOG_LEVELS)}.", kind="invalid_input"
+            )
+        self.notify("log", log_data(level, data, logger))
+
+    def write_output(self, piece: str | bytes) -> None:
+        data = piece.encode("utf-8", "backslashreplace") if isinstance(piece, str) else bytes(piece)
+        for start in range(0, len(data), _MAX_PIECE_BYTES):
+            self.notify("shown", {"piece": data[start : start + _MAX_PIECE_BYTES]})
+
+    def notify(self, what: str, body: Message) -> None:
+        """Send a notification, from any thread."""
+        self._run_on_loop(partial(self._send, what), {"run": self._number, **body})
+
+    def set_partial_result(self, data: Any) -> None:
+        try:
+            value = pack(data)
+        except (ValueTooLarge, MemoryError) as error:
+            value = pack(f"<partial output cannot be shown ({type(error).__name__})>")
+        self._run_on_loop(self._queue_partial, {"run": self._number, "value": value})
+
+    async def call(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
+        method = inspect_method(list_methods(Runtime)[CALL_METHOD])
+        return await self.call_service(CALL_METHOD, method, {"tool_id": tool_id, "arguments": dict(arguments)})
+
+    def stop(self, reason: StopReason) -> None:
+        """Mark the call as stopped."""
+        self.cancellation.reason = self.cancellation.reason or reason
+        self._send_partial(at_once=True)
+
+    async def call_service(self, op: str, method: MethodSpec, told: dict[str, Any]) -> Any:
+        """Invoke a service method of the call's runtime in the lease holder.
+
+        :raises ToolError: the error of the service, or if the lease holder is not available
+        """
+        if method.callback is not None and told[method.callback] is not None:
+            return await self._request_streamed(op, method, told)
+        if asyncio.get_running_loop() is self._loop:
+            return await self._request(op, method, told)
+        there = asyncio.run_coroutine_threadsafe(self._request(op, method, told), self._loop)
+        return await asyncio.wrap_future(there)
+
+    async def _request(self, door: str, method: MethodSpec, told: Mapping[str, Any]) -> Any:
+        body = {"run": self._number, "arguments": told}
+        try:
+            answer = expect_object(await self._connection.request(RUNTIME_PREFIX + door, body, settle=True))
+            if (failure := read_failure(answer)) is not None:
+                raise failure
+            return method.result_form.read(answer.get("value"))
+        except ConnectionLost:
+            text = f"`{door}` is unavailable: the process that holds the workspace has disconnected."
+            raise ToolError(text, kind="unavailable") from None
+        except OperationRefused as refused:
+            self.cancellation.check()
+            kind = "limit" if refused.kind == "limit" else "cancelled" if refused.kind == "not_running" else "backend"
+            raise ToolError(refused.text, kind=kind) from None
+        except MalformedData as error:
+            raise ToolError(f"`{door}` returned an invalid answer: {error}.", kind="backend") from None
+
+    def open_stream(self, listener: Callable[[bytes], None]) -> int:
+        """Register a listener for the output of a program, and return its number."""
+        here = asyncio.get_running_loop()
+        if here is self._loop:
+            return self._streams.open(listener)
+        return self._streams.open(lambda piece: _call_in_loop(here, listener, piece))
+
+    async def _request_streamed(self, op: str, method: MethodSpec, told: dict[str, Any]) -> Any:
+        """Invoke a service method that sends pieces before its answer; see :meth:`ask`."""
+        assert method.callback is not None
+        listener: Callable[[bytes], None] = told[method.callback]
+        failures: list[BaseException] = []
+
+        def listen(piece: bytes) -> None:
+            try:
+                if not failures:
+                    listener(piece)
+            except Exception as error:  # it ends the run, as in the process of the program
+                failures.append(error)
+                running.cancel()
+
+        stream = self.open_stream(listen)
+        asked = {**told, method.callback: stream}
+        if asyncio.get_running_loop() is self._loop:
+            running: asyncio.Future[Any] = asyncio.ensure_future(self._request(op, method, asked))
+        else:
+            there = asyncio.run_coroutine_threadsafe(self._request(op, method, asked), self._loop)
+            running = asyncio.wrap_future(there)
+        try:
+            return await running
+        except asyncio.CancelledError:
+            running.cancel()
+            if failures:
+                raise failures[0] from None
+            raise
+        finally:
+            self._streams.close(stream)
+
+    def _run_on_loop(self, call: Callable[[Message], None], body: Message) -> None:
+        try:
+            here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            here = False
+        if here:
+            call(body)
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(call, body)
+
+    def _send(self, what: str, body: Message) -> None:
+        with contextlib.suppress(OperationRefused):  # too long for a message
+            self._connection.notify(what, body, skip_when_behind=what in DROPPABLE_KINDS)
+
+    def _queue_partial(self, body: Message) -> None:
+        """Queue partial data.
+
+        Only the latest is sent, and while the lease holder is behind, only when it is needed.
+        """
+        if self._pending_partial is None:
+            self._loop.call_soon(self._send_partial)
+        self._pending_partial = body
+
+    def _send_partial(self, *, at_once: bool = False) -> None:
+        if (body := self._pending_partial) is None:
+            return
+        try:
+            if self._connection.notify("partial", body, skip_when_behind=not at_once):
+                self._pending_partial = None
+        except OperationRefused:  # too long for a message
+            self._pending_partial = None
+
+
+def _call_in_loop(loop: asyncio.AbstractEventLoop, listener: Callable[[bytes], None], piece: bytes) -> None:
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(listener, piece)

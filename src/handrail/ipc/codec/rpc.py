@@ -1,0 +1,371 @@
+"""Remote calls of the contract's Protocols: the caller has a proxy, the other side a handler, both made from annotations.
+
+The modules that use them list the Protocols and functions. The resulting table of operations is closed: a peer cannot reach
+any other name.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from handrail.contract.call import ProposedCall
+from handrail.contract.codec import Codec, TypeForm, MalformedData, Reader, expect_list, read_fields
+from handrail.contract.services.delegation import SubagentService
+from handrail.contract.services.channels import ChannelService, TriggerClass, TriggerService
+from handrail.contract.services.files import FileService, SearchService
+from handrail.contract.services.jobs import CatalogService, JobService, TerminalService
+from handrail.contract.services.memory import SkillService, TranscriptService
+from handrail.contract.services.resources import SourceResponse, ResourceListing, ResourceService
+from handrail.contract.services.client import ClientService
+from handrail.contract.services.runtime import NetworkService, UserService, Runtime, ShellService, StateService
+from handrail.contract.errors import ERROR_KINDS, HandrailError, ToolError
+from handrail.contract.sandbox import CompletedProcess
+from handrail.contract.tool.spec import ToolSession
+from handrail.ipc.codec import wire_models
+from handrail.ipc.codec.wire_models import ProviderListing
+from handrail.ipc.codec.tool_values import pack, unpack
+from handrail.ipc.wire.connection import IpcConnection
+from handrail.ipc.wire.operations import LEAVING, OperationSpec, OperationRefused
+
+T = TypeVar("T")
+
+SHUTDOWN_TEXT = "The process that holds the workspace is shutting down."
+WORKSPACE_JOBS_PREFIX = "workspace-jobs."
+"""The prefix of the operations of :class:`~handrail.contract.services.jobs.WorkspaceJobService`, the jobs of all sessions."""
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerClassRef:
+    """A reference to a trigger class: the id and the definition hash of its tool."""
+
+    tool: str
+    definition: str
+
+
+def parse_call(value: Any) -> ProposedCall:
+    """Read what :func:`~handrail.ipc.codec.wire_models.write_call` writes."""
+    given = expect_list(value)
+    if len(given) != 5:
+        raise MalformedData("expected a call as name, arguments, provider id, fault and kind of fault")
+    name, arguments, provider_id, fault, kind = given
+    if type(name) is not str or type(arguments) is not str or type(kind) is not str or kind not in ERROR_KINDS:
+        raise MalformedData("expected the name and the arguments of a call as texts, and a kind of fault")
+    if any(one is not None and type(one) is not str for one in (provider_id, fault)):
+        raise MalformedData("expected the provider id and the fault of a call as texts")
+    return wire_models.read_call(given)
+
+
+def _read_given(value: Any) -> SourceResponse:
+    told = read_fields(value, {"data": lambda data: data, "source": WIRE_CODEC.reader_of(str)})
+    data = unpack(told["data"])
+    return SourceResponse(cast("Mapping[str, Any]", data) if isinstance(data, Mapping) else {}, told["source"])
+
+
+def _read_listing(value: Any) -> ProviderListing:
+    return WIRE_CODEC.reader_of(ProviderListing)(value)
+
+
+def _read_trigger_class(value: Any) -> TriggerClassRef:
+    return WIRE_CODEC.reader_of(TriggerClassRef)(value)
+
+
+def _write_listing(one: ResourceListing) -> Any:
+    return WIRE_CODEC.write(ProviderListing, wire_models.snapshot_listing(one))
+
+
+WIRE_CODEC = Codec(
+    {
+        object: TypeForm(unpack, (object,), pack),
+        SourceResponse: TypeForm(_read_given, (SourceResponse,), lambda given: {"data": pack(dict(given.data)), "source": given.source}),
+        ResourceListing: TypeForm(_read_listing, (object,), _write_listing),
+        ProposedCall: TypeForm(parse_call, (ProposedCall,), wire_models.write_call),
+        TriggerClass: TypeForm(
+            _read_trigger_class,
+            (object,),
+            lambda tool: {"tool": tool.spec.id, "definition": tool.spec.definition_hash},
+        ),
+    }
+)
+"""The wire forms of all types. Values of tools (``object``) are packed."""
+
+
+class MethodSpec(NamedTuple):
+    """The signature of one method or function, from its annotations.
+
+    :param takes: the form of each argument by its name; all arguments are sent
+    :param gives: the form of the result
+    :param hears: the argument that is a callback for pieces before the answer; it is sent as a number, or None
+    """
+
+    forms: Mapping[str, TypeForm[Any]]
+    readers: Mapping[str, Reader[Any]]
+    result_form: TypeForm[Any]
+    callback: str | None
+    signature: inspect.Signature
+
+    def write_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Encode the arguments; a callback stays unchanged."""
+        told: dict[str, Any] = {}
+        for name, value in arguments.items():
+            write = self.forms[name].write
+            told[name] = value if write is None or name == self.callback else write(value)
+        return told
+
+
+@cache
+def inspect_method(function: Callable[..., Any]) -> MethodSpec:
+    """Read the annotations of a function, or of a method whose first parameter is ``self``."""
+    hints = get_type_hints(function, localns={"Completed": CompletedProcess}, include_extras=True)
+    signature = inspect.signature(function)
+    parameters = [one for one in signature.parameters.values() if one.name != "self"]
+    hears = next((one.name for one in parameters if _is_callback(hints[one.name])), None)
+    takes = {one.name: WIRE_CODEC.form_of(int | None if one.name == hears else hints[one.name]) for one in parameters}
+    readers = {name: form.read for name, form in takes.items()}
+    return MethodSpec(takes, readers, WIRE_CODEC.form_of(hints["return"]), hears, signature.replace(parameters=parameters))
+
+
+def _is_callback(annotation: Any) -> bool:
+    return any(get_origin(one) is cast("Any", Callable) for one in get_args(annotation))
+
+
+@cache
+def list_methods(protocol: type) -> Mapping[str, Callable[..., Any]]:
+    """Return the asynchronous methods of a Protocol and its bases by name. Other methods are not requests.
+
+    Their annotations are read at the first use of a method: reading all of them would take longer than most calls.
+    """
+    found: dict[str, Any] = {}
+    for kind in reversed(protocol.__mro__):
+        found |= {name: one for name, one in vars(kind).items() if inspect.iscoroutinefunction(one) and name[0] != "_"}
+    return found
+
+
+# ── the caller ───────────────────────────────────────────────────────────────────────────────────
+
+
+class MethodInvoker(Protocol):
+    """A callable that invokes one method on the other side."""
+
+    def __call__(self, op: str, method: MethodSpec, told: dict[str, Any]) -> Awaitable[Any]:
+        """Invoke one method on the other side.
+
+        :param told: the encoded arguments
+        :return: the decoded result
+        """
+        ...
+
+
+class _ProxyBase:
+    def __init__(self, prefix: str, ask: MethodInvoker) -> None:
+        self._prefix = prefix
+        self._ask = ask
+
+
+def make_proxy(protocol: type[T], prefix: str, ask: MethodInvoker) -> T:
+    """Return an object that implements ``protocol`` by invoking its methods through ``ask``."""
+    return cast("T", _proxy_class(protocol)(prefix, ask))
+
+
+@cache
+def _proxy_class(protocol: type) -> Callable[[str, MethodInvoker], Any]:
+    members = {name: _make_proxy_method(name, function) for name, function in list_methods(protocol).items()}
+    return type(f"Remote{protocol.__name__}", (_ProxyBase,), members)
+
+
+def _make_proxy_method(name: str, function: Callable[..., Any]) -> Any:
+    async def asking(self: _ProxyBase, *args: Any, **kwargs: Any) -> Any:
+        method = inspect_method(function)
+        bound = method.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return await self._ask(self._prefix + name, method, method.write_arguments(bound.arguments))  # pyright: ignore[reportPrivateUsage]
+
+    return asking
+
+
+def invoke_over(connection: IpcConnection, *, settle: bool = False, **keys: Any) -> MethodInvoker:
+    """Return an :class:`Ask` for a connection. Errors of the other side are raised here.
+
+    :param settle: see :meth:`~handrail.ipc.wire.connection.IpcConnection.request`
+    :param keys: further fields of each request, which identify the target object
+    """
+
+    async def ask(op: str, method: MethodSpec, told: dict[str, Any]) -> Any:
+        try:
+            return method.result_form.read(await connection.request(op, {**keys, **told}, settle=settle))
+        except OperationRefused as refused:
+            raise wire_models.error_from_refusal(refused) from None
+        except MalformedData as error:
+            raise ToolError(
+                f"`{op}` returned an invalid answer: {error}. Use the same Handrail version for all processes.",
+                kind="backend",
+            ) from None
+
+    return ask
+
+
+class RequestSender(Protocol):
+    """A sender of requests to the lease holder.
+
+    See :meth:`handrail.ipc.client.reconnecting_client.ReconnectingClient.request`.
+    """
+
+    async def request(self, op: str, body: Any = None, *, settle: bool = False, repeatable: bool = False) -> Any: ...
+
+
+def invoke_on_server(sender: RequestSender, *, repeatable: bool = True, **keys: Any) -> MethodInvoker:
+    """Return an :class:`Ask` for the current lease holder.
+
+    :param repeatable: the methods are idempotent: send the request to the next holder if one disconnects before it answers
+    :param keys: further fields of each request, which identify the target object
+    """
+
+    async def ask(op: str, method: MethodSpec, told: dict[str, Any]) -> Any:
+        return method.result_form.read(await sender.request(op, {**keys, **told}, repeatable=repeatable))
+
+    return ask
+
+
+# ── the handler ──────────────────────────────────────────────────────────────────────────────────
+
+
+class RequestHandler:
+    """A handler of one kind of request.
+
+    :param carry_out: called with the fields of the request by name
+    :param functions: their parameters are the required fields; the last function's result is the answer
+    """
+
+    def __init__(self, carry_out: Callable[..., Awaitable[Any]], *functions: Callable[..., Any]) -> None:
+        self._handler = carry_out
+        self._functions = functions
+
+    @cached_property
+    def readers(self) -> Mapping[str, Reader[Any]]:
+        """The fields of the request, each with its reader."""
+        *others, last = self._functions
+        keys = (name for one in others for name in inspect.signature(one).parameters if name != "self")
+        return {**dict.fromkeys(keys, WIRE_CODEC.reader_of(str)), **inspect_method(last).readers}
+
+    async def answer(self, given: Mapping[str, Any]) -> Any:
+        """Answer the request, and return the encoded result."""
+        found = await self._handler(**given)
+        write = inspect_method(self._functions[-1]).result_form.write
+        return found if write is None else write(found)
+
+
+def make_handler(handler: Callable[..., Awaitable[Any]]) -> RequestHandler:
+    """Return a request that a function answers; the fields follow from its annotations."""
+    return RequestHandler(handler, getattr(handler, "__func__", handler))
+
+
+def make_protocol_handlers(protocol: type[T], prefix: str, resolve_target: Callable[..., T]) -> dict[str, RequestHandler]:
+    """Return the requests for the methods of ``protocol``, by operation name.
+
+    :param of: returns the target object for the fields that its parameters name, which are texts; the caller receives its
+        errors
+    """
+    keys = tuple(inspect.signature(resolve_target).parameters)
+
+    async def carry_out(name: str, /, **given: Any) -> Any:
+        one = resolve_target(**{key: given.pop(key) for key in keys})
+        return await getattr(one, name)(**given)  # a name of the Protocol
+
+    return {
+        prefix + name: RequestHandler(partial(carry_out, name), resolve_target, function)
+        for name, function in list_methods(protocol).items()
+    }
+
+
+def make_operation(
+    name: str,
+    handler: RequestHandler,
+    *,
+    is_leaving: Callable[[], bool] = lambda: False,
+    inline: bool = False,
+    at_once: bool = False,
+    cancel_when_lost: bool = False,
+) -> OperationSpec:
+    """Return the operation of a request. Errors are sent under the names of their classes.
+
+    :param is_leaving: returns whether this process is shutting down and accepts no requests
+    """
+
+    async def handled(body: Any) -> Any:
+        if is_leaving():
+            raise OperationRefused(LEAVING, SHUTDOWN_TEXT)
+        try:
+            given = read_fields(body, handler.readers)
+        except MalformedData as error:
+            raise OperationRefused("UsageError", f"Invalid request `{name}`: {error}.") from None
+        try:
+            return await handler.answer(given)
+        except OperationRefused:
+            raise
+        except HandrailError as error:
+            raise wire_models.refusal_from_error(error) from None
+
+    return OperationSpec(handled, inline, at_once, cancel_when_lost)
+
+
+def make_notification_handler(handler: Callable[..., None]) -> Callable[[Any], None]:
+    """Return the handler of a notification; the fields follow from the annotations of the function."""
+    function = getattr(handler, "__func__", handler)
+
+    def heard(body: Any) -> None:
+        handler(**read_fields(body, inspect_method(function).readers))
+
+    return heard
+
+
+# ── the runtime of a call ────────────────────────────────────────────────────────────────────────
+
+RUNTIME_SERVICES: Mapping[str, type] = {
+    "agents": SubagentService,
+    "catalog": CatalogService,
+    "channels": ChannelService,
+    "files": FileService,
+    "jobs": JobService,
+    "net": NetworkService,
+    "offers": ResourceService,
+    "opened": ToolSession,
+    "peer": ClientService,
+    "people": UserService,
+    "search": SearchService,
+    "shell": ShellService,
+    "skills": SkillService,
+    "state": StateService,
+    "terminals": TerminalService,
+    "transcript": TranscriptService,
+    "triggers": TriggerService,
+}
+"""The services of a runtime with asynchronous methods."""
+CALL_METHOD = "call"
+"""The asynchronous method of the runtime itself."""
+RUNTIME_PREFIX = "runtime."
+"""The prefix of the operations of a runtime's services."""
+
+
+class ServiceMethod(NamedTuple):
+    """A method that a tool may call on its runtime.
+
+    :param of: returns the bound function of a runtime
+    :param function: the function of the Protocol
+    """
+
+    get_function: Callable[[Runtime], Callable[..., Awaitable[Any]]]
+    function: Callable[..., Any]
+
+
+@cache
+def list_service_methods() -> Mapping[str, ServiceMethod]:
+    """Return the asynchronous methods of a runtime and its services, by operation name."""
+    found = {CALL_METHOD: ServiceMethod(attrgetter(CALL_METHOD), list_methods(Runtime)[CALL_METHOD])}
+    for door, protocol in RUNTIME_SERVICES.items():
+        for name, function in list_methods(protocol).items():
+            found[f"{door}.{name}"] = ServiceMethod(attrgetter(f"{door}.{name}"), function)
+    return found

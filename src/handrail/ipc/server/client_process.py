@@ -1,0 +1,676 @@
+"""One client process on the lease holder's side: its registrations, its sessions, and the requests that it may send."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, replace
+from functools import cache, partial
+from operator import itemgetter
+from typing import Annotated, Any, Protocol, cast
+
+from handrail.arbiter.approvals.broker import ApprovalBroker
+from handrail.arbiter.call import Call
+from handrail.catalog.interaction import InteractionState
+from handrail.catalog.view import CatalogOptions
+from handrail.contract.call import DEFAULT_PROBLEM_KIND, CallAnswer, Event, ProposedCall, Result
+from handrail.contract.codec import MalformedData, Reader, read_fields
+from handrail.contract.services.delegation import SubagentType, SubagentTask
+from handrail.contract.services.channels import NotificationQueue
+from handrail.contract.services.jobs import ToolSearchResult
+from handrail.contract.services.memory import HistoryEntry, ConversationHistory, SkillInfo
+from handrail.contract.services.client import ClientRequestKind
+from handrail.contract.services.runtime import UserContext
+from handrail.contract.errors import HandrailError, UsageError
+from handrail.contract.generation import GenerationDiff, Generation, ToolStatus
+from handrail.contract.modes import Mode
+from handrail.contract.rules import RuleEntry
+from handrail.contract.session import ChildSession, StopReason
+from handrail.contract.tool.resource_provider import ResourceProvider
+from handrail.ipc.codec import wire_models
+from handrail.ipc.codec.rpc import SHUTDOWN_TEXT, WIRE_CODEC, RequestHandler, make_notification_handler, make_operation, make_handler, make_protocol_handlers
+from handrail.ipc.server.client_tools import ClientTools
+from handrail.ipc.server.client_proxies import (
+    RemoteSubagentRunner,
+    RemoteEditorHandler,
+    RemoteResourceProvider,
+    RemoteClientHandler,
+    RemoteApprovalHandler,
+    RemoteWatchdog,
+    ResourceSubscriptions,
+    make_remote_provider,
+)
+from handrail.ipc.wire.connection import IpcConnection
+from handrail.ipc.wire.frames import Message
+from handrail.ipc.wire.operations import TRANSFERRED, LEAVING, OperationSpec, OperationTable, OperationRefused
+from handrail.policy.explanation import PolicyExplanation
+from handrail.record.log import CommitLog
+from handrail.session.context import ClientRegistrations, AgentContext, SessionOpening, SessionOptions
+from handrail.session.events import DROPPABLE_KINDS
+from handrail.session.local_session import LocalSession, ParentRef
+from handrail.session.turn import LocalTurn
+
+_MAX_OLD_GENERATIONS = 16
+"""The number of older generations that a turn of a client process may still use."""
+_MAX_FRONTEND_CHARS = 40
+_MAX_PATIENCE_MS = 60_000
+MAX_TURNS = 1_000_000_000
+"""The maximum turn number of a session. Turn numbers are part of call ids, which are compared and stored."""
+EAGER_REQUESTS = ("reply", "call", "keyed", "keep")
+"""Calls, which usually end without waiting, so that their answers need not wait for the next iteration of the event loop; and
+messages that are stored before these calls, so that the order is preserved."""
+UNBOUNDED_WAITS = ("notices.arrived", "notices.awaited")
+"""Waits that may never end: they are cancelled with the connection."""
+
+_tuple: Any = tuple
+_new_call: Callable[..., ProposedCall] = _tuple.__new__
+"""Create a ``ProposedCall`` in half the time of its constructor."""
+
+
+def _check_turn(number: int) -> int:
+    if not 0 < number < MAX_TURNS:
+        raise MalformedData(f"expected a number from 1 to {MAX_TURNS - 1:,}")
+    return number
+
+
+def _check_entry(entry: HistoryEntry) -> HistoryEntry:
+    if not 0 <= entry[0] < 1 << 62:
+        raise MalformedData("expected a message as position (from 0) and data")
+    return entry
+
+
+TurnNumber = Annotated[int, _check_turn]
+"""The number of a turn."""
+CheckedHistoryEntry = Annotated[HistoryEntry, _check_entry]
+"""A message of a session with its position."""
+
+_REPLY_FIELDS: Mapping[str, Any] = {
+    "session": str,
+    "turn": TurnNumber,
+    "token": int,
+    "generation": int,
+    "calls": Sequence[ProposedCall],
+}
+_get_reply_fields = cast("Callable[[Any], tuple[Any, ...]]", itemgetter(*_REPLY_FIELDS))
+
+
+@cache
+def _reply_readers() -> Mapping[str, Reader[Any]]:
+    return {name: WIRE_CODEC.form_of(kind).read for name, kind in _REPLY_FIELDS.items()}
+
+
+def read_reply(body: Any) -> tuple[str, int, int, int, Sequence[ProposedCall]]:
+    """Read the fields of a ``reply`` request, in the order of their table.
+
+    Nearly all requests of client processes are replies, so a valid reply with one call takes a fast path.
+
+    :raises Refused: if a field is invalid; the text names it
+    """
+    try:
+        session, turn, token, generation, calls = _get_reply_fields(body)
+        [[name, arguments, provider_id, fault, kind]] = calls
+        if (
+            type(session) is type(name) is type(arguments) is str
+            and type(turn) is type(token) is type(generation) is int
+            and type(calls) is type(calls[0]) is list
+            and 0 < turn < MAX_TURNS
+            and provider_id is fault is None
+            and kind == DEFAULT_PROBLEM_KIND
+            and arguments.isascii()
+            and len(body) == len(_REPLY_FIELDS)
+        ):
+            return session, turn, token, generation, (_new_call(ProposedCall, (name, arguments, None, None, kind)),)
+    except (KeyError, TypeError, ValueError):
+        pass
+    try:
+        session, turn, token, generation, calls = read_fields(body, _reply_readers()).values()
+    except MalformedData as error:
+        raise OperationRefused("UsageError", f"Invalid request `reply`: {error}.") from None
+    return session, turn, token, generation, calls
+
+
+class KernelHost(Protocol):
+    """The parts of the local kernel that client processes need."""
+
+    @property
+    def log(self) -> CommitLog: ...
+
+    def describe_kernel(self) -> Message:
+        """Return the description of this kernel for a client process."""
+        ...
+
+    @property
+    def approvals(self) -> ApprovalBroker: ...
+
+    def make_context(self, agent: str, registrations: ClientRegistrations) -> AgentContext:
+        """Return a new context of an agent with the registrations of a process.
+
+        :raises LoadError: with all faults
+        """
+        ...
+
+    def redact_secrets(self, secrets: Mapping[str, str]) -> None:
+        """Redact these secrets from now on.
+
+        :raises ValueError: if a value cannot be redacted
+        """
+        ...
+
+    async def open_session(self, opening: SessionOpening, id: str | None = None) -> LocalSession: ...
+
+    async def open_child_session(
+        self, context_of: Callable[[str], AgentContext], under: ParentRef, frontend: str, id: str | None = None
+    ) -> LocalSession:
+        """Open the session of a sub-agent; see :meth:`handrail.contract.session.Session.open_child`."""
+        ...
+
+    async def explain_call_in(
+        self,
+        context: AgentContext,
+        tool: str,
+        arguments: Mapping[str, Any],
+        *,
+        rules: Iterable[str | RuleEntry],
+        headless: bool,
+    ) -> PolicyExplanation: ...
+
+    def list_statuses_in(self, context: AgentContext) -> Sequence[ToolStatus]: ...
+
+    async def find_tools_in(self, context: AgentContext, query: str, **how: Any) -> ToolSearchResult: ...
+
+    def make_kernel_requests(self, client: ClientProcess) -> Mapping[str, RequestHandler]:
+        """Return the further requests that a client process may send, by name."""
+        ...
+
+
+class ClientServer(Protocol):
+    """The parts of the server that a :class:`Guest` needs."""
+
+    @property
+    def host(self) -> KernelHost: ...
+
+    @property
+    def is_shutting_down(self) -> bool: ...
+
+    async def wait_until_released(self, session_id: str) -> None:
+        """Wait until no call runs in a session whose client process has disconnected."""
+        ...
+
+    def release_sessions(self, client: ClientProcess, sessions: Iterable[LocalSession]) -> None:
+        """Release a client process that has disconnected.
+
+        Its sessions are suspended after their calls have ended. Then its registrations end.
+        """
+        ...
+
+
+class ClientProcess:
+    """A connected client process, with its registrations and sessions.
+
+    :raises Refused: if the greeting is invalid or the requested agent cannot be loaded
+    """
+
+    def __init__(self, server: ClientServer, connection: IpcConnection, hello: Message) -> None:
+        self._server = server
+        self._host = server.host
+        self._connection = connection
+        self._sessions: dict[str, LocalSession] = {}
+        self._watched: dict[str, Callable[[], None]] = {}  # by session: the function that stops watching
+        self._last_stored: dict[str, int] = {}
+        """By session: the number of the last ``keep`` request that was accepted."""
+        self._streamed_turns: dict[str, LocalTurn] = {}
+        """By session: the last turn whose calls arrived one by one."""
+        self._generations: dict[int, Generation] = {}
+        self._reloading = asyncio.Lock()
+        self._last_dropped_generation = 0
+        """The number of the newest generation that was dropped."""
+        self._contexts: dict[str, AgentContext] = {}
+        """By agent: the context of the process, and those of further agents that its sessions use."""
+        told = wire_models.read_greeting(hello)
+        self.frontend: str = told.face[:_MAX_FRONTEND_CHARS]
+        self._secrets = told.secrets
+        self._cleanups: list[Callable[[], Awaitable[object]]] = []
+        self._subscriptions = ResourceSubscriptions()
+        try:
+            self._client_tools = brought = ClientTools(connection, told.tools, told.secrets)
+            self._host.redact_secrets(told.secrets)
+            self._registrations = ClientRegistrations(
+                self.frontend,
+                tools=tuple(brought.tools),
+                rules=tuple(told.rules),
+                watchdogs=tuple(RemoteWatchdog(connection, number, one) for number, one in enumerate(told.watchdogs)),
+                offerings=self._make_providers(told.offerings),
+                mode=told.mode,
+                configured_mode=told.configured_mode,
+                tool_config=told.tool_config,
+                tool_settings=told.tool_settings,
+                catalog=told.catalog,
+            )
+            self.context = self._context(told.agent)
+        except HandrailError as error:
+            raise wire_models.refusal_from_error(error) from None
+        except ValueError as error:  # a secret that cannot be redacted
+            raise OperationRefused("UsageError", f"Invalid `secrets`: {error}") from None
+        self._token: int = self._host.describe_kernel()["token"]
+        self.requests: Mapping[str, RequestHandler] = {
+            "open": make_handler(self._open),
+            "child": make_handler(self._open_child),
+            "begin": make_handler(self._start_interaction),
+            "call": make_handler(self._call),
+            "keyed": make_handler(self._call_with_key),
+            "recall": make_handler(self._recover_results),
+            "waiting": make_handler(self._list_suspended_calls),
+            "parked": make_handler(self._resume_suspended_calls),
+            "instructions": make_handler(self._read_parent_instructions),
+            "stop": make_handler(self._stop),
+            "suspend": make_handler(self._suspend),
+            "close": make_handler(self._close),
+            "explain": make_handler(self._explain),
+            "statuses": make_handler(self._list_statuses),
+            "find": make_handler(self._find),
+            "reload": make_handler(self._reload),
+            "flush": make_handler(self._flush),
+            "keep": make_handler(self._append_history),
+            **make_protocol_handlers(ConversationHistory, "history.", self._history),
+            **make_protocol_handlers(NotificationQueue, "notices.", self._notifications),
+            **self._host.make_kernel_requests(self),
+        }
+        """The requests of the process, except replies and the runtime services of the calls that it runs."""
+        self.notifications: Mapping[str, Callable[[Any], None]] = {
+            "watch": make_notification_handler(self._watch),
+            "unwatch": make_notification_handler(self._unwatch),
+            "rules": make_notification_handler(self._add_rules),
+            "mode": make_notification_handler(self._set_mode),
+            "client_capabilities": make_notification_handler(self._set_client_capabilities),
+            "delegates": make_notification_handler(self._set_subagent_runner),
+            "offering.updated": make_notification_handler(self._subscriptions.notify),
+        }
+        self.operations = self._operations()
+
+    def make_greeting(self) -> Message:
+        """Return the answer to the greeting of the process."""
+        context = self.context
+        return {
+            **self._host.describe_kernel(),
+            "agent": context.manifest.to_data(),
+            "generation": wire_models.write_generation(context.generation),
+            "rules": wire_models.write_rules(context.rules),
+        }
+
+    def handle_disconnect(self, reason: str) -> None:
+        """Release the process, whose connection is lost.
+
+        It receives nothing more. Its sessions end with their calls.
+        """
+        for context in self._contexts.values():
+            context.generations.watchers.remove(self._send_generation)
+        sessions, self._sessions = self._sessions, {}
+        for session_id in tuple(self._watched):
+            self._unwatch(session_id)
+        self._server.release_sessions(self, sessions.values())
+
+    async def aclose(self) -> None:
+        """End the registrations of the process. None of its calls may be running."""
+        contexts, self._contexts = self._contexts, {}
+        async with AsyncExitStack() as steps:
+            for context in contexts.values():
+                steps.push_async_callback(context.aclose)
+            for end in self._cleanups:
+                steps.push_async_callback(end)
+
+    @property
+    def connection(self) -> IpcConnection:
+        """The connection to the process."""
+        return self._connection
+
+    @property
+    def secrets(self) -> Mapping[str, str]:
+        """The secrets that the process registered, by name."""
+        return self._secrets
+
+    def add_cleanup(self, end: Callable[[], Awaitable[object]]) -> None:
+        """Call ``end`` after the process has disconnected."""
+        self._cleanups.append(end)
+
+    def _operations(self) -> OperationTable:
+        is_leaving = self._is_shutting_down
+        ops = {
+            name: make_operation(name, one, is_leaving=is_leaving, at_once=name in EAGER_REQUESTS, cancel_when_lost=name in UNBOUNDED_WAITS)
+            for name, one in self.requests.items()
+        }
+        ops["reply"] = OperationSpec(self._reply, eager="reply" in EAGER_REQUESTS)
+        return OperationTable({**ops, **self._client_tools.requests}, {**self.notifications, **self._client_tools.notifications})
+
+    def _is_shutting_down(self) -> bool:
+        return self._server.is_shutting_down
+
+    def _context(self, agent: str) -> AgentContext:
+        """Return the context of ``agent`` with the registrations of the process, created at its first use."""
+        context = self._contexts.get(agent)
+        if context is None:
+            context = self._make_context(agent)
+            context.generations.watchers.append(self._send_generation)
+            self._contexts[agent] = context
+            self._keep_generation(context.generation)
+        return context
+
+    def _make_context(self, agent: str) -> AgentContext:
+        return self._host.make_context(agent, replace(self._registrations, tools=tuple(self._client_tools.tools)))
+
+    def _make_providers(self, told: Sequence[wire_models.ProviderDescription]) -> tuple[ResourceProvider, ...]:
+        offer = self._client_tools.execute_provider
+        return tuple(
+            make_remote_provider(self._connection, number, one, offer, self._subscriptions) for number, one in enumerate(told)
+        )
+
+    def _separate_tools(self) -> GenerationDiff:
+        """Give the process its own generations, because it registered its first tools."""
+        fresh = {agent: self._make_context(agent) for agent in self._contexts}  # a fault changes nothing
+        before = self.context.generation
+        for agent, context in self._contexts.items():
+            context.generations.watchers.remove(self._send_generation)
+            context.use_own_generations(fresh[agent])
+            context.generations.watchers.append(self._send_generation)
+            self._send_generation(context.generation)
+        return self.context.generation.diff_from(before)
+
+    def _keep_generation(self, generation: Generation) -> None:
+        self._generations[generation.number] = generation
+        while len(self._generations) > _MAX_OLD_GENERATIONS:
+            self._last_dropped_generation = next(iter(self._generations))
+            del self._generations[self._last_dropped_generation]
+
+    def _send_generation(self, generation: Generation) -> None:
+        self._keep_generation(generation)
+        told = wire_models.write_generation(generation)
+        for agent, context in self._contexts.items():
+            if context.generation is generation:
+                self._connection.notify("generation", {"agent": agent, "generation": told})
+
+    @property
+    def sessions(self) -> tuple[LocalSession, ...]:
+        """The open sessions of the process."""
+        return tuple(self._sessions.values())
+
+    # ── sessions ─────────────────────────────────────────────────────────────────────────────────
+
+    async def _open(
+        self,
+        id: str,
+        agent: str | None,
+        headless: bool,
+        peer: Sequence[ClientRequestKind] | None,
+        editor: bool,
+        topic: str | None,
+        client: UserContext | None,
+        rules: Sequence[str | RuleEntry],
+        mode: Mode | None,
+        shared: bool,
+        interaction: int,
+        brought: Sequence[str],
+    ) -> Message:
+        await self._server.wait_until_released(id)
+        context = self.context if agent is None else self._context(agent)
+        kind = RemoteEditorHandler if editor else RemoteClientHandler
+        options: SessionOptions = {
+            "approval_handler": None if headless else RemoteApprovalHandler(self._connection, id, shared=shared),
+            "client": None if peer is None else kind(self._connection, id, peer),
+        }
+        options |= {"rules": rules, "mode": mode, "topic": topic, "user_context": client}
+        opening = SessionOpening(context, self._context, self.frontend, options)
+        return self._register_session(await self._host.open_session(opening, id), context, interaction, brought)
+
+    async def _open_child(self, id: str, session: str, call: str, delegation: SubagentTask) -> Message:
+        """Open the session of a sub-agent for a call; see :meth:`handrail.contract.session.Session.open_child`."""
+        parent = self._find_session(session)
+        begun: list[LocalSession] = []
+
+        async def opens(parent: LocalSession, call: Call, delegation: SubagentTask) -> ChildSession:
+            begun.append(await self._host.open_child_session(self._context, ParentRef(parent, call, delegation), self.frontend, id))
+            return ChildSession(begun[0], begun[0].tree_node.manifest)
+
+        await parent.tree_node.open_child(parent, call, delegation, opens)
+        (child,) = begun
+        manifest = child.tree_node.manifest
+        return {**self._register_session(child, self._context(manifest.id)), "agent": manifest.to_data()}
+
+    def _set_subagent_runner(self, session: str, there: bool) -> None:
+        if session in self._sessions:
+            self._sessions[session].set_subagent_runner(RemoteSubagentRunner(self._connection, session) if there else None)
+
+    def _register_session(
+        self, session: LocalSession, context: AgentContext, interaction: int = 0, brought: Sequence[str] = ()
+    ) -> Message:
+        if self._connection.lost_reason is not None:
+            self._server.release_sessions(self, (session,))
+        else:
+            self._sessions[session.id] = session
+        catalog = session.catalog
+        if interaction or brought:  # the interaction continues here; otherwise its stored state counts
+            catalog.start(interaction, brought)
+        catalog.preload_index(context.generation)
+        session.change_notifier.on_tools_loaded = partial(self._send_loaded_tools, session.id, catalog)
+        told: Message = {
+            "turns": session.last_turn,
+            "catalog": WIRE_CODEC.write(CatalogOptions, catalog.options),
+            "brought": list(catalog.active.minimal_steps()),
+            "native": _list_provider_tools(session),
+            "skills": WIRE_CODEC.write(Sequence[SkillInfo], session.skills),
+            "agents": WIRE_CODEC.write(Sequence[SubagentType], session.subagents),
+        }
+        if context is self.context:  # the process knows these tools already
+            return told
+        return told | {"generation": wire_models.write_generation(context.generation)}
+
+    async def _start_interaction(self, session: str, interaction: int, text: str, headless: bool) -> Any:
+        begun = self._find_session(session)
+        await begun.start_interaction(text, interaction, headless=headless)
+        return _list_provider_tools(begun)
+
+    def _send_loaded_tools(self, session_id: str, catalog: InteractionState, steps: Sequence[str]) -> None:
+        """Send the change of the loaded tools, before the answer of the call that made it."""
+        self._connection.notify(
+            "brought", {"session_id": session_id, "interaction": catalog.interaction_number, "steps": list(steps)}
+        )
+
+    def _find_session(self, session_id: str) -> LocalSession:
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise UsageError(f"Session {session_id[:80]!r} is not open in this process. Open it first.")
+        return session
+
+    async def _reply(self, body: Any) -> list[Any]:
+        """Answer all calls of one reply. Every error is sent by its class and text."""
+        if self._server.is_shutting_down:
+            raise OperationRefused(LEAVING, SHUTDOWN_TEXT)
+        session, turn, token, generation, calls = read_reply(body)
+        found = self._sessions.get(session) or self._find_session(session)
+        tools = self._tools_for_turn(found, token, generation)
+        if len(calls) == 1:
+            answers: Sequence[CallAnswer] = (await found.call_in_turn(turn, tools, calls[0]),)
+        else:
+            answers = await found.open_turn(turn, tools).call_all(calls)
+        if self._server.is_shutting_down and any(_was_cut_short(answer.result) for answer in answers):
+            raise OperationRefused(TRANSFERRED, "The process that held the workspace has ended.")
+        return [wire_models.write_answer(answer) for answer in answers]
+
+    def _tools_for_turn(self, session: LocalSession, token: int, generation: int) -> Generation:
+        """Return the tools of a turn.
+
+        A turn that started with another lease holder, or over an earlier connection, continues with the current tools.
+        """
+        tools = self._generations.get(generation) if token == self._token else session.generation
+        if tools is None and generation > self._last_dropped_generation:
+            tools = session.generation
+        if tools is None:
+            raise UsageError(f"Generation {generation} of the tools is no longer available. Start a new turn.")
+        return tools
+
+    async def _call(
+        self, session: str, turn: TurnNumber, position: int, token: int, generation: int, call: ProposedCall, behind: int
+    ) -> Any:
+        """Answer the next call of a reply that is still arriving.
+
+        If another lease holder received the first calls of the turn, this one does not know the turn: the client reads the
+        results from the log, or proposes the calls again.
+        """
+        found = self._find_session(session)
+        if behind not in (0, self._last_stored.get(session)):
+            raise OperationRefused(
+                TRANSFERRED, f"The messages of session {session} before this call did not arrive, or were refused."
+            )
+        begun = self._streamed_turns.get(session)
+        if not position:
+            tools = self._tools_for_turn(found, token, generation)
+            try:
+                begun = self._streamed_turns[session] = found.open_turn(turn, tools)
+            except UsageError:
+                if found.is_closed:
+                    raise
+                begun = None  # the log or the history has calls of the turn: another lease holder received them
+        if begun is None or (begun.number, begun.proposed_count) != (turn, position):
+            raise OperationRefused(TRANSFERRED, f"Turn {turn} of session {session} did not start with this lease holder.")
+        answer = await begun.submit(call)
+        if self._server.is_shutting_down and _was_cut_short(answer.result):
+            raise OperationRefused(TRANSFERRED, "The process that held the workspace has ended.")
+        return wire_models.write_answer(answer)
+
+    async def _call_with_key(self, session: str, call: ProposedCall, key: str) -> Result:
+        given = call.arguments
+        arguments = given.decode("utf-8", "replace") if isinstance(given, bytes) else given
+        result = await self._find_session(session).call(call.name, arguments, key=key)
+        if self._is_shutting_down() and _was_cut_short(result):  # repeated with its key, the log answers it
+            raise OperationRefused(LEAVING, SHUTDOWN_TEXT)
+        return result
+
+    async def _recover_results(self, session: str, calls: Sequence[str]) -> Any:
+        """Return the answers, each with whether the call has started or waits.
+
+        A call that has not started had no effect and may be proposed again.
+        """
+        answers = await self._find_session(session).recover_results(calls)
+        return [[wire_models.write_answer(answer), await self._has_begun(answer)] for answer in answers]
+
+    async def _has_begun(self, answer: CallAnswer) -> bool:
+        outcome = await self._host.log.find_outcome(answer.call_id)
+        # The kernel records `refused` for a call that it stopped before the start, because the lease holder shut down.
+        stopped = outcome is not None and outcome.kind == "refused" and _was_cut_short(answer.result)
+        return bool({"parked", "job"} & answer.result.metadata.keys()) or (outcome is not None and not stopped)
+
+    async def _list_suspended_calls(self, session: str) -> list[str]:
+        return await self._find_session(session).calls_awaiting_approval()
+
+    async def _resume_suspended_calls(self, session: str) -> list[Any]:
+        return [wire_models.write_answer(answer) for answer in await self._find_session(session).resume_suspended_calls()]
+
+    async def _read_parent_instructions(self, session: str) -> Sequence[tuple[str, str]]:
+        return await self._find_session(session).read_parent_instructions()
+
+    # ── messages and notifications ───────────────────────────────────────────────────────────────
+
+    def _history(self, session: str) -> ConversationHistory:
+        if (history := self._find_session(session).history) is None:
+            raise UsageError(f"Session {session} has no stored history.")
+        return history
+
+    async def _append_history(self, session: str, entries: Sequence[CheckedHistoryEntry], number: int) -> None:
+        kept = self._history(session).store_entries(entries)
+        self._last_stored[session] = number
+        await kept
+
+    def _notifications(self, session: str) -> NotificationQueue:
+        if (notices := self._find_session(session).notifications) is None:
+            raise UsageError(f"Session {session} receives no notifications.")
+        return notices
+
+    async def _stop(self, session: str, reason: StopReason) -> int:
+        return self._find_session(session).cancel(reason)
+
+    async def _suspend(self, session: str, reason: StopReason, why: str) -> None:
+        found = self._find_session(session)
+        self._remove_session(session)
+        await found.suspend(why, reason)
+
+    async def _close(self, session: str) -> None:
+        found = self._find_session(session)
+        await found.close()
+        self._remove_session(session)
+
+    def _remove_session(self, session_id: str) -> None:
+        self._sessions.pop(session_id, None)
+        self._streamed_turns.pop(session_id, None)
+        self._last_stored.pop(session_id, None)
+        self._unwatch(session_id)
+
+    def _watch(self, session: str) -> None:
+        if session in self._sessions and session not in self._watched:
+            self._watched[session] = self._sessions[session].watch(self._send_event)
+
+    def _unwatch(self, session: str) -> None:
+        if (stop := self._watched.pop(session, None)) is not None:
+            stop()
+
+    def _send_event(self, event: Event) -> None:
+        self._connection.notify("event", asdict(event), skip_when_behind=event.kind in DROPPABLE_KINDS)
+
+    def _add_rules(self, session: str, rules: Sequence[str]) -> None:
+        if session in self._sessions:
+            self._sessions[session].add_rules(*rules)
+
+    def _set_mode(self, session: str, mode: Mode | None) -> None:
+        if session in self._sessions and mode is not None:
+            self._sessions[session].set_mode(mode)
+
+    def _set_client_capabilities(self, session: str, call: str, kinds: Sequence[ClientRequestKind]) -> None:
+        if session in self._sessions and isinstance(peer := self._sessions[session].lane.environment.client, RemoteClientHandler):
+            peer.set_capabilities(call, kinds)
+
+    # ── the kernel ───────────────────────────────────────────────────────────────────────────────
+
+    async def _flush(self) -> None:
+        await self._host.log.flush()
+
+    async def _list_statuses(self) -> Sequence[ToolStatus]:
+        return self._host.list_statuses_in(self.context)
+
+    async def _find(self, query: str, limit: int, patience_ms: int | None, by_words: bool) -> ToolSearchResult:
+        patience_s = None if patience_ms is None else min(max(patience_ms, 0), _MAX_PATIENCE_MS) / 1000
+        return await self._host.find_tools_in(
+            self.context, query, limit=max(limit, 1), patience_s=patience_s, by_words=by_words
+        )
+
+    async def _explain(
+        self, tool: str, arguments: Mapping[str, Any], rules: Sequence[str | RuleEntry], headless: bool
+    ) -> PolicyExplanation:
+        return await self._host.explain_call_in(self.context, tool, arguments, rules=rules, headless=headless)
+
+    async def _reload(self, tools: Sequence[Any] | None, offerings: Sequence[wire_models.ProviderDescription]) -> GenerationDiff:
+        async with self._reloading:
+            before = self._client_tools.tools
+            try:
+                return await self._load_reloaded(tools, offerings)
+            except HandrailError:
+                self._client_tools.tools = before
+                raise
+
+    async def _load_reloaded(self, tools: Sequence[Any] | None, offerings: Sequence[wire_models.ProviderDescription]) -> GenerationDiff:
+        given = None if tools is None else self._client_tools.replace_tools(tools)
+        for one, told in zip(self._registrations.offerings, offerings, strict=False):
+            cast("RemoteResourceProvider", one).listing = told.listing
+        if self.context.shared and given:
+            return self._separate_tools()
+        given = given if not self.context.shared else None
+        for context in [one for one in self._contexts.values() if one is not self.context]:
+            await context.generations.reload(given)
+        return await self.context.generations.reload(given)
+
+
+def _was_cut_short(result: Result) -> bool:
+    """Return whether a call was stopped or suspended because the kernel was shutting down."""
+    return result.metadata.get("stopped_by") == "shutdown" or "parked" in result.metadata
+
+
+def _list_provider_tools(session: LocalSession) -> list[Any]:
+    """Return the provider tools by id, each with the reason why the session's rules exclude it, or None."""
+    return [[offer.spec.id, offer.unavailable_reason] for offer in session.provider_tools]

@@ -1,0 +1,157 @@
+"""The server for client processes: each has its own contexts and sessions, under the same arbiter.
+
+A lost connection does not abort calls. Proposed calls run to their end and are recorded. After the last call has ended, its
+session is suspended, and any process can open it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from handrail.contract.approvals import ApprovalAnswer
+from handrail.ipc.codec.rpc import make_operation, make_handler
+from handrail.ipc.server.client_process import ClientProcess, KernelHost
+from handrail.ipc.wire.connection import IpcConnection
+from handrail.ipc.wire.frames import Message
+from handrail.ipc.wire.handshake import APPROVALS_ONLY_GREETING, SocketListener, listen
+from handrail.ipc.wire.operations import LEAVING, OperationTable, OperationRefused, logger
+from handrail.session.local_session import ABORTED, LocalSession
+
+_DRAIN_TIMEOUT_S = 10.0
+"""The maximum time that a shutdown waits for calls of client processes."""
+DRAIN_LOG_DELAY_S = 1.0
+"""The time after which it logs the calls that it waits for."""
+_MAX_NAMED = 5
+_CLOSE_TIMEOUT_S = 5.0
+"""The time limit for ending the tools of client processes at shutdown."""
+
+
+class IpcServer:
+    """A server that lets client processes use one kernel."""
+
+    def __init__(self, host: KernelHost) -> None:
+        self.host = host
+        self.clients: set[ClientProcess] = set()
+        self.is_shutting_down = False
+        self._listener: SocketListener | None = None
+        self._releasing: dict[str, asyncio.Task[None]] = {}
+        """By session: the task that waits for its calls after its process has disconnected."""
+        self._ending: set[asyncio.Task[None]] = set()
+        """The tasks that clean up after processes that have disconnected."""
+
+    async def open(self, folder: Path, name: str) -> None:
+        """Start to listen on a socket file in ``folder``.
+
+        :raises StartError: if the socket cannot be created
+        """
+        self._listener = await listen(folder, name, self._accept)
+
+    async def drain(self) -> None:
+        """Accept no more calls from client processes, and wait a limited time for running calls.
+
+        Calls that have not started go to the next lease holder.
+        """
+        self.is_shutting_down = True
+        sessions = [session for guest in self.clients for session in guest.sessions]
+        for session in sessions:
+            session.stop_unstarted_calls()
+        said = asyncio.get_running_loop().call_later(DRAIN_LOG_DELAY_S, _log_running_calls, sessions)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_DRAIN_TIMEOUT_S):
+                    await asyncio.gather(*(session.wait_until_idle() for session in sessions))
+        finally:
+            said.cancel()
+
+    async def aclose(self) -> None:
+        """Close all connections. The kernel must have ended their sessions."""
+        self.is_shutting_down = True
+        if self._listener is not None:
+            await self._listener.aclose()
+        if self._ending:
+            _, stuck = await asyncio.wait(self._ending, timeout=_CLOSE_TIMEOUT_S)
+            for task in stuck:
+                task.cancel()
+
+    def _accept(self, connection: IpcConnection, hello: Message) -> tuple[OperationTable, Message]:
+        if self.is_shutting_down:
+            raise OperationRefused(LEAVING, "The process that holds the workspace is shutting down. Try again.")
+        if hello.items() >= APPROVALS_ONLY_GREETING.items():
+            return self._approval_operations(), {}
+        guest = ClientProcess(self, connection, hello)
+        self.clients.add(guest)
+        connection.add_loss_callback(guest.handle_disconnect)
+        return guest.operations, guest.make_greeting()
+
+    def _approval_operations(self) -> OperationTable:
+        """Return the operations of a process that only answers approval requests.
+
+        An answer is durable when the operation returns. The process reads the outcome from the database.
+        """
+        desk = self.host.approvals
+
+        async def decide(id: str, answer: ApprovalAnswer, by: str) -> None:
+            await desk.decide(id, answer, by=by)
+
+        async def answer(id: str, answers: Sequence[Sequence[str]], by: str) -> None:
+            await desk.answer_questions(id, answers, by=by)
+
+        async def forget(id: str) -> None:
+            await desk.revoke_rule(id)
+
+        handlers = {"approvals.decide": decide, "approvals.answer": answer, "approvals.forget": forget}
+        return OperationTable(
+            {name: make_operation(name, make_handler(asked), is_leaving=lambda: self.is_shutting_down) for name, asked in handlers.items()}
+        )
+
+    def release_sessions(self, client: ClientProcess, sessions: Iterable[LocalSession]) -> None:
+        """Release a client process that has disconnected.
+
+        Its sessions are suspended after their calls have ended. Then its registrations end.
+        """
+        self.clients.discard(client)
+        loop = asyncio.get_running_loop()
+        leaving: list[asyncio.Task[None]] = []
+        for session in sessions:
+            task = self._releasing[session.id] = loop.create_task(self._suspend(session))
+            leaving.append(task)
+        ending = loop.create_task(_close_client(client, leaving))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    async def wait_until_released(self, session_id: str) -> None:
+        """Wait until no call runs in a session whose client process has disconnected."""
+        if (leaving := self._releasing.get(session_id)) is not None:
+            await asyncio.wait((leaving,))
+
+    async def _suspend(self, session: LocalSession) -> None:
+        try:
+            if session.tree_node.parent_ref is not None:  # its model was in that process and cannot receive answers
+                await session.suspend(ABORTED, "parent")
+                return
+            await session.wait_until_idle()
+            await session.suspend("was left by its process; open it again by its id")
+        except Exception as error:  # for example a full disk; the end of this process suspends it as well
+            logger.warning("cannot suspend session %s: %s", session.id, error)
+        finally:
+            del self._releasing[session.id]
+
+
+def _log_running_calls(sessions: Iterable[LocalSession]) -> None:
+    running = [call for session in sessions for call in session.lane.running_calls.values()]
+    if running:
+        named = ", ".join(f"{call.tool_id} ({call.id})" for call in running[:_MAX_NAMED])
+        more = f" and {len(running) - _MAX_NAMED:,} more" if len(running) > _MAX_NAMED else ""
+        logger.warning("shutdown waits at most %g s for calls of other processes: %s%s", _DRAIN_TIMEOUT_S, named, more)
+
+
+async def _close_client(guest: ClientProcess, leaving: Iterable[asyncio.Task[None]]) -> None:
+    for task in leaving:
+        await asyncio.wait((task,))
+    try:
+        await guest.aclose()
+    except Exception as error:
+        logger.warning("some tools of a client process did not end cleanly: %s", error)

@@ -1,0 +1,313 @@
+"""The complete check of a workspace: machine, folders, lease holder, configuration, servers, tools, agents' capabilities."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from handrail import config as configuration
+from handrail.config import Configuration
+from handrail.contract.agent import AgentManifest, CheckedAgent
+from handrail.contract.errors import Diagnostic, LoadError, StartError, UsageError
+from handrail.contract.generation import IN_PROCESS, ToolEntry, Generation
+from handrail.contract.sandbox import Sandbox
+from handrail.contract.tool.provider_tools import PROVIDER_ONLY_TEXT
+from handrail.contract.tool.requires import AnyArgument, ArgumentPattern, CapabilityLayer, ShellRequires, expand_requires, union_of_layers
+from handrail.kernel.agents import load_agent, make_placeholder_secrets, load_tools_and_rules, make_tool_sources
+from handrail.kernel.assembly import collect_rules, parse_rules
+from handrail.kernel.doctor.machine_checks import DoctorCheck, run_isolated, check_machine, check_opt_outs, check_token_costs
+from handrail.kernel.doctor.storage_checks import check_lease_holder, check_storage
+from handrail.kernel.sandbox_factory import choose_provider, make_sandbox
+from handrail.policy.rules.definitions import MODE_DESCRIPTIONS
+from handrail.policy.targets import ceiling_layer
+from handrail.registry.sources.executable_tools import ToolConfinement
+from handrail.sandbox import tiers
+from handrail.store.folders import StateFolders, locate_folders
+
+if TYPE_CHECKING:
+    from handrail.config import Configuration
+    from handrail.kernel.kernel import Kernel
+    from handrail.kernel.mcp_servers import ServerStatus
+    from handrail.store.folders import StateFolders
+
+
+# Upstream MCP servers: their commands or addresses, and the reasons why they cannot be used.
+
+
+def check_mcp_servers(servers: Iterable[ServerStatus]) -> Iterator[DoctorCheck]:
+    """Check each upstream MCP server."""
+    for server in servers:
+        known = "not connected yet" if server.tools is None else f"{server.tools} tools"
+        spoken = f", {server.protocol}" if server.protocol else ""
+        about = f"{server.transport} {server.where}: {server.state}{spoken}, {known}"
+        name = f"mcp server {server.name}"
+        if server.reason:
+            remedy = f"see [mcp.servers.{server.name}]"
+            for sign in ("handrail mcp install", "handrail mcp login"):
+                if sign in server.reason:
+                    remedy = f"{sign} {server.name}"
+            yield DoctorCheck(name, "problem", f"{about}; {server.reason}", remedy)
+        else:
+            yield DoctorCheck(name, "ok", about)
+
+
+def check_configured_servers(config: Configuration, folders: StateFolders) -> Iterator[DoctorCheck]:
+    """Check the servers of a configuration, without connecting to them."""
+    from handrail.kernel.agents import make_placeholder_secrets
+    from handrail.kernel.mcp_servers import get_status
+    from handrail.upstream.server_config import load_server_definitions
+    from handrail.upstream.source import McpSource
+
+    found = load_server_definitions(config, make_placeholder_secrets(config))
+    yield from check_mcp_servers(get_status(McpSource(one, folders.state, str(folders.workspace))) for one in found)
+
+
+def run_checks(
+    workspace: str | Path,
+    state: str | Path | None = None,
+    config: str | Path | None = None,
+    *,
+    flags: Iterable[str] = (),
+    allow_home: bool = False,
+) -> list[DoctorCheck]:
+    """Run all checks that do not need an open kernel.
+
+    :param config: the configuration file instead of the platform's
+    :param flags: settings as ``KEY=VALUE``, which override every file
+    """
+    checks = check_machine(str(workspace), lambda: _choose_sandbox(workspace, state, config, tuple(flags)))
+    try:
+        folders: StateFolders | None = locate_folders(workspace, state, allow_home=allow_home)
+    except StartError as error:
+        folders = None
+        checks.append(DoctorCheck("workspace", "problem", str(error)))
+    if folders is not None:
+        checks += [*check_storage(folders), *check_lease_holder(folders)]
+    checks += run_isolated("configuration", lambda: _check_configuration(folders, config, tuple(flags)))
+    return checks
+
+
+def _choose_sandbox(
+    workspace: str | Path, state: str | Path | None, file: str | Path | None, flags: tuple[str, ...]
+) -> Sandbox:
+    """Return the configured sandbox; if the configuration cannot be read, the one of this machine."""
+    try:
+        return choose_provider(configuration.load_configuration(file, folders=locate_folders(workspace, state, allow_home=True), flags=flags))
+    except (LoadError, UsageError, StartError):
+        return tiers.choose_sandbox()
+
+
+def check_kernel(kernel: Kernel) -> list[DoctorCheck]:
+    """Check this machine and an open kernel, with a remedy for each problem."""
+    return [*check_machine(kernel.workdir), *check_open_kernel(kernel)]
+
+
+def check_open_kernel(kernel: Kernel) -> list[DoctorCheck]:
+    """Check an open kernel: its folders, its log, its tools and their sandboxes."""
+    own = Path(kernel.state_folder)
+    folders = StateFolders(Path(kernel.workdir), own.parent.parent, own.name)
+    checks = [*check_storage(folders), *check_lease_holder(folders), *_check_files(kernel.config)]
+    checks += _check_tools(kernel.generation.entries.values())
+    checks += check_mcp_servers(kernel.mcp_servers.servers)
+    checks += check_token_costs(kernel.generation, kernel.config, kernel.agent)
+    checks += _check_tool_settings(kernel.config, kernel.generation.entries.values())
+    if kernel.interrupted_calls:
+        ids = ", ".join(one.call_id for one in kernel.interrupted_calls)
+        about = f"{ids}: started before the last stop, outcome unknown; they are not run again"
+        checks.append(DoctorCheck("interrupted calls", "warning", about, "handrail explain CALL_ID"))
+    return checks
+
+
+def _check_configuration(folders: StateFolders | None, file: str | Path | None, flags: tuple[str, ...]) -> Iterator[DoctorCheck]:
+    try:
+        found = configuration.load_configuration(file, folders=folders, flags=flags)
+        if folders is not None:
+            configuration.check_outside_workspace(found, folders.workspace)
+    except LoadError as error:
+        yield DoctorCheck("configuration", "problem", str(error), "show each setting and its origin with handrail config")
+        return
+    yield from _check_files(found)
+    yield from check_opt_outs(found)
+    yield from run_isolated("sandbox provider", lambda: _check_provider(found))
+    if folders is not None:
+        yield from run_isolated("mcp servers", lambda: check_configured_servers(found, folders))
+        yield from run_isolated("tools", lambda: _check_known_tools(found, list(_load_entries(found, folders))))
+        yield from run_isolated("agent", lambda: _check_agent(found, folders))
+
+
+def _check_provider(found: Configuration) -> Iterator[DoctorCheck]:
+    choose_provider(found)
+    yield from ()
+
+
+def _check_known_tools(found: Configuration, entries: list[ToolEntry]) -> Iterator[DoctorCheck]:
+    yield from _check_tools(entries)
+    yield from check_token_costs(Generation(1, entries), found, AgentManifest())
+    unknown = sorted({*found.settings.sandbox.unconfined} - {entry.id for entry in entries})
+    if unknown:
+        about = f"unknown tools: {', '.join(unknown)}"
+        yield DoctorCheck("sandbox.unconfined", "warning", about, "list the tool ids with handrail tools")
+    yield from _check_tool_settings(found, entries)
+
+
+def _check_tool_settings(found: Configuration, entries: Iterable[ToolEntry]) -> Iterator[DoctorCheck]:
+    """Check for settings of unknown tools; another agent may have such a tool, or get it later."""
+    known = {entry.id for entry in entries}
+    for tool in found.settings.tools.keys() - known:
+        yield DoctorCheck(f"tools.{tool}", "warning", f"unknown tool: {tool}", "list the tool ids with handrail tools")
+
+
+def _check_files(found: Configuration) -> Iterator[DoctorCheck]:
+    yield DoctorCheck("configuration", "ok", str(found.file or f"no file (looked in {found.folder})"))
+    yield DoctorCheck("mode", "ok", f"{found.settings.mode}: {MODE_DESCRIPTIONS[found.settings.mode]}")
+    if found.workspace is not None:
+        if (remark := found.untrusted_warning) is not None:
+            yield DoctorCheck("workspace file", "warning", remark, "handrail trust")
+        else:
+            yield DoctorCheck("workspace file", "ok", str(found.workspace.path))
+
+
+def _load_entries(found: Configuration, folders: StateFolders) -> Iterable[ToolEntry]:
+    """Load the tools of the configured agent, without running them."""
+    whole = CheckedAgent(AgentManifest(id=found.settings.agent))
+    confinement = ToolConfinement(make_sandbox(found), _refuse_to_run, _refuse_to_run)
+    return make_tool_sources(found, whole, folders, confinement, make_placeholder_secrets(found)).load(1).entries.values()
+
+
+def _check_agent(found: Configuration, folders: StateFolders) -> Iterator[DoctorCheck]:
+    """Check the configured agent for faults that prevent its start, and the rules for unknown tools."""
+    appointed = load_agent(found, found.settings.agent, folders)
+    confinement = ToolConfinement(make_sandbox(found), _refuse_to_run, _refuse_to_run)
+    sources = make_tool_sources(found, appointed.checked_agent, folders, confinement, make_placeholder_secrets(found))
+    generation, _, faults = load_tools_and_rules(sources, 1, appointed)
+    if own := [fault for fault in faults if fault.source == str(appointed.checked_agent.source)]:
+        remedy = "list the agents with their faults with handrail agents"
+        yield DoctorCheck(f"agent {found.settings.agent}", "problem", str(LoadError(own)), remedy)
+    if of_rules := find_rule_faults(found, generation):
+        remedy = "fix them there; a rule names a tool id, a glob or a capability"
+        yield DoctorCheck("rules", "problem", str(LoadError(of_rules)), remedy)
+
+
+def find_rule_faults(config: Configuration, generation: Generation | None) -> tuple[Diagnostic, ...]:
+    """Return the faults of the configuration's rules that prevent a start with these tools."""
+    try:
+        parse_rules(collect_rules(config, ()), generation)
+    except LoadError as error:
+        return error.diagnostics
+    return ()
+
+
+def _refuse_to_run(_: object) -> NoReturn:
+    raise RuntimeError("the doctor must not run a tool")
+
+
+def _check_tools(entries: Iterable[ToolEntry]) -> Iterator[DoctorCheck]:
+    every = list(entries)
+    every = [entry for entry in every if entry.unavailable_reason != PROVIDER_ONLY_TEXT]
+    withheld = [entry for entry in every if entry.unavailable_reason is not None]
+    yield DoctorCheck("tools", "ok", f"{len(every) - len(withheld)} ready, {len(withheld)} unavailable")
+    for entry in withheld:
+        yield DoctorCheck(f"tool {entry.id}", "problem", f"unavailable: {entry.unavailable_reason}")
+    trusted = [entry.id for entry in every if entry.sandbox.startswith(IN_PROCESS) and entry.source != "built-in"]
+    if trusted:
+        about = "code of the operator, confined by the checks of the runtime, not by the operating system"
+        yield DoctorCheck("in-process Python", "warning", f"{', '.join(trusted)}: {about}")
+
+
+# An agent's capability set: the capabilities of its manifest, and those that each of its tools adds for itself.
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCapabilities:
+    """The capabilities of one tool of an agent.
+
+    :param has: the maximum capabilities of its calls
+    :param adds: the capabilities that the agent has only because of this tool
+    """
+
+    id: str
+    has: tuple[str, ...]
+    adds: tuple[str, ...]
+    confined_by: str
+    withheld: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CapabilityReport:
+    """The capabilities of an agent.
+
+    :param own: the requirements of its manifest, without its tools
+    :param whole: the requirements of its manifest and its tools
+    :param ceiling: the limit for everything on this machine; None if the operator set none
+    """
+
+    agent: str
+    own: tuple[str, ...]
+    whole: tuple[str, ...]
+    ceiling: tuple[str, ...] | None
+    tools: tuple[ToolCapabilities, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def report_capabilities(config: Configuration, folders: StateFolders, agent: str) -> CapabilityReport:
+    """Return the capabilities that a kernel would give an agent now, without running anything.
+
+    :raises UsageError: if the agent does not exist; the text names the existing ones
+    :raises LoadError: with all faults of its manifest and its tools
+    """
+    appointed = load_agent(config, agent, folders)
+    confinement = ToolConfinement(make_sandbox(config), _nothing_runs, _nothing_runs)
+    sources = make_tool_sources(config, appointed.checked_agent, folders, confinement, make_placeholder_secrets(config))
+    generation, _, faults = load_tools_and_rules(sources, 1, appointed)
+    if generation is None or faults:
+        raise LoadError(faults)
+    variables = appointed.expand_variables(folders.variables)
+    own = expand_requires(appointed.manifest.requires, variables, agent)
+    ceiling = ceiling_layer(config.settings.ceiling, variables)
+    entries = list(generation.entries.values())
+    layers = [expand_requires(entry.spec.requires, variables, entry.id) for entry in entries]
+    return CapabilityReport(
+        appointed.manifest.id,
+        tuple(format_layer(own)),
+        tuple(format_layer(union_of_layers(agent, [own, *layers]))),
+        None if ceiling is None else tuple(format_layer(ceiling)),
+        tuple(_compute_shares(own, entries, layers)),
+    )
+
+
+def _compute_shares(own: CapabilityLayer, entries: list[ToolEntry], layers: list[CapabilityLayer]) -> Iterator[ToolCapabilities]:
+    told = [tuple(format_layer(layer)) for layer in layers]
+    counts = Counter(line for one in (*told, tuple(format_layer(own))) for line in one)
+    for entry, has in zip(entries, told, strict=True):
+        adds = tuple(line for line in has if counts[line] == 1)
+        yield ToolCapabilities(entry.id, has, adds, entry.sandbox, entry.unavailable_reason)
+
+
+def format_layer(layer: CapabilityLayer) -> Iterator[str]:
+    """Yield the permissions of a layer, one per line, sorted."""
+    yield from (f"fs.read {pattern}" for pattern in sorted(layer.fs_read))
+    yield from (f"fs.write {pattern}" for pattern in sorted(layer.fs_write))
+    yield from (f"net.fetch {host}" for host in sorted(layer.hosts))
+    yield from (f"shell.run {text}" for text in sorted(map(_format_command, layer.shell)))
+    yield from sorted(layer.capabilities)
+
+
+def _format_command(one: ShellRequires) -> str:
+    if one.args is None:
+        return "any program" if one.cmd == "*" else f"{one.cmd} with any arguments"
+    return " ".join((one.cmd, *map(_format_pattern, one.args)))
+
+
+def _format_pattern(pattern: ArgumentPattern) -> str:
+    if isinstance(pattern, str):
+        return pattern
+    return "*" if isinstance(pattern, AnyArgument) else f"{pattern.prefix}…"
+
+
+def _nothing_runs(_: object) -> NoReturn:
+    raise RuntimeError("the doctor must not run a tool")

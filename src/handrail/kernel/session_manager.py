@@ -1,0 +1,341 @@
+"""The open sessions in the lease holder: opening, suspending, forking and closing them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from handrail.arbiter.call import Call, Lane
+from handrail.arbiter.delegation import check_agent_type
+from handrail.arbiter.output.redaction import RedactedValues
+from handrail.catalog.interaction import InteractionState
+from handrail.contract.agent import DEFAULT_AGENT, AgentManifest
+from handrail.contract.services.delegation import SubagentType, SubagentTask
+from handrail.contract.errors import HandrailError, ToolError, UsageError
+from handrail.contract.rules import normalise_rules
+from handrail.contract.session import ChildSession
+from handrail.kernel.assembly import KernelComponents, make_session_rules, parse_rules
+from handrail.policy.authorizer import HiddenPathsCache
+from handrail.policy.rules.definitions import Rule, parse_optional_mode, with_mode, parse_mode, make_reading_rule, folder_reading_rules, limit_to_parent
+from handrail.record.log import Record
+from handrail.registry.agents import find_agents
+from handrail.runtime.files.roots import FurtherRoots, SessionRoots
+from handrail.runtime.call_runtime import SessionEnvironment
+from handrail.session.inbound.triggers import InboundServices, SessionInboundServices
+from handrail.session.context import AgentContext, SessionOpening, host_limiting_agent, describe_origin, child_secrets
+from handrail.session.session_store import SessionStore
+from handrail.session.local_session import SESSION_RULE_SOURCE, SessionTreeNode, LocalSession, ParentRef, parent_manifests, parent_editor, new_session_id
+from handrail.session.skills import SessionSkills
+from handrail.session.call_recovery import load_project_rules
+from handrail.store.tables.sessions import SessionRow
+
+# Construction of a session's lane: its environment, its rules, and the limits of a sub-agent.
+
+_DEFAULT_DESCRIPTION = "A copy of this agent with its own conversation, for parts of the work whose details you do not need."
+"""The description of the default agent for the models of other agents, if its manifest has none."""
+
+
+def make_lane(
+    components: KernelComponents,
+    session_store: SessionStore,
+    opening: SessionOpening,
+    row: SessionRow,
+    arrivals: SessionInboundServices,
+    appoint: Callable[[str], object],
+) -> Lane:
+    """Return the complete lane of a session that is stored as ``row``.
+
+    :param appoint: see :class:`~handrail.arbiter.call.Lane`
+    :raises LoadError: if a rule is invalid
+    :raises LogUnavailable: if the stored state of the session cannot be read
+    """
+    context, options, under, folders = opening.context, opening.options, opening.parent_ref, components.store.folders
+    workdir, session_id = str(folders.workspace), row.id
+    output, scratch = folders.prepare_output(session_id), folders.prepare_scratch(session_id)
+    further, kept, shipped = context.further_roots, str(folders.user_data), list[Rule]()
+    if context.authority.requires_folder(kept):
+        folders.prepare_user_data()
+        further = FurtherRoots(further.readable, (*further.writable, kept))
+        shipped = folder_reading_rules(kept)
+    around = SessionEnvironment(
+        session_id=session_id,
+        agent=context.agent,
+        workdir=workdir,
+        scratch=str(scratch),
+        roots=SessionRoots(workdir, (str(output),), further),
+        sandbox=components.sandbox,
+        values=RedactedValues(components.store.session_values, components.arbiter.shaper.redactor),
+        approval_handler=opening.approval_handler,
+        client=options.get("client") if under is None else parent_editor(under),
+        topic=row.topic,
+        user_context=options.get("user_context"),
+        seen_files=session_store.load_seen_files(session_id),
+        hidden=(str(folders.state),),
+        secrets=context.secrets if under is None else child_secrets(context.secrets, under),
+        denials=lambda: hidden.for_rules(lane.rules),
+        find_tool_home=folders.prepare_tool_home,
+        quarantine=str(output / "quarantine"),
+        transcript=arrivals.transcript,
+    )
+    own = parse_rules(make_session_rules(normalise_rules(options.get("rules", ())), SESSION_RULE_SOURCE), context.generation)
+    own += [*session_store.load_rules(session_id), *load_project_rules(components.arbiter.approval_broker)]
+    book = context.rules.with_rules(make_reading_rule(str(output)), *shipped, *own)
+    if (wanted := parse_optional_mode(options.get("mode"))) is not None:
+        book = with_mode(book, wanted)
+    authority, own_mode = context.authority, None
+    if under is not None:
+        parent = under.parent.lane
+        own_mode, book = parse_mode(book.mode), limit_to_parent(book, parent.rules)
+        authority = authority.restrict_to(parent.authority.compute_delegation(under.parent.tree_node.manifest))
+    view = replace(context.catalog, above=tuple(one.delegation.agents for one in parent_manifests(under)))
+    hidden = HiddenPathsCache(workdir)
+    lane = Lane(
+        environment=around,
+        authority=authority,
+        rules=book,
+        current_generation=partial(
+            getattr, context.generations.succession, "current"
+        ),  # every call uses it; a lambda would cost a frame
+        catalog=InteractionState(session_id, view, around.values, components.finder),
+        skills=SessionSkills(session_id, workdir, components.config.folder, around.values),
+        channels=arrivals.channels,
+        triggers=arrivals.triggers,
+        notifications=arrivals.notifications,
+        agent_types=lambda: list_agent_types(components, context.manifest, *parent_manifests(opening.parent_ref)),
+        load_agent=appoint,
+        mode=own_mode,
+        origin="" if under is None else describe_origin(context.agent, under),
+        named_hosts_of=None if under is None else host_limiting_agent(under),
+        approval_handler=opening.approval_handler,
+    )
+    return lane
+
+
+def list_agent_types(components: KernelComponents, of: AgentManifest, *above: AgentManifest) -> Sequence[SubagentType]:
+    """Return the agents that an agent may delegate to, without those with faulty manifests.
+
+    :param above: its parent agents, up to the root
+    """
+    found = find_agents(components.config.folder, (str(components.store.folders.workspace),)).values()
+    return tuple(
+        SubagentType(one.manifest.id, one.manifest.description.strip() or _describe_default(one.manifest))
+        for one in found
+        if not one.faults and one.manifest.accepts_work_from(of, *above)
+    )
+
+
+def _describe_default(manifest: AgentManifest) -> str:
+    return _DEFAULT_DESCRIPTION if manifest.id == DEFAULT_AGENT else ""
+
+
+def describe_parent(row: SessionRow) -> dict[str, Any]:
+    """Return the origin of a session, for its record."""
+    if row.parent_session is not None:
+        return {"under": row.parent_session, "under_call": row.parent_call}
+    return {"parent": row.details["parent"]} if "parent" in row.details else {}
+
+
+class SessionManager:
+    """The open sessions of this process and of its client processes, bound to one event loop.
+
+    :param context_of: returns the context of an agent, with the registrations of this process
+    :param face: the frontend of this process
+    """
+
+    def __init__(self, components: KernelComponents, context_of: Callable[[str], AgentContext], frontend: str) -> None:
+        self._components = components
+        self._context_of = context_of
+        self._frontend = frontend
+        self._open: dict[str, LocalSession] = {}
+        self._resting: dict[str, LocalSession] = {}
+        """The suspended sessions whose jobs are still running."""
+        self._closing: set[str] = set()
+        self.session_store = SessionStore(components.store, components.arbiter.shaper.redactor, components.log)
+        self.arrivals = InboundServices(components.store, components.arbiter.shaper.redactor)
+        self._outputs = components.arbiter.shaper.room
+        self._outputs.in_use = lambda session_id: session_id in self._open or session_id in self._closing
+
+    @property
+    def by_id(self) -> Mapping[str, LocalSession]:
+        """The open sessions by id."""
+        return self._open
+
+    @property
+    def closing_ids(self) -> frozenset[str]:
+        """The ids of the sessions whose folders are being removed."""
+        return frozenset(self._closing)
+
+    def find_lane(self, session_id: str) -> Lane | None:
+        """Return the lane of a session; None if it is not open."""
+        session = self._open.get(session_id)
+        return None if session is None else session.lane
+
+    def list_lanes(self) -> Iterable[Lane]:
+        """Return the lanes of open sessions, and of suspended ones that limit the sub-agents of their jobs."""
+        return [session.lane for session in (*self._open.values(), *self._resting.values())]
+
+    async def suspend_all(self) -> None:
+        """Suspend all open sessions.
+
+        :raises LogUnavailable: if it cannot be recorded
+        """
+        await asyncio.gather(*map(self.session_store.suspend, tuple(self._open)))
+
+    async def open(self, opening: SessionOpening, id: str | None = None) -> LocalSession:
+        """Open a session in the context of ``opening``.
+
+        :param id: the id of the session to reopen; None for a new one
+        :raises UsageError: if it is already open
+        """
+        if id is not None and (id in self._open or id in self._closing):
+            raise UsageError(f"Session {id!r} is already open. Close or suspend it first.")
+        session_id = new_session_id() if id is None else id
+        rooms, lasting, context = self._components, self.session_store, opening.context
+        row = lasting.merge_row(opening.to_row(session_id, time.time_ns()))
+        # Call ids stay unique when a session continues.
+        turns = 0 if id is None else lasting.find_last_turn(session_id, rooms.log.find_last_turn(session_id))
+        family = SessionTreeNode(context.manifest, self._open_child, opening.parent_ref)
+        workdir, top = str(rooms.store.folders.workspace), family.root_id(session_id)
+        arrivals = self.arrivals.for_session(session_id, top, context.agent, workdir, lambda: context.generation)
+        try:
+            appoint = partial(self._context_for, family, opening.context_of)
+            lane = make_lane(rooms, lasting, opening, row, arrivals, appoint)
+        except BaseException:
+            self.arrivals.leave_session(session_id)
+            raise
+        history = lasting.open_history(session_id, lane)
+        session = LocalSession(rooms.arbiter, lane, self._handle_closed, self._handle_suspended, turns, family, history)
+        session.change_notifier.watch_generations(context.watchers)
+        self._open[session_id] = session
+        family.add_to_parent(session)
+        try:
+            await rooms.store.sessions.open(row)
+            await self.arrivals.resume_session(arrivals.triggers)
+            await session.catalog.restore()
+            await rooms.arbiter.job_recovery.resume_session(lane)
+        except BaseException:
+            session.change_notifier.end()
+            self._remove(session)
+            rooms.store.sessions.abandon(session_id, time.time_ns())
+            raise
+        if (before := self._resting.pop(session_id, None)) is not None:
+            family.adopt_children(session, before)
+        opened = {"agent": context.agent, "face": opening.frontend, "headless": row.headless, "mode": lane.rules.mode}
+        if row.topic is not None:
+            opened["topic"] = row.topic
+        context.generations.start_recording()
+        rooms.log.append([Record("session-opened", session_id, "", {**opened, **describe_parent(row)})])
+        return session
+
+    async def _open_child(self, parent: LocalSession, call: Call, delegation: SubagentTask) -> ChildSession:
+        """Open the session of a sub-agent, in the context of its agent with the registrations of this process."""
+        session = await self.open_child_session(self._context_of, ParentRef(parent, call, delegation), self._frontend)
+        return ChildSession(session, session.tree_node.manifest)
+
+    async def open_child_session(
+        self, context_of: Callable[[str], AgentContext], under: ParentRef, frontend: str, id: str | None = None
+    ) -> LocalSession:
+        """Open the session of a sub-agent.
+
+        :param context_of: returns the context of an agent, with the registrations of the parent's process
+        :raises ToolError: if the parent cannot delegate to that agent
+        """
+        known = under.parent.id  # the current object: the parent may have been reopened since the job started
+        under.parent = self._resting.get(known) or self._open.get(known) or under.parent
+        above, agent = under.parent.lane, under.delegation.agent
+        check_agent_type(agent, above.agent_types())
+        context, around = self._context_for(under.parent.tree_node, context_of, agent), above.environment
+        opening = SessionOpening(context, context_of, frontend, {"topic": around.topic, "user_context": around.user_context}, under)
+        return await self.open(opening, id)
+
+    @staticmethod
+    def _context_for(family: SessionTreeNode, context_of: Callable[[str], AgentContext], agent: str) -> AgentContext:
+        """Return the context of a sub-agent in ``family``.
+
+        :raises ToolError: if the maximum depth is reached, or the agent cannot be used
+        """
+        family.check_depth()
+        try:
+            return context_of(agent)
+        except HandrailError as error:
+            text = f"Agent `{agent}` cannot be used: {error}\nUse another agent, do the work yourself, or ask the user to fix it."
+            raise ToolError(text, kind="unavailable") from None
+
+    async def fork(self, id: str, forked: str) -> str:
+        """Copy a session, and return the id of the copy.
+
+        :param forked: the id of the copy; repeating the call with the same id has no effect
+        """
+        await self.session_store.fork(id, forked, frontend=self._frontend)
+        return forked
+
+    async def close(self, id: str) -> None:
+        """Close a suspended session permanently.
+
+        :raises UsageError: if it is open or does not exist
+        """
+        if id in self._open or id in self._closing:
+            raise UsageError(f"Session {id} is open. Close it in the process that has it open.")
+        self.session_store.require_unclosed(id)
+        await self._delete(id)
+
+    async def _handle_suspended(self, session: LocalSession) -> None:
+        """Record that a session was suspended. Its data stays."""
+        approvals = self._components.arbiter.approval_broker
+        try:
+            if session.tree_node.parent_ref is not None:  # no process can reopen it, so its requests and jobs end, too
+                await approvals.close_session(session.id, "its sub-agent ended", "parent")
+                await asyncio.gather(self._components.arbiter.jobs.stop_and_wait("parent", session.id), self.arrivals.end_subagent(session.id))
+            await self.session_store.suspend(session.id)
+        finally:
+            self._remove(session)
+            self._keep_resting(session)
+
+    def _keep_resting(self, session: LocalSession) -> None:
+        """Keep suspended sessions while they limit the sub-agents of running jobs."""
+        if session.tree_node.parent_ref is None:
+            self._resting[session.id] = session
+        at_work = {live.row.job.session_id for live in self._components.arbiter.jobs.running.values()}
+        self._resting = {id: resting for id, resting in self._resting.items() if id in at_work}
+
+    async def _handle_closed(self, session: LocalSession) -> None:
+        """Delete a closed session.
+
+        It leaves the list last, because it cannot be reopened until its folders are removed.
+        """
+        try:
+            await self._delete(session.id)
+        finally:
+            self._remove(session)
+
+    def _remove(self, session: LocalSession) -> None:
+        self.arrivals.leave_session(session.id)
+        self._open.pop(session.id, None)
+        session.tree_node.remove_from_parent(session)
+
+    async def _delete(self, session_id: str) -> None:
+        store, approvals = self._components.store, self._components.arbiter.approval_broker
+        self._closing.add(session_id)
+        try:
+            if (resting := self._resting.get(session_id)) is not None:
+                await resting.tree_node.end_children()
+            await self._components.arbiter.jobs.stop_and_wait("user", session_id)
+            for child in store.sessions.list_children(session_id):
+                await self._delete(child.id)
+            await approvals.close_session(session_id)
+            await self.arrivals.remove_session(session_id)
+            await self._components.program_sandbox.release(str(store.folders.prepare_scratch(session_id)))
+            self._components.log.append([Record("session-closed", session_id, "", {})])
+            try:
+                await store.sessions.close(session_id, time.time_ns())
+            finally:
+                await asyncio.to_thread(store.folders.remove_session_files, session_id)
+                self._components.arbiter.jobs.outputs.drop_folder(store.folders.output_base / session_id)
+        finally:
+            self._resting.pop(session_id, None)
+            self._closing.discard(session_id)
+            self._outputs.invalidate()

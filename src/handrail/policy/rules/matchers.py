@@ -1,0 +1,579 @@
+"""Matching of rule patterns with an argv, a path, a host, or the arguments by name.
+
+A :class:`RuleRanking` has the rules that can matter to one question, most specific first, and finds the first that matches a
+subject. One regular expression tries all path patterns at once. Other patterns are tried one by one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, cast
+
+from handrail.contract.services.resources import SOURCE_PREFIX
+from handrail.contract.protected.path_protection import find_protection
+from handrail.contract.text.hosts import HostPattern, host_matches, parse_host, parse_host_pattern
+from handrail.contract.text.patterns import (
+    WILDCARDS,
+    any_path_source,
+    escape_pattern,
+    fault_in_pattern,
+    has_wildcard,
+    literal_prefix,
+    path_matches,
+    pattern_length,
+    text_regex,
+)
+from handrail.contract.tool.requires import Capability
+from handrail.policy.rules.definitions import READ_ONLY_VARIABLE, STRICTNESS, WORKSPACE_VARIABLE, Rule, RuleBook, is_glob
+from handrail.policy.rules.pattern_lexer import ArgvPattern, PatternSyntaxError, split_pattern, bare_program_name
+from handrail.policy.shell import read_only_proof
+
+SubjectKind = Literal["command", "path", "host", "arguments"]
+
+SUBJECT_KINDS: Mapping[Capability, SubjectKind] = {
+    "fs.read": "path",
+    "fs.write": "path",
+    "net.fetch": "host",
+    "shell.run": "command",
+}
+"""The kind of subject that patterns about a capability are compared with."""
+
+_LITERAL_RANK = 1_000_000
+"""The rank of a command pattern without wildcards: it matches one whole command, so it outranks every glob."""
+_ARGV_CACHE = 256
+
+
+class PathSubject(NamedTuple):
+    """A canonical path. ``relative`` is relative to the workspace, and None outside it."""
+
+    absolute: str
+    relative: str | None
+
+
+RuleSubject = Sequence[str] | PathSubject | str | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RankedRule:
+    """A rule with its rank in the order of precedence.
+
+    The rank consists of: final deny, class of permission, literal characters before the first wildcard, length, strictness.
+    """
+
+    rule: Rule
+    rank: tuple[int, int, int, int, int]
+    matches: Callable[[Any], bool]
+    argv: ArgvPattern | None = None
+
+
+class RuleRanking:
+    """The rules of one question about one kind of subject, most specific first."""
+
+    __slots__ = ("_beneath", "_by_program", "_hosts", "_inside", "_outside", "kind", "ranked")
+
+    def __init__(self, rules: Iterable[Rule], kind: SubjectKind) -> None:
+        rules = tuple(rules)
+        self.kind: SubjectKind = kind
+        self._beneath: RuleRanking | None = None
+        """The ranking without the ask rules of an untrusted workspace file; None when there are none."""
+        if any(_only_asks(rule) for rule in rules):
+            self._beneath = RuleRanking([rule for rule in rules if not _only_asks(rule)], kind)
+        self.ranked = sorted((rank_rule(rule, kind) for rule in rules), key=lambda r: r.rank, reverse=True)
+        self._by_program: dict[str, list[RankedRule]] = {}
+        self._inside: _PathTable | None = None
+        self._outside: _PathTable | None = None
+        self._hosts = _HostTable(self.ranked) if kind == "host" else None
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether every subject gets the same answer."""
+        if not self.ranked or not self.ranked[0].rule.is_unconditional:
+            return not self.ranked
+        return self._beneath is None or not _only_asks(self.ranked[0].rule) or self._beneath.is_constant
+
+    def find_winner(self, subject: RuleSubject) -> RankedRule | None:
+        """Return the most specific rule that matches, or None.
+
+        If that rule is an untrusted ask, a deny that it would hide wins instead.
+        """
+        if not self.ranked:
+            return None
+        if self.kind == "path" and type(subject) is PathSubject:  # nearly every call about files
+            table, relative = self._inside, subject.relative
+            if table is None or relative is None:
+                found = self._winner_of_path(subject)
+            else:
+                found = table.find_winner(relative, subject.absolute)
+        else:
+            found = self._most_specific(subject)
+        if self._beneath is not None and found is not None and _only_asks(found.rule):
+            beneath = self._beneath.find_winner(subject)
+            return beneath if beneath is not None and beneath.rule.action == "deny" else found
+        return found
+
+    def find_unconditional(self) -> RankedRule | None:
+        """Return the winner among the rules that match every call, or None."""
+        found = next((ranked for ranked in self.ranked if ranked.rule.is_unconditional), None)
+        if self._beneath is not None and found is not None and _only_asks(found.rule):
+            beneath = self._beneath.find_unconditional()
+            return beneath if beneath is not None and beneath.rule.action == "deny" else found
+        return found
+
+    def _most_specific(self, subject: RuleSubject) -> RankedRule | None:
+        if self.kind == "path":
+            return self._winner_of_path(cast("PathSubject", subject))
+        if self._hosts is not None:
+            return self._hosts.find_winner(cast("str", subject))
+        candidates = self._rules_for_program(cast("Sequence[str]", subject)) if self.kind == "command" else self.ranked
+        for candidate in candidates:
+            if candidate.matches(subject):
+                return candidate
+        return None
+
+    def _winner_of_path(self, path: PathSubject) -> RankedRule | None:
+        if path.relative is None:
+            if self._outside is None:
+                self._outside = _PathTable(self.ranked, inside=False)
+            return self._outside.find_winner(path.absolute, path.absolute)
+        if self._inside is None:
+            self._inside = _PathTable(self.ranked, inside=True)
+        return self._inside.find_winner(path.relative, path.absolute)
+
+    def _rules_for_program(self, argv: Sequence[str]) -> list[RankedRule]:
+        program = argv[0] if argv else ""
+        found = self._by_program.get(program)
+        if found is None:
+            names = (None, program, bare_program_name(program))
+            found = [r for r in self.ranked if r.argv is None or r.argv.program in names]
+            if len(self._by_program) >= _ARGV_CACHE:
+                self._by_program.clear()
+            self._by_program[program] = found
+        return found
+
+
+class InheritedRanking(RuleRanking):
+    """The rules of one question in a sub-agent's session: its own, and those of its parent session.
+
+    The stricter answer of the two wins, however specific the other rule is. It is a separate class, so that other sessions have
+    no extra cost.
+    """
+
+    __slots__ = ("_above", "_own")
+
+    def __init__(self, own: RuleRanking, above: RuleRanking) -> None:
+        self.kind = own.kind
+        self.ranked = [*own.ranked, *above.ranked]
+        self._own = own
+        self._above = above
+
+    @property
+    def is_constant(self) -> bool:
+        return self._own.is_constant and self._above.is_constant
+
+    def find_winner(self, subject: RuleSubject) -> RankedRule | None:
+        return _pick_stricter(self._own.find_winner(subject), self._above.find_winner(subject))
+
+    def find_unconditional(self) -> RankedRule | None:
+        return _pick_stricter(self._own.find_unconditional(), self._above.find_unconditional())
+
+
+def _pick_stricter(own: RankedRule | None, above: RankedRule | None) -> RankedRule | None:
+    """Return the parent's rule if it is stricter than the own one. A parent's allow never counts."""
+    strictness = 0 if own is None else STRICTNESS[own.rule.action]
+    return above if above is not None and STRICTNESS[above.rule.action] > strictness else own
+
+
+@lru_cache(maxsize=128)
+def rank_rules(rules: tuple[Rule, ...], kind: SubjectKind) -> RuleRanking:
+    """Return the ranking of these rules, cached for all tools that they are about."""
+    return RuleRanking(rules, kind)
+
+
+def rank_book(book: RuleBook, about: Callable[[Rule], bool], kind: SubjectKind) -> RuleRanking:
+    """Return the ranking of one question's rules in a book, bounded by the books of the parent sessions."""
+    own = rank_rules(tuple(filter(about, book)), kind)
+    return own if book.parent is None else InheritedRanking(own, rank_book(book.parent.inherited_rules, about, kind))
+
+
+@lru_cache(maxsize=16_384)  # checked where rules are loaded, which may be a thread, and needed again by each tool
+def rank_rule(rule: Rule, kind: SubjectKind) -> RankedRule:
+    """Prepare ``rule`` for the comparison with subjects of ``kind``.
+
+    A pattern that makes no sense for the kind matches nothing. In a deny it matches everything, because its intended meaning is
+    unknown.
+    """
+    written = rule.pattern.removeprefix(f"{WORKSPACE_VARIABLE}/") if kind == "path" else rule.pattern
+    literal, length = len(literal_prefix(written)), pattern_length(written)
+    argv: ArgvPattern | None = None
+    matches: Callable[[Any], bool]
+    if rule.is_unconditional:
+        matches = _always
+    elif kind == "path":
+        matches = _path_test(rule)
+    elif kind == "host":
+        matches = _host_test(rule.pattern)
+    elif (argument := _named_argument(rule)) is not None:
+        matches = _named_test(argument, text_regex(rule.pattern))
+    elif kind == "command" and rule.pattern == READ_ONLY_VARIABLE:
+        literal, length, matches = 0, 1, read_only_proof.changes_nothing
+    else:
+        try:
+            words = _compared_words(rule, kind)
+            whole = " ".join(words)
+            literal, length = len(literal_prefix(whole)), pattern_length(whole)
+            if kind == "command":
+                literal = literal if has_wildcard(whole) else _LITERAL_RANK
+                argv = ArgvPattern(words, allowing=rule.action == "allow")
+                matches = argv.matches
+            else:
+                matches = _arguments_test(words, allowing=rule.action == "allow")
+        except (PatternSyntaxError, ValueError):
+            matches = _always if rule.action == "deny" else _never
+    permission = _specificity_of_permission(rule)
+    rank = (int(rule.is_final), permission, literal, length, STRICTNESS[rule.action])
+    return RankedRule(rule, rank, matches, argv)
+
+
+def _specificity_of_permission(rule: Rule) -> int:
+    if rule.permission == "*":
+        return 0
+    return 1 if is_glob(rule.permission) or rule.effect else 2
+
+
+def _compared_words(rule: Rule, kind: SubjectKind) -> Sequence[str]:
+    """Return the words of the rule's pattern.
+
+    In a deny or ask rule, a program in a standard folder loses its path, which makes the rule no more specific.
+
+    :raises PatternSyntaxError: for a pattern that cannot be split
+    """
+    words = split_pattern(rule.pattern)
+    if kind == "command" and rule.action != "allow" and words:
+        return (bare_program_name(words[0]), *words[1:])
+    return words
+
+
+def _only_asks(rule: Rule) -> bool:
+    return rule.narrows and rule.action == "ask"
+
+
+def _always(_subject: object) -> bool:
+    return True
+
+
+def _never(_subject: object) -> bool:
+    return False
+
+
+# Paths.
+
+
+class _PathTable:
+    """Path rules in order of rank, up to the first that matches every path.
+
+    Most paths match none of the others. If the last name of a pattern is not ``**``, the pattern matches only paths that contain
+    such a name, so these rules are found by name. One expression tests whether any of the rest matches.
+    """
+
+    __slots__ = ("_any_absolute", "_any_relative", "_names", "_others", "_rest", "_split_absolute", "_tests")
+
+    def __init__(self, ranked: Sequence[RankedRule], *, inside: bool) -> None:
+        self._rest: RankedRule | None = None
+        self._tests: list[RankedRule] = []
+        self._others: list[int] = []
+        """The positions of the rules that cannot be found by a name."""
+        self._names = _NameIndex()
+        self._split_absolute = not inside
+        patterns: dict[_Form, list[str]] = {"relative": [], "absolute": []}
+        any_case = False
+        for candidate in ranked:
+            form, pattern = _pattern_form(candidate.rule, inside=inside)
+            if form == "every":
+                self._rest = candidate
+                break
+            if form == "none":
+                continue
+            place = len(self._tests)
+            self._tests.append(candidate)
+            if (name := _last_name(pattern)) is not None:
+                self._names.add(name, place)
+                self._split_absolute = self._split_absolute or form == "absolute"
+            else:
+                self._others.append(place)
+                patterns[form].append(pattern)
+                any_case = any_case or candidate.rule.any_case
+        self._any_relative = _any_pattern(patterns["relative"], any_case=any_case)
+        self._any_absolute = _any_pattern(patterns["absolute"], any_case=any_case)
+
+    def find_winner(self, relative: str, absolute: str) -> RankedRule | None:
+        """Return the first rule that matches a path, or the one that matches every path."""
+        places = self._names.find_places(absolute if self._split_absolute else relative)
+        if (self._any_relative is not None and self._any_relative.match(relative) is not None) or (
+            self._any_absolute is not None and self._any_absolute.match(absolute) is not None
+        ):
+            places.update(self._others)
+        if places:
+            path = PathSubject(absolute, None if relative is absolute else relative)
+            for place in sorted(places):
+                if self._tests[place].matches(path):
+                    return self._tests[place]
+        return self._rest
+
+
+def _last_name(pattern: str) -> str | None:
+    """Return the last name of a path pattern if every matching path contains such a name; else None."""
+    if "[" in pattern and "/" in pattern[pattern.index("[") :]:
+        return None  # the ``/`` may be a character of a set
+    name = pattern.rpartition("/")[2]
+    return None if not name or "**" in name else name
+
+
+_WILDCARD_PARTS = re.compile(r"\[.[^\]]*\]|[*?\[]")
+"""The separators between the literal texts of a glob: a set, or a wildcard."""
+
+
+class _NameIndex:
+    """An index from names to positions of globs that could match them.
+
+    It may return more positions than match, because it ignores letter case.
+    """
+
+    __slots__ = ("_exact", "_heads", "_inner", "_tails")
+
+    _KEY = 3
+
+    def __init__(self) -> None:
+        self._exact: dict[str, list[int]] = {}
+        self._heads: dict[str, list[tuple[str, int]]] = {}
+        self._tails: dict[str, list[tuple[str, int]]] = {}
+        self._inner: list[tuple[str, int]] = []
+        """The longest text between wildcards, of each glob that neither begins nor ends with literal text."""
+
+    def add(self, name: str, place: int) -> None:
+        name = name.casefold()
+        if not has_wildcard(name):
+            self._exact.setdefault(literal_prefix(name), []).append(place)
+            return
+        first = min(at for sign in WILDCARDS if (at := name.find(sign)) >= 0)
+        last = max(name.rfind(sign) for sign in (*WILDCARDS, "]"))
+        head, tail = name[:first], name[last + 1 :]
+        if len(head) >= self._KEY:
+            self._heads.setdefault(head[: self._KEY], []).append((head, place))
+        elif len(tail) >= self._KEY:
+            self._tails.setdefault(tail[-self._KEY :], []).append((tail, place))
+        else:
+            self._inner.append((max(_WILDCARD_PARTS.split(name), key=len), place))
+
+    def find_places(self, path: str) -> set[int]:
+        """Return the positions of every glob that a name of ``path`` could match."""
+        path = path.casefold()
+        found: set[int] = set()
+        for text, place in self._inner:
+            if text in path:
+                found.add(place)
+        exact, heads, tails, key = self._exact, self._heads, self._tails, self._KEY
+        for name in path.split("/"):
+            if name in exact:
+                found.update(exact[name])
+            if (begins := heads.get(name[:key])) is not None:
+                found.update(place for head, place in begins if name.startswith(head))
+            if (ends := tails.get(name[-key:])) is not None:
+                found.update(place for tail, place in ends if name.endswith(tail))
+        return found
+
+
+_Form = Literal["every", "relative", "absolute", "none"]
+
+
+def _any_pattern(patterns: Sequence[str], *, any_case: bool) -> re.Pattern[str] | None:
+    """Return an expression for any of these patterns.
+
+    It may match more, because each match is compared again.
+    """
+    flags = re.DOTALL | re.IGNORECASE | re.ASCII if any_case else re.DOTALL
+    return re.compile(any_path_source(patterns) + r"\Z", flags) if patterns else None
+
+
+def _pattern_form(rule: Rule, *, inside: bool) -> tuple[_Form, str]:
+    """Return what a path rule's pattern is compared with, for paths inside or outside the workspace.
+
+    A relative pattern is about the workspace only. But a deny or ask that begins with ``**`` is about every folder.
+    """
+    if not rule.pattern or rule.pattern == "*":
+        return "every", ""
+    pattern = normalize_path_pattern(rule.pattern)
+    if fault_in_pattern(pattern) is not None:
+        return ("every" if rule.action == "deny" else "none"), ""
+    if pattern.startswith("/"):
+        return "absolute", pattern
+    if inside:
+        return ("every" if pattern == "**" else "relative"), pattern
+    return ("absolute" if pattern.startswith("**") and rule.action != "allow" else "none"), pattern
+
+
+def normalize_path_pattern(pattern: str) -> str:
+    """Return the normal spelling of a path pattern.
+
+    ``./src/`` and ``src`` are one pattern, and ``.`` is the workspace with all its content.
+    """
+    absolute = "/" if pattern.startswith("/") else ""
+    if pattern.startswith(WORKSPACE_VARIABLE):
+        pattern = pattern[len(WORKSPACE_VARIABLE) :].lstrip("/")
+    parts = [part for part in pattern.split("/") if part not in ("", ".")]
+    return absolute + "/".join(parts) if parts else absolute or "**"
+
+
+def names_protected_path(rule: Rule, path: PathSubject) -> bool:
+    """Return whether an allow rule names a protected path.
+
+    Its pattern has no wildcard, and is the path or a protected folder of it.
+    """
+    if rule.action != "allow" or not rule.pattern:
+        return False
+    pattern = normalize_path_pattern(rule.pattern)
+    if fault_in_pattern(pattern) is not None or has_wildcard(pattern):
+        return False
+    literal = literal_prefix(pattern)
+    place = path.absolute if literal.startswith("/") or path.relative is None else path.relative
+    if literal == place:
+        return True
+    if not place.startswith(f"{literal}/"):
+        return False
+    below = place[len(literal) + 1 :].count("/") + 1
+    inside = (path.relative or place).split("/")[:-below]
+    found = find_protection("/".join(inside[-_MAX_PROTECTED_NAMES:] if path.relative is None else inside))
+    return found is not None and found.requires_approval
+
+
+_MAX_PROTECTED_NAMES = 3
+"""The maximum number of names in a protected path."""
+
+
+def _path_test(rule: Rule) -> Callable[[Any], bool]:
+    inside, outside = _pattern_form(rule, inside=True), _pattern_form(rule, inside=False)
+
+    def test(path: PathSubject) -> bool:
+        form, pattern = outside if path.relative is None else inside
+        if form == "relative":
+            return path.relative is not None and path_matches(pattern, path.relative, any_case=rule.any_case)
+        return form == "every" or (form == "absolute" and path_matches(pattern, path.absolute, any_case=rule.any_case))
+
+    return test
+
+
+# Hosts and arguments.
+
+
+class _HostTable:
+    """Rules about hosts, indexed by the name they end with."""
+
+    __slots__ = ("_every", "_named", "_ranked")
+
+    def __init__(self, ranked: Sequence[RankedRule]) -> None:
+        self._ranked = ranked
+        self._every: list[tuple[int, HostPattern | None]] = []
+        """Positions in the order, each with a pattern to compare; None for any text, even an invalid host."""
+        self._named: dict[str, list[tuple[int, HostPattern]]] = {}
+        for place, candidate in enumerate(ranked):
+            if candidate.rule.is_unconditional:
+                self._every.append((place, None))
+                break
+            try:
+                pattern = parse_host_pattern(candidate.rule.pattern)
+            except ValueError:
+                continue  # the pattern matches no host
+            if pattern.kind == "every":
+                self._every.append((place, pattern))
+            else:
+                self._named.setdefault(pattern.name, []).append((place, pattern))
+
+    def find_winner(self, host: str) -> RankedRule | None:
+        """Return the first rule that matches a host, or None.
+
+        :param host: in the form of :func:`handrail.policy.targets.normalize_host`
+        """
+        try:
+            have = parse_host(host)
+        except ValueError:
+            have = None
+        first = len(self._ranked)
+        for place, pattern in self._every:
+            if pattern is None or (have is not None and pattern.matches(have)):
+                first = place
+                break
+        if self._named and have is not None:
+            name, at = have.name, 0
+            while True:
+                for place, pattern in self._named.get(name[at:], ()):
+                    if place < first and pattern.matches(have):
+                        first = place
+                        break
+                if (at := name.find(".", at + 1)) < 0:
+                    break
+        return self._ranked[first] if first < len(self._ranked) else None
+
+
+def _host_test(pattern: str) -> Callable[[Any], bool]:
+    def test(host: str) -> bool:
+        return host_matches(pattern, host)
+
+    return test
+
+
+def _arguments_test(words: Sequence[str], *, allowing: bool) -> Callable[[Any], bool]:
+    """Return a test for ``key=value …``: each named argument is present and its value matches.
+
+    In an allow rule no other arguments may be present, unless the last word is ``*``. In other rules, further arguments never
+    matter.
+    """
+    if any("=" not in word and word != "*" for word in words):
+        raise ValueError("a word is not of the form key=value")
+    open_ended = not allowing or "*" in words
+    wanted = {key: text_regex(glob) for key, _, glob in (word.partition("=") for word in words if word != "*")}
+
+    def test(arguments: Mapping[str, Any]) -> bool:
+        if not open_ended and any(key not in wanted for key in arguments):
+            return False
+        return all(key in arguments and regex.match(format_value(arguments[key])) for key, regex in wanted.items())
+
+    return test
+
+
+_REQUEST_ARGUMENTS = {"resources/read": "uri", "resources/subscribe": "uri", "prompts/get": "name"}
+
+
+def _named_argument(rule: Rule) -> str | None:
+    """Return the argument that is compared as a whole, for a pattern about a request to a server."""
+    return _REQUEST_ARGUMENTS.get(rule.permission.rpartition(":")[2]) if rule.permission.startswith("mcp:") else None
+
+
+def request_pattern(origin: str | None, arguments: Mapping[str, Any]) -> str | None:
+    """Return a pattern for exactly what a request to a server is about; None for any other call."""
+    argument = None if origin is None else _REQUEST_ARGUMENTS.get(origin.rpartition(":")[2])
+    named = None if argument is None else arguments.get(argument)
+    if not isinstance(named, str):
+        return None
+    return escape_pattern(named.partition(":")[2] if named.startswith(SOURCE_PREFIX) else named)
+
+
+def _named_test(argument: str, regex: re.Pattern[str]) -> Callable[[Any], bool]:
+    def test(arguments: Mapping[str, Any]) -> bool:
+        named = arguments.get(argument)
+        if not isinstance(named, str):
+            return False
+        if named.startswith(SOURCE_PREFIX):  # the server was compared already
+            named = named.partition(":")[2]
+        return regex.match(named) is not None
+
+    return test
+
+
+def format_value(value: object) -> str:
+    """Return an argument's value as a rule writes it: text unchanged, everything else as compact JSON."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), default=str)

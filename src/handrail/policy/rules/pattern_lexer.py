@@ -1,0 +1,255 @@
+"""The words of a rule pattern: quoted text is literal, everything else is a glob.
+
+The pattern of ``allow bash git commit -m 'fix: *'`` has four words, the last with a literal star. So any argv, quoted as for a
+shell, is a pattern that matches exactly itself.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Sequence, Set
+
+from handrail.contract.text.patterns import escape_pattern, has_wildcard, literal_prefix, text_regex
+
+_PART = re.compile(
+    r"""(?P<blank>[ \t\n]+)|'(?P<raw>[^']*)'|"(?P<quoted>(?:[^"\\]|\\.)*)"|\\(?P<escaped>.)|(?P<bare>[^\s'"\\]+)""",
+    re.DOTALL,
+)
+
+
+class PatternSyntaxError(ValueError):
+    """The pattern cannot be split into words."""
+
+
+def split_pattern(pattern: str) -> tuple[str, ...]:
+    """Split ``pattern`` into words, each a glob in which quoted and escaped characters are literal.
+
+    :raises PatternSyntaxError: for an unclosed quote
+    """
+    words: list[str] = []
+    word: list[str] | None = None
+    position = 0
+    while position < len(pattern):
+        match = _PART.match(pattern, position)
+        if match is None:
+            raise PatternSyntaxError(
+                f"a quote is not closed at {pattern[position : position + 20]!r}. Close it, or escape it with a backslash."
+            )
+        position = match.end()
+        kind = match.lastgroup
+        if kind == "blank":
+            if word is not None:
+                words.append("".join(word))
+            word = None
+            continue
+        word = [] if word is None else word
+        text = match.group(kind) if kind else ""
+        if kind == "bare":
+            word.append(text)
+        else:
+            word.append(escape_pattern(re.sub(r"\\(.)", r"\1", text, flags=re.DOTALL) if kind == "quoted" else text))
+    if word is not None:
+        words.append("".join(word))
+    return tuple(words)
+
+
+def split_bare_words(pattern: str) -> tuple[str, ...]:
+    """Return the words of ``pattern`` in which nothing is quoted or escaped.
+
+    :raises PatternSyntaxError: for an unclosed quote
+    """
+    found: list[str] = []
+    bare = ""
+    plain = True
+    position = 0
+    while position < len(pattern):
+        match = _PART.match(pattern, position)
+        if match is None:
+            raise PatternSyntaxError(
+                f"a quote is not closed at {pattern[position : position + 20]!r}. Close it, or escape it with a backslash."
+            )
+        position = match.end()
+        if match.lastgroup == "blank":
+            found += [bare] if bare and plain else []
+            bare, plain = "", True
+        elif match.lastgroup == "bare":
+            bare += match.group()
+        else:
+            plain = False
+    return (*found, bare) if bare and plain else tuple(found)
+
+
+def quote_argv(argv: Iterable[str]) -> str:
+    """Return a pattern that matches exactly ``argv``."""
+    return shlex.join(argv)
+
+
+_Word = tuple[str, "re.Pattern[str] | None"]
+"""A word of a pattern, and its regular expression if it has a wildcard."""
+
+
+class ArgvPattern:
+    """A command pattern, compared with an argv word by word.
+
+    A last word ``*`` matches any further words, or none. A last word ``-*`` matches one or more further words that begin with
+    ``-``.
+
+    In an *allow* rule, a wildcard at the beginning of a word never matches a word that begins with ``-``. In other rules, ``*``
+    matches every word, and any words may follow the word that ``-*`` matched. The program may be in any standard folder, and
+    options may be in any order and place, combined or separate: ``deny bash rm -rf *`` matches ``rm -f x -r``.
+    """
+
+    __slots__ = ("_most", "_operands", "_options", "_rest", "_strict", "_takes_any", "_words", "literal_words")
+
+    def __init__(self, words: Sequence[str], *, allowing: bool) -> None:
+        rest = words[-1] if words and words[-1] in ("*", "-*") else None
+        fixed = words[:-1] if rest is not None else words
+        self._rest = rest
+        self._strict = allowing
+        self._most = sys.maxsize if rest is not None else len(fixed)
+        """The maximum number of words in a matching argv."""
+        self._takes_any = rest is None or (rest == "*" and not allowing)
+        """Whether the further words, if the pattern permits them, may be any words."""
+        self._words: tuple[_Word, ...] = tuple(
+            (_unescape(w), None) if not has_wildcard(w) else (w, text_regex(w)) for w in fixed
+        )
+        self.literal_words = frozenset(i for i, (_, regex) in enumerate(self._words) if regex is None)
+        """The positions of the words in a matching argv that literal words of the pattern name."""
+        self._options, self._operands = (frozenset[str](), self._words) if allowing else _separate_options(self._words)
+        """The options of a pattern that does not allow, if all of them are literal, and its other words."""
+
+    @property
+    def program(self) -> str | None:
+        """The first word of the pattern if it is literal, or None."""
+        return self._words[0][0] if self._words and 0 in self.literal_words else None
+
+    @property
+    def program_prefix(self) -> str:
+        """The literal beginning of the first word, with which the name of every matching program begins."""
+        return literal_prefix(self._words[0][0]) if self._words else ""
+
+    def matches(self, argv: Sequence[str]) -> bool:
+        """Return whether the pattern matches a command."""
+        if self._strict:
+            return self._matches_as_written(argv)
+        if argv and argv[0][:1] == "/":
+            argv = (bare_program_name(argv[0]), *argv[1:])
+        return self._matches_as_written(argv) or (bool(self._options) and self._matches_in_any_order(argv))
+
+    def _matches_as_written(self, argv: Sequence[str]) -> bool:
+        count = len(self._words)
+        if not count <= len(argv) <= self._most:
+            return False
+        for (want, regex), have in zip(self._words, argv, strict=False):
+            if regex is None:
+                if have != want:
+                    return False
+            elif regex.match(have) is None or (self._strict and have[:1] == "-" and want[:1] != "-"):
+                return False
+        if self._takes_any:
+            return True
+        are_options = [word[:1] == "-" for word in argv[count:]]
+        if self._rest == "*":
+            return True not in are_options
+        return bool(are_options) and (all(are_options) if self._strict else are_options[0])
+
+    def _matches_in_any_order(self, argv: Sequence[str]) -> bool:
+        """Return whether the argv has all options of the pattern in any place, and its operands in order."""
+        program, regex = self._operands[0]
+        if not argv or (argv[0] != program if regex is None else regex.match(argv[0]) is None):
+            return False
+        options, operands = _options_and_operands(argv)
+        if not all(_has_option(options, wanted) for wanted in self._options):
+            return False
+        if self._rest is None and (
+            len(operands) > len(self._operands) - 1 or not all(_has_option(self._options, option) for option in options)
+        ):
+            return False
+        left = iter(operands)
+        return all(
+            any(have == want if regex is None else regex.match(have) is not None for have in left)
+            for want, regex in self._operands[1:]
+        )
+
+
+def _separate_options(words: tuple[_Word, ...]) -> tuple[frozenset[str], tuple[_Word, ...]]:
+    """Return the options of a pattern, if all of them are literal, and its other words."""
+    given = [(word, regex) for word, regex in words[1:] if word[:1] == "-" and len(word) > 1]
+    if not given or not all(regex is None for _, regex in given):
+        return frozenset(), words
+    options = frozenset(part for word, _ in given for part in _option_parts(word))
+    return options, (words[0], *(pair for pair in words[1:] if pair not in given))
+
+
+def _options_and_operands(argv: Sequence[str]) -> tuple[set[str], list[str]]:
+    """Return the single options of an argv, and its operands with the values of ``--option=value``."""
+    options: set[str] = set()
+    operands: list[str] = []
+    for index, word in enumerate(argv[1:], 1):
+        if word == "--":
+            operands += argv[index + 1 :]
+            break
+        if word[:1] == "-" and len(word) > 1:
+            name, sign, value = word.partition("=")
+            options.update(_option_parts(name))
+            if sign:
+                operands.append(value)
+        else:
+            operands.append(word)
+    return options, operands
+
+
+STANDARD_FOLDERS = ("/bin/", "/usr/bin/", "/usr/local/bin/", "/sbin/", "/usr/sbin/", "/usr/local/sbin/")
+"""The folders of the system's programs. A program in one of them is the one of its bare name."""
+
+
+def bare_program_name(program: str) -> str:
+    """Return the bare name of a program in a standard folder, and any other name unchanged."""
+    folder, slash, name = program.rpartition("/")
+    return name if slash and name and f"{folder}/" in STANDARD_FOLDERS else program
+
+
+_SHORT_OPTIONS = re.compile(r"-[A-Za-z0-9]{1,4}")
+"""A cluster of short options; a longer word with one dash, such as ``-delete``, is one option."""
+_SAME_OPTIONS = {
+    "--force": "-f",
+    "--recursive": "-r",
+    "-R": "-r",
+    "--verbose": "-v",
+    "--quiet": "-q",
+    "--yes": "-y",
+    "--assume-yes": "-y",
+    "--global": "-g",
+    "--delete": "-d",
+    "--all": "-a",
+}
+"""Long options and the letter that means the same in most programs."""
+
+
+def _option_parts(word: str) -> tuple[str, ...]:
+    """Return the options in one word: ``-rf`` contains ``-r`` and ``-f``."""
+    if word[:2] == "--":
+        return (word,)
+    if _SHORT_OPTIONS.fullmatch(word):
+        return tuple(f"-{letter}" for letter in word[1:])
+    return (word,)
+
+
+def _has_option(options: Set[str], wanted: str) -> bool:
+    """Return whether an option is present, also by its other name or shortened as GNU programs allow."""
+    if wanted in options:
+        return True
+    same = _SAME_OPTIONS.get(wanted, wanted)
+    if any(_SAME_OPTIONS.get(option, option) == same for option in options):
+        return True
+    names = [wanted, *(long for long, short in _SAME_OPTIONS.items() if short == same and long[:2] == "--")]
+    return any(
+        option[:2] == "--" and len(option) > 3 and any(name[:2] == "--" and name.startswith(option) for name in names)
+        for option in options
+    )
+
+
+def _unescape(word: str) -> str:
+    return re.sub(r"\[([*?[])\]", r"\1", word)

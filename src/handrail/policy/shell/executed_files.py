@@ -1,0 +1,271 @@
+"""The words of a shell text that may name workspace files which the text runs.
+
+A user who approves ``bash run.sh`` approves the content of ``run.sh``. So the approval is bound to the content of the
+files that a command runs: its script, the file given to a runner or an interpreter, and the files that a program runs by
+default (a ``Makefile``, a ``package.json``). The search finds too much rather than too little. In a command that may run
+something, each word that names a file counts. Nothing here reads the file system.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from handrail.policy.shell import program_risks, read_only_proof, wrappers
+from handrail.policy.shell.parser import ShellScript
+
+_ONLY_DATA = frozenset(
+    {"awk", "b2sum", "base32", "base64", "basename", "cat", "cd", "chgrp", "chmod", "chown", "cksum", "cmp", "column"}
+    | {"comm", "cp", "csplit", "curl", "cut", "date", "dd", "df", "diff", "dirname", "dirs", "du", "echo", "egrep"}
+    | {"expand", "expr", "factor", "false", "fd", "fdfind", "fgrep", "file", "find", "fmt", "fold", "free", "gawk"}
+    | {"git", "grep", "groups", "gunzip", "gzip", "head", "hexdump", "hostname", "iconv", "id", "install", "join"}
+    | {"jq", "kill", "less", "link", "ln", "ls", "md5sum", "mkdir", "mkfifo", "mktemp", "mv", "nl", "nproc", "numfmt"}
+    | {"od", "paste", "patch", "popd", "printf", "ps", "pushd", "pwd", "readlink", "realpath", "rev", "rg", "rm"}
+    | {"rmdir", "rsync", "sed", "seq", "sha1sum", "sha256sum", "sha512sum", "shred", "shuf", "sleep", "sort", "split"}
+    | {"stat", "strings", "sum", "sync", "tac", "tail", "tar", "tee", "test", "touch", "tr", "tree", "true"}
+    | {"truncate", "tsort", "uname", "unexpand", "uniq", "unlink", "unxz", "unzip", "uptime", "wait", "wc", "wget"}
+    | {"which", "whoami", "xxd", "xz", "yq", "zcat", "zip", ":"}
+)  # fmt: skip
+"""Programs that treat their words as data, unless :func:`~handrail.policy.shell.program_risks.find_risk` finds a risk."""
+
+_JAVASCRIPT = (
+    "package.json",
+    ".npmrc",
+    ".yarnrc",
+    ".yarnrc.yml",
+    ".pnpmfile.cjs",
+    "bunfig.toml",
+    "pnpm-workspace.yaml",
+)
+_PYTHON_TESTS = (
+    "conftest.py",
+    "tests/conftest.py",
+    "test/conftest.py",
+    "pytest.ini",
+    ".pytest.ini",
+    "pyproject.toml",
+    "tox.ini",
+    "setup.cfg",
+    "noxfile.py",
+)
+_PYTHON_BUILD = ("pyproject.toml", "setup.py", "setup.cfg", "uv.toml", "requirements.txt")
+_GRADLE = (
+    *("build.gradle", "build.gradle.kts", "settings.gradle", "settings.gradle.kts", "gradle.properties"),
+    *("gradle/wrapper/gradle-wrapper.properties", "gradle/wrapper/gradle-wrapper.jar"),
+)
+_MAVEN = (
+    "pom.xml",
+    ".mvn/extensions.xml",
+    ".mvn/maven.config",
+    ".mvn/jvm.config",
+    ".mvn/wrapper/maven-wrapper.properties",
+)
+_COMPOSE = ("compose.yaml", "compose.yml", "docker-compose.yml", "docker-compose.yaml", "compose.override.yaml")
+_JUST = ("justfile", "Justfile", ".justfile", ".env")
+_TASK = ("Taskfile.yml", "Taskfile.yaml", "taskfile.yml", "taskfile.yaml")
+_RUBY = ("Rakefile", "rakefile", "Rakefile.rb", "Gemfile", "Gemfile.lock", ".rspec", "spec/spec_helper.rb")
+_IMPLIED: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("make", "gmake", "bmake"), ("GNUmakefile", "makefile", "Makefile", "BSDmakefile")),
+    "just": _JUST,
+    **dict.fromkeys(("npm", "npx", "pnpm", "pnpx", "yarn", "bun", "bunx", "corepack"), _JAVASCRIPT),
+    **dict.fromkeys(("node", "nodejs", "tsx", "ts-node"), ("package.json", "index.js", "index.mjs", "tsconfig.json")),
+    **dict.fromkeys(("jest", "vitest", "mocha", "webpack", "vite", "eslint", "prettier", "tsc", "next", "turbo", "nx"),
+                    (*_JAVASCRIPT, "jest.config.js", "vitest.config.ts", "vite.config.js", "vite.config.ts", ".mocharc.js",
+                     "webpack.config.js", "eslint.config.js", ".eslintrc.js", "prettier.config.js", "next.config.js",
+                     "tsconfig.json", "turbo.json", "nx.json")),
+    "deno": ("deno.json", "deno.jsonc", "package.json"),
+    **dict.fromkeys(("pytest", "py.test", "tox", "nox", "coverage", "unittest", "hatch"), _PYTHON_TESTS),
+    **dict.fromkeys(("pip", "pip3", "uv", "poetry", "pdm", "pipenv", "flit", "build", "rye", "pixi", "mypy", "ruff"), _PYTHON_BUILD),
+    **dict.fromkeys(("python", "python3", "pypy", "pypy3"), ("__main__.py", "__init__.py")),
+    **dict.fromkeys(("invoke", "inv"), ("tasks.py",)),
+    "fab": ("fabfile.py",), "doit": ("dodo.py",), "scons": ("SConstruct", "Sconstruct", "sconstruct"),
+    "flask": ("app.py", "wsgi.py", ".flaskenv", ".env"), "django-admin": ("manage.py",), "celery": ("celeryconfig.py",),
+    "gunicorn": ("gunicorn.conf.py",), "sphinx-build": ("conf.py",), "mkdocs": ("mkdocs.yml",),
+    "pre-commit": (".pre-commit-config.yaml",), "lefthook": ("lefthook.yml", "lefthook.yaml"),
+    "cargo": ("Cargo.toml", "build.rs", "src/main.rs", "src/lib.rs", ".cargo/config.toml", ".cargo/config", "rust-toolchain.toml", "rust-toolchain"),
+    "go": ("go.mod", "go.work", "main.go"), "mage": ("magefile.go",),
+    **dict.fromkeys(("rake", "bundle", "bundler", "rspec", "rails"), _RUBY),
+    **dict.fromkeys(("gradle", "gradlew"), _GRADLE), **dict.fromkeys(("mvn", "mvnw"), _MAVEN),
+    "ant": ("build.xml",), "sbt": ("build.sbt", "project/build.properties", "project/plugins.sbt"), "lein": ("project.clj",),
+    **dict.fromkeys(("cmake", "ctest"), ("CMakeLists.txt", "CMakePresets.json", "CMakeUserPresets.json")),
+    "ninja": ("build.ninja",), "meson": ("meson.build", "meson_options.txt"),
+    **dict.fromkeys(("bazel", "bazelisk"), ("MODULE.bazel", "WORKSPACE", "WORKSPACE.bazel", "BUILD", "BUILD.bazel", ".bazelrc")),
+    **dict.fromkeys(("docker", "podman", "buildah"), ("Dockerfile", "Containerfile", *_COMPOSE)),
+    **dict.fromkeys(("docker-compose", "podman-compose"), _COMPOSE),
+    "task": _TASK, "go-task": _TASK, "composer": ("composer.json",), "phpunit": ("phpunit.xml", "phpunit.xml.dist"),
+    "mix": ("mix.exs",), "swift": ("Package.swift",), "zig": ("build.zig",), "stack": ("stack.yaml", "package.yaml"),
+    **dict.fromkeys(("nix", "nix-build", "nix-shell"), ("flake.nix", "default.nix", "shell.nix")),
+    "terraform": ("main.tf",), "ansible-playbook": ("ansible.cfg",), "vagrant": ("Vagrantfile",),
+    "foreman": ("Procfile",), "honcho": ("Procfile",), "direnv": (".envrc",), "mise": ("mise.toml", ".mise.toml"),
+    "snakemake": ("Snakefile", "workflow/Snakefile"), **dict.fromkeys(("r", "rscript"), (".Rprofile",)),
+    "julia": ("Project.toml",), "perl": (), "latexmk": (".latexmkrc", "latexmkrc"), "gdb": (".gdbinit",),
+    "watchman": (".watchmanconfig",), "tmux": (".tmux.conf",), "expect": (), "nodemon": ("nodemon.json", "package.json"),
+}  # fmt: skip
+"""The files that a program runs, or reads its commands from, without their names among its words."""
+
+PROGRAM_FOLDERS = (".venv/bin", "venv/bin", "node_modules/.bin")
+"""The folders of the workspace in which a bare name may be a program."""
+_MOVES = frozenset({"cd", "pushd"})
+_LOOPS = frozenset(
+    {"for", "while", "until", "select", "function", "()", "eval", "source", "xargs", "-exec", "-execdir"}
+)
+MAX_LEVELS = 4_096
+_RUNS_JAVASCRIPT = frozenset({"node", "nodejs", "bun", "deno", "tsx", "ts-node"})
+_JAVASCRIPT_ENDINGS = (".js", ".mjs", ".cjs", ".ts", ".json", "/index.js", "/package.json")
+_BARE = re.compile(r"[A-Za-z0-9][\w.+-]*")
+_MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
+_SIGNS = re.compile(r"[\s;|&()<>`{}$!,\"'\\]+")
+_PARTS = re.compile(r"[=:@,]+")
+_QUOTES = re.compile(r"['\"\\]")
+_HOME = re.compile(r"\$HOME\b|\$\{HOME\}|(?<![^\s'\"=:])~(?=/|\s|\Z)")
+_HERE = re.compile(r"\$PWD\b|\$\{PWD\}|\$\(pwd\)|`pwd`|\$OLDPWD\b")
+_VARIABLE = re.compile(r"\$\w+")
+MAX_PATH_BYTES = 4_095
+"""The maximum bytes of a path. A longer word names no file."""
+HOME_MARK = "\0HOME"
+"""The placeholder at the beginning of a word for the home folder of programs."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStep:
+    """One command of a text that runs something.
+
+    :param words: each may name a file that is run, or the folder that contains it
+    :param implied: names of files that are run if they are in the command's folder, or above it
+    :param programs: bare names, each of which may be a program in one of :data:`PROGRAM_FOLDERS`
+    :param levels: the number of nested folders that the command may change to in sequence
+    :param enters: whether the command changes to one of the folders among its words, for the commands after it
+    """
+
+    words: tuple[str, ...]
+    implied: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
+    levels: int = 1
+    enters: bool = False
+
+
+def find_run_steps(script: ShellScript, text: str) -> tuple[RunStep, ...]:
+    """Return the commands of a text with the words that may name what they run.
+
+    A text that only handles data has none, except for the programs that it starts.
+    """
+    if script.unclear is None and all(_handles_only_data(command.argv) for command in script.commands):
+        return tuple(_program_steps(script))
+    steps = [_make_command_step(command.argv) for command in script.commands]
+    redirected = tuple(file.target for file in script.files)
+    if script.unclear is not None:
+        argvs = [word for command in script.commands for word in command.argv]
+        steps.append(_make_step((*argvs, *_tokens(text))))
+    if redirected:
+        steps.append(RunStep(redirected))
+    return tuple(steps)
+
+
+def _handles_only_data(argv: Sequence[str]) -> bool:
+    """Return whether a command treats all of its words as data."""
+    *_, inner = wrappers.split_layers(argv)
+    if not inner or "/" in inner[0]:
+        return not inner
+    if read_only_proof.changes_nothing(inner):
+        return True
+    return program_risks.program_name(inner) in _ONLY_DATA and program_risks.find_risk(inner) is None
+
+
+def _program_steps(script: ShellScript) -> Iterator[RunStep]:
+    """Return the bare names of a text's programs, which may be programs of the workspace."""
+    names = {word for command in script.commands for word in _programs(command.argv)}
+    if names:
+        yield RunStep((), programs=tuple(sorted(names)))
+
+
+def _programs(argv: Sequence[str]) -> Iterator[str]:
+    for layer in wrappers.split_layers(argv):
+        if layer and "/" not in layer[0]:
+            yield layer[0]
+
+
+def _make_command_step(argv: Sequence[str]) -> RunStep:
+    step = _make_step(argv)
+    return replace(step, enters=program_risks.program_name(argv) in _MOVES)
+
+
+def _make_step(argv: Iterable[str]) -> RunStep:
+    words: dict[str, None] = {}
+    implied: dict[str, None] = {}
+    before = ""
+    javascript = loops = False
+    moves = 0
+    for word in argv:
+        for part in _variants(word):
+            words[part] = None
+            moves += part in _MOVES
+            loops = loops or part in _LOOPS
+            name = posixpath.basename(part).lower()
+            implied.update(dict.fromkeys(_implied_files(name)))
+            javascript = javascript or name in _RUNS_JAVASCRIPT
+        words.update(dict.fromkeys(_files_of_module(word, before)))
+        before = word
+    bare = tuple(word for word in words if _BARE.fullmatch(word))
+    if javascript:
+        words.update(dict.fromkeys(word + ending for word in tuple(words) for ending in _JAVASCRIPT_ENDINGS))
+    return RunStep(tuple(words), tuple(implied), bare, MAX_LEVELS if loops and moves else 1 + moves)
+
+
+def _implied_files(name: str) -> tuple[str, ...]:
+    found = _IMPLIED.get(name)
+    return _IMPLIED.get(name.rstrip("0123456789."), ()) if found is None else found
+
+
+def _variants(word: str) -> Iterator[str]:
+    """Return the word, and the parts of it that may name a file.
+
+    Examples are ``--file=x``, ``-fx``, ``a.py::test``, and a text within a text.
+    """
+    word = _HERE.sub(".", _HOME.sub(HOME_MARK, word))
+    yield word
+    if word[:1] == "-" and len(word) > 2:
+        yield word[2:]
+    parts = _PARTS.split(word)
+    if len(parts) > 1:
+        yield from (part for part in parts if part)
+    if _SIGNS.search(word):
+        yield from _tokens(word)
+
+
+def _tokens(text: str) -> Iterator[str]:
+    """Return the parts between the signs of a text: with its quotes, without them, and without variables."""
+    text = _HERE.sub(".", _HOME.sub(HOME_MARK, text))
+    bare = _QUOTES.sub("", text)
+    for read in dict.fromkeys((text, bare, _VARIABLE.sub(" ", bare))):
+        for token in _SIGNS.split(read):
+            for part in (token, *_PARTS.split(token)):
+                if part:
+                    yield part
+                    if part[0] == "/":
+                        yield part.lstrip("/")  # after an unknown variable
+                    if part[0] == "-" and len(part) > 2:
+                        yield part[2:]
+
+
+def _files_of_module(word: str, before: str) -> Iterator[str]:
+    """Return the files of the module that a word may name.
+
+    The word stands after ``-m``, or has a form such as ``package.module:function``.
+    """
+    if before == "-m":
+        return _module(word)
+    if word[:2] == "-m":
+        return _module(word[2:])
+    return _module(word.partition(":")[0]) if "." in word or ":" in word else iter(())
+
+
+def _module(name: str) -> Iterator[str]:
+    """Return the files that a Python module of this name may be."""
+    if len(name) > MAX_PATH_BYTES or _MODULE.fullmatch(name) is None:
+        return
+    path = name.replace(".", "/")
+    yield from (f"{path}.py", f"{path}/__main__.py", f"{path}/__init__.py")
+    while path := posixpath.dirname(path):
+        yield f"{path}/__init__.py"

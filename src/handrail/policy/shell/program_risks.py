@@ -1,0 +1,225 @@
+"""The programs that run other programs, write, or run given code, and the words that make them do so.
+
+A plain ``find . -exec …`` or ``env X=1 …`` *parses* as one harmless command. :func:`find_risk` returns the words of an argv that
+make it more than that. Such a command requires approval even under an allow rule, unless the rule names exactly these words
+literally. ``allow bash python *`` does not cover ``python -c …``, but ``allow bash python -c 'print(1)'`` covers exactly that.
+The tables list the known cases. The sandbox confines the unknown ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from handrail.policy.shell import risky_options as program_forms
+from handrail.policy.shell import nested_commands, wrappers
+from handrail.policy.shell.risky_options import CommandRisk, risk_of_all_words, options_form
+from handrail.policy.shell.parser import SHELL_WORDS, ShellCommand
+from handrail.policy.shell.nested_commands import program_name
+from handrail.policy.shell.wrappers import ENVIRONMENT_MANAGERS, RUNNERS
+
+MAX_WAIT_S = 10
+_MAX_DEPTH = 3
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([smhd]?)|inf(?:inity)?", re.IGNORECASE)
+
+_RUN_VERBS = frozenset({"run", "exec", "x"})
+
+_CHANGE_THE_SHELL = frozenset(
+    {"source", ".", "trap", "alias", "unalias", "hash", "enable", "shopt", "bind", "complete", "compgen", "compopt"}
+    | {"declare", "typeset", "local", "export", "readonly", "unset", "let", "read", "mapfile", "readarray", "getopts"}
+    | {"fc", "history", "jobs", "suspend", "logout", "[", "[["}
+)
+_OPEN_A_SHELL_INSIDE = frozenset(
+    {"vi", "vim", "nvim", "view", "vimdiff", "ex", "ed", "emacs", "nano", "pico", "more", "sqlite3", "psql", "mysql"}
+    | {"dc", "m4", "ftp", "telnet", "crontab", "xdg-open", "irb", "tclsh", "wish", "ghci", "osascript", "mail", "mutt"}
+)
+
+_Form = Callable[[Sequence[str]], CommandRisk | None]
+_COMPILER = program_forms.single_dash_form(
+    "runs a program or plugin", "-wrapper", "-fplugin", "-B", "-specs", "-fuse-ld", "@"
+)
+
+_SSH = options_form("can run programs on this machine", "oFISEW")
+
+
+def _unreadable_risk(argv: Sequence[str]) -> CommandRisk | None:
+    """Return the risk of a command in the argv's words that cannot be parsed, or None.
+
+    No rule can be applied to such a command.
+    """
+    reason = nested_commands.why_unreadable(argv)
+    return None if reason is None else risk_of_all_words(argv, reason)
+
+
+_FORMS: Mapping[str, _Form] = {
+    "git": program_forms.git_risk,
+    "sed": program_forms.sed_risk,
+    "gsed": program_forms.sed_risk,
+    "find": program_forms.find_program_risk,
+    "tar": program_forms.tar_risk,
+    "gtar": program_forms.tar_risk,
+    "bsdtar": program_forms.tar_risk,
+    "make": program_forms.make_risk,
+    "gmake": program_forms.make_risk,
+    "uniq": program_forms.second_operand_risk,
+    "xxd": program_forms.second_operand_risk,
+    "less": program_forms.less_risk,
+    "rg": options_form("runs a program on each file", "z", "--pre", "--pre-glob", "--hostname-bin", "--search-zip"),
+    "sort": options_form("writes a file or runs a program", "oT", "--output", "--compress-program", "--temporary-directory"),
+    "man": options_form("runs a pager or browser", "PHCM", "--pager", "--html", "--config-file", "--manpath"),
+    "ssh": lambda argv: program_forms.combine_risks(_SSH(argv), _unreadable_risk(argv)),
+    "scp": options_form("can run programs on this machine", "oFSD"),
+    "sftp": options_form("can run programs on this machine", "oFSDb"),
+    "rsync": options_form("can run programs or write elsewhere", "eT", "--rsh", "--rsync-path", "--log-file", "--write-batch"),
+    "curl": program_forms.curl_risk,
+    "wget": options_form("writes files or runs a program", "OeiPa", "--output-document", "--execute", "--use-askpass", "--config",
+                    "--input-file", "--post-file", "--body-file", "--directory-prefix", "--append-output", "--output-file"),
+    "split": options_form("runs a program", "", "--filter"),
+    "tree": options_form("writes a file", "oR", "--output"),
+    "shuf": options_form("writes a file", "o", "--output"),
+    "yq": options_form("writes the file it reads", "is", "--inplace", "--in-place", "--split-exp"),
+    "install": options_form("runs a program", "", "--strip-program"),
+    "zip": options_form("runs a program", "T", "--unzip-command", "--test"),
+    "date": options_form("sets the clock", "s", "--set"),
+    "fd": options_form("runs a program on each file", "xX", "--exec", "--exec-batch"),
+    "fdfind": options_form("runs a program on each file", "xX", "--exec", "--exec-batch"),
+    "ack": options_form("runs a pager", "", "--pager"),
+    "ag": options_form("runs a pager", "", "--pager"),
+    "bat": options_form("runs a pager", "", "--pager"),
+    "batcat": options_form("runs a pager", "", "--pager"),
+    "cargo": options_form("runs what a setting names", "", "--config"),
+    "npm": program_forms.package_runner_risk,
+    "pnpm": program_forms.package_runner_risk,
+    "yarn": program_forms.package_runner_risk,
+    "bun": program_forms.package_runner_risk,
+    "deno": program_forms.package_runner_risk,
+    "uv": program_forms.package_runner_risk,
+    "iconv": options_form("writes a file", "o", "--output"),
+    "nm": options_form("loads a plugin", "", "--plugin"),
+    "set": program_forms.shell_settings_risk,
+    "go": program_forms.single_dash_form("runs a program", "-exec", "-toolexec", "-vettool", "-overlay", "-modfile"),
+    **dict.fromkeys(("gcc", "cc", "g++", "c++", "clang", "clang++", "gfortran"), _COMPILER),
+    **dict.fromkeys(("ld", "ld.bfd", "ld.gold", "ld.lld", "gold"), program_forms.single_dash_form("loads a plugin", "-plugin", "@")),
+    "rustc": options_form("runs a linker or plugin", "CZ", "--codegen"),
+    "openssl": program_forms.single_dash_form("loads an engine or writes a file", "-engine", "-provider", "-out", "-rand", "-writerand"),
+    "cmake": program_forms.single_dash_form("runs a program or script", "-E", "-P"),
+    "ssh-keygen": options_form("loads a library or writes a key", "DfsAG"),
+    "sdiff": options_form("writes a file or runs a program", "o", "--output", "--diff-program"),
+    "diff3": options_form("runs a program", "", "--diff-program"),
+    "gnuplot": options_form("runs what its words say", "ec", "--eval"),
+    **dict.fromkeys(("tex", "latex", "pdflatex", "xelatex", "lualatex"),
+                    program_forms.single_dash_form("runs programs", "-shell-escape", "-enable-write18", "-output-directory")),
+    "cpio": options_form("runs a program or writes elsewhere", "FO", "--rsh-command", "--file", "--no-absolute-filenames"),
+    "patch": options_form("writes where its option says, or runs an editor", "eor", "--ed", "--output", "--reject-file"),
+    "java": program_forms.single_dash_form("loads an agent or reads its words from a file", "-agentlib", "-agentpath", "-javaagent", "@"),
+    "javac": program_forms.single_dash_form("runs a processor or plugin", "-processor", "-Xplugin", "-J", "@"),
+    "printf": program_forms.leading_option_form("sets a variable of the shell", "-v"),
+    "wait": program_forms.leading_option_form("sets a variable of the shell", "-p"),
+    "test": program_forms.single_dash_form("looks into the shell's variables, which can run code", "-v", "-R"),
+}  # fmt: skip
+
+
+def find_risk(argv: Sequence[str], depth: int = _MAX_DEPTH) -> CommandRisk | None:
+    """Return the risk of an argv that its program's name does not show, or None."""
+    program = program_name(argv)
+    if program in ENVIRONMENT_MANAGERS and (found := _environment_risk(argv, depth)) is not None:
+        return found
+    form = _FORMS.get(program)
+    if form is not None:
+        return form(argv)
+    if program in RUNNERS or program.startswith(nested_commands.PROGRAM_PREFIXES):
+        return risk_of_all_words(argv, f"{program} runs the command that its arguments name")
+    if program in _CHANGE_THE_SHELL:
+        return risk_of_all_words(argv, f"{program} changes or runs something in the shell itself")
+    if program in _OPEN_A_SHELL_INSIDE:
+        return risk_of_all_words(argv, f"{program} has its own commands, which can start a shell")
+    return program_forms.interpreter_risk(program, argv) or _unreadable_risk(argv)
+
+
+def _environment_risk(argv: Sequence[str], depth: int) -> CommandRisk | None:
+    """Return the risk of ``uv run PROGRAM …`` and similar commands, or None.
+
+    A rule has to name the program, and those of the program's words that it would have to name without the manager.
+    """
+    at = next((index for index, word in enumerate(argv) if index and word in _RUN_VERBS), None)
+    if at is None:
+        return None
+    reason = f"{argv[0]} {argv[at]} runs the program that its arguments name"
+    if depth == 0 or at + 1 >= len(argv) or argv[at + 1][:1] == "-":
+        return risk_of_all_words(argv, reason)  # it is unknown which option takes a value, and so which word is the program
+    inner = find_risk(argv[at + 1 :], depth - 1)
+    if inner is None:
+        return CommandRisk(reason, frozenset(range(at + 2)))
+    return CommandRisk(inner.reason, frozenset(range(at + 1)) | {at + 1 + index for index in inner.words})
+
+
+_HARMLESS_GIT_OPTIONS = frozenset({"--no-pager", "-P", "--no-optional-locks", "--literal-pathspecs"})
+_OWN_FOLDERS = ("/bin/", "/usr/bin/")
+
+
+def normalize_argv(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the command as an allow rule would name it: bare name, no options without an effect.
+
+    Only a program in a folder of the system gets its bare name. Only an option without any effect on what runs is removed.
+    """
+    program = argv[0] if argv else ""
+    folder = next((folder for folder in _OWN_FOLDERS if program.startswith(folder)), None)
+    if folder is not None:
+        bare = program[len(folder) :]
+        if not bare or "/" in bare or bare in SHELL_WORDS:
+            return argv
+        program = bare
+    at = 1
+    while program == "git" and at < len(argv) and argv[at] in _HARMLESS_GIT_OPTIONS:
+        at += 1
+    return (program, *argv[at:])
+
+
+def pure_wait_s(commands: Sequence[ShellCommand]) -> float | None:
+    """Return how many seconds a script sleeps that does nothing else.
+
+    :returns: None if the script does something else, or sleeps briefly
+    """
+    total = 0.0
+    for command in commands:
+        *_, argv = wrappers.split_layers(command.argv)
+        program = program_name(argv)
+        if program == "sleep" and not any(word.endswith("timeout") for word in command.argv[: -len(argv)]):
+            for word in argv[1:]:
+                match = _DURATION.fullmatch(word)
+                if match is None:
+                    return None
+                total += (
+                    float(match.group(1)) * _SECONDS[match.group(2).lower() or "s"] if match.group(1) else float("inf")
+                )
+        elif program not in ("true", ":", "echo", "date", "wait"):
+            return None
+    return total if total > MAX_WAIT_S else None
+
+
+@dataclass(frozen=True, slots=True)
+class PureWait:
+    """The answer to a command that only waits.
+
+    :param as_job: whether the command would run as a background job, which blocks nothing
+    """
+
+    seconds: float
+    as_job: bool = False
+
+    @property
+    def text(self) -> str:
+        """The text of the refusal, for the model."""
+        length = "for ever" if self.seconds == float("inf") else f"{self.seconds:g} s"
+        if self.as_job:
+            return (
+                f"This command only waits ({length}), so a background job for it is useless. To wait for another job, use the "
+                "wait tool. To get a notification after some time, use add_timer with once."
+            )
+        return (
+            f"This command only waits ({length}) and keeps the turn and the workspace busy meanwhile. Run the command that you are "
+            f"waiting for directly: its call returns when it ends. To wait for a background job, use the wait tool. A sleep of up to "
+            f"{MAX_WAIT_S} s is allowed."
+        )

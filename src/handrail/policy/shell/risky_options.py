@@ -1,0 +1,490 @@
+"""The options of single programs that run, write or execute more than the program's name says."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from handrail.contract.protected.path_protection import SERVER_OPTIONS
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRisk:
+    """The reason why a command is risky, and the words that an allow rule has to name literally for it."""
+
+    reason: str
+    words: frozenset[int]
+
+
+def combine_risks(*found: CommandRisk | None) -> CommandRisk | None:
+    """Return all risks as one, with the first one's reason. A rule has to name the words of each."""
+    there = [one for one in found if one is not None]
+    return CommandRisk(there[0].reason, frozenset[int]().union(*(one.words for one in there))) if there else None
+
+
+SHELLS = frozenset(
+    (
+        *(
+            "sh",
+            "bash",
+            "dash",
+            "zsh",
+            "ksh",
+            "mksh",
+            "ash",
+            "fish",
+            "csh",
+            "tcsh",
+            "rbash",
+            "pwsh",
+            "powershell",
+            "nu",
+        ),
+        *(
+            "xonsh",
+            "elvish",
+            "osh",
+            "ysh",
+            "yash",
+            "posh",
+            "es",
+            "rc",
+            "lksh",
+            "oksh",
+            "loksh",
+            "ksh93",
+            "pdksh",
+            "hush",
+        ),
+    )
+)
+_STANDARD_INPUT = re.compile(r"-|/dev/stdin|/dev/fd/\d+|/proc/.+/fd/\d+")
+
+
+def _is_standard_input(word: str) -> bool:
+    """Return whether this file is the standard input, however its path is written."""
+    return (
+        _STANDARD_INPUT.fullmatch(word if word[:1] != "/" else "/" + posixpath.normpath(word).lstrip("/")) is not None
+    )
+
+
+def risk_of_all_words(argv: Sequence[str], reason: str) -> CommandRisk:
+    """Return a risk for which a rule has to name every word."""
+    return CommandRisk(reason, frozenset(range(len(argv))))
+
+
+def _risk_from(argv: Sequence[str], start: int, reason: str) -> CommandRisk:
+    return CommandRisk(reason, frozenset((0, *range(start, len(argv)))))
+
+
+def _risk_of_options(argv: Sequence[str], found: Iterable[int], reason: str) -> CommandRisk | None:
+    """Return a risk of the option words ``found``, each with the next word unless its value is attached."""
+    words = {0}
+    for index in found:
+        words.add(index)
+        if "=" not in argv[index] and index + 1 < len(argv):
+            words.add(index + 1)
+    return CommandRisk(reason, frozenset(words)) if len(words) > 1 else None
+
+
+def _is_long(word: str, names: Iterable[str]) -> bool:
+    """Return whether ``word`` is one of the long options, in full or shortened as GNU programs allow."""
+    if word[:2] != "--" or len(word) < 3:
+        return False
+    name = word.partition("=")[0]
+    return any(long.startswith(name) for long in names)
+
+
+def options_form(what: str, short: str, *long: str) -> Callable[[Sequence[str]], CommandRisk | None]:
+    """Return a check for any of these options, alone, in a cluster, or shortened."""
+    letters = frozenset(short)
+
+    def form(argv: Sequence[str]) -> CommandRisk | None:
+        found = [
+            index
+            for index, word in enumerate(argv)
+            if index
+            and word[:1] == "-"
+            and (_is_long(word, long) if word[:2] == "--" else not letters.isdisjoint(word[1:]))
+        ]
+        return _risk_of_options(argv, found, f"{argv[0]} {argv[found[0]]} {what}") if found else None
+
+    return form
+
+
+def single_dash_form(what: str, *names: str) -> Callable[[Sequence[str]], CommandRisk | None]:
+    """Return a check for any word that begins with one of these names."""
+
+    def form(argv: Sequence[str]) -> CommandRisk | None:
+        found = [index for index, word in enumerate(argv) if index and word.replace("--", "-", 1).startswith(names)]
+        return _risk_of_options(argv, found, f"{argv[0]} {argv[found[0]]} {what}") if found else None
+
+    return form
+
+
+def leading_option_form(what: str, name: str) -> Callable[[Sequence[str]], CommandRisk | None]:
+    """Return a check for an option that the program accepts only before its operands."""
+
+    def form(argv: Sequence[str]) -> CommandRisk | None:
+        found: list[int] = []
+        index = 1
+        while index < len(argv) and argv[index][:1] == "-" and argv[index] != "--":
+            if name[1] in argv[index]:
+                found.append(index)
+                index += argv[index].find(name[1]) == len(argv[index]) - 1  # its value is the next word
+            index += 1
+        return _risk_of_options(argv, found, f"{argv[0]} {argv[found[0]]} {what}") if found else None
+
+    return form
+
+
+def shell_settings_risk(argv: Sequence[str]) -> CommandRisk | None:
+    """Return the risk of ``set`` options that change how the shell reads later commands, or None.
+
+    ``set -k`` treats ``NAME=value`` anywhere in later commands as a variable. ``set -H`` with ``-o history`` replaces ``!:1`` by
+    words of earlier commands, after the commands were evaluated.
+    """
+    for word in argv[1:]:
+        if word == "--":
+            return None
+        if word in ("keyword", "histexpand", "history") or (word[:1] in ("-", "+") and not {"k", "H"}.isdisjoint(word)):
+            return risk_of_all_words(argv, f"{argv[0]} {word} changes how the words of later commands are read")
+    return None
+
+
+def second_operand_risk(argv: Sequence[str]) -> CommandRisk | None:
+    """Return the risk of ``uniq`` and ``xxd``, which write to their second operand, or None.
+
+    The value of an option may look like an operand.
+    """
+    operands = [index for index, word in enumerate(argv) if index and (word == "-" or word[:1] != "-")]
+    if len(operands) < 2:
+        return None
+    return CommandRisk(f"{argv[0]} writes to its second operand", frozenset((0, *operands)))
+
+
+_CURL = options_form(
+    "writes or sends files, or reaches a place that no address names",
+    "oOKTDFdJcnEb",
+    *("--output", "--output-dir", "--remote-name", "--remote-name-all", "--remote-header-name", "--config", "--dump-header"),
+    *("--upload-file", "--cookie", "--cookie-jar", "--trace", "--trace-ascii", "--stderr", "--libcurl", "--etag-save"),
+    *("--etag-compare", "--hsts", "--alt-svc", "--data", "--data-ascii", "--data-binary", "--data-raw", "--data-urlencode"),
+    *("--json", "--form", "--form-string", "--url-query", "--variable", "--netrc", "--netrc-file", "--netrc-optional"),
+    *("--unix-socket", "--abstract-unix-socket", "--cert", "--key", "--engine", "--proto-redir", "--create-dirs", "--ssl-sessions"),
+)  # fmt: skip
+_OTHER_SCHEME = re.compile(r"(?!https?:)[A-Za-z][A-Za-z0-9+.-]*:/")
+
+
+def curl_risk(argv: Sequence[str]) -> CommandRisk | None:
+    """Return the risk of a ``curl_risk`` command, or None."""
+    found = [i for i, word in enumerate(argv) if i and (_OTHER_SCHEME.match(word) or "%output{" in word)]
+    past = (
+        CommandRisk(f"curl {argv[found[0]]} reads or writes files that no rule about files covers", frozenset((0, *found)))
+        if found
+        else None
+    )
+    return combine_risks(past, _CURL(argv))
+
+
+_LESS = frozenset("NRSFXi")
+
+
+def less_risk(argv: Sequence[str]) -> CommandRisk | None:
+    """Return the risk of a ``less_risk`` command, or None."""
+    found = [
+        i for i, word in enumerate(argv) if i and (word[:1] == "+" or (word[:1] == "-" and not set(word[1:]) <= _LESS))
+    ]
+    return _risk_of_options(argv, found, f"less {argv[found[0]]} can run a command or write a file") if found else None
+
+
+def find_program_risk(argv: Sequence[str]) -> CommandRisk | None:
+    """Return the risk of a ``find`` command, or None."""
+    for index, word in enumerate(argv):
+        if word in ("-exec", "-execdir", "-ok", "-okdir"):
+            return _risk_from(argv, index, f"find {word} runs a program on each file")
+        if word in ("-delete", "-fls", "-fprint", "-fprint0", "-fprintf"):
+            return _risk_from(argv, index, f"find {word} deletes or writes files")
+    return None
+
+
+def tar_risk(argv: Sequence[str]) -> CommandRisk | None:
+    """Return the risk of a ``tar_risk`` command, or None."""
+    names = ("--checkpoint-action", "--use-compress-program", "--to-command", "--info-script", "--new-volume-script")
+    found = [
+        index
+        for index, word in enumerate(argv)
+        if index
+        and (
+            _is_long(word, (*names, "--rsh-command", "--rmt-command", "--absolute-names"))
+            or ((word[:1] == "-" or index == 1) and word[:2] != "--" and not {"I", "F", "P"}.isdisjoint(word))
+        )
+    ]
+    return _risk_from(argv, found[0], f"tar {argv[found[0]]} can run a program or write elsewhere") if found else None
+
+
+def make_risk(argv: Sequence[str]) -> CommandRisk | None:
+    """Return the risk of a ``make`` command, or None."""
+    found = [
+        index
+        for index, word in enumerate(argv)
+        if index
+        and ("=" in word or _is_long(word, ("--eval",)) or (word[:1] == "-" and word[:2] != "--" and "E" in word))
+    ]
+    return _risk_of_options(argv, found, f"make {argv[found[0]]} sets what its recipes run") if found else None
+
+
+def package_runner_risk(argv: Sequence[str]) -> CommandRisk | None:
+    """Return the risk of a sub-command that runs any program or code (``npm exec``), or None.
+
+    Only options may stand before the sub-command.
+    """
+    for word in argv[1:]:
+        if word[:1] == "-":
+            if word in ("-c", "-e", "-p", "--call", "--eval", "--print"):
+                return risk_of_all_words(argv, f"{argv[0]} {word} runs code given on the command line")
+            continue
+        if word in ("exec", "x", "dlx", "eval", "repl", "config", "set-script", "tool"):
+            return risk_of_all_words(argv, f"{argv[0]} {word} can run any program, or change what is run")
+        return None
+    return None
+
+
+# Git.
+
+_GIT_HARMLESS = frozenset(
+    {"--no-pager", "-P", "--version", "-v", "--help", "-h", "--no-optional-locks", "--literal-pathspecs"}
+)
+_GIT_FLAGS = frozenset(
+    {"-p", "--paginate", "--bare", "--no-replace-objects", "--no-lazy-fetch", "--no-advice"}
+    | {"--glob-pathspecs", "--noglob-pathspecs", "--icase-pathspecs"}
+)
+_GIT_WITH_VALUE = frozenset({"-c", "-C", "--git-dir", "--work-tree", "--exec-path", "--namespace", "--config-env"})
+_GIT_LONG = (
+    *("--ext-diff", "--textconv", "--output", "--output-directory", "--open-files-in-pager", "--upload-pack", "--exec"),
+    *("--receive-pack", "--config", "--config-env", "--template", "--extcmd", "--separate-git-dir", "--sendmail-cmd"),
+    *("--smtp-server", "--to-cmd", "--cc-cmd", "--remote", "--paginate", "--tool"),
+)
+_GIT_SHORT = {
+    "rebase": "x",
+    "difftool": "xt",
+    "clone": "cu",
+    "ls-remote": "u",
+    "archive": "o",
+    "format-patch": "o",
+    "submodule": "c",
+}
+_GIT_RUNS = frozenset(
+    {"filter-branch", "filter-repo", "hook", "daemon", "send-email", "instaweb", "difftool", "mergetool", "shell", "gui"}
+    | {"credential", "remote-ext", "remote-fd", "for-each-repo", "maintenance", "p4", "svn", "cvsserver", "web--browse"}
+    | {"upload-pack", "receive-pack", "interpret-trailers", "citool", "http-backend", "fsmonitor--daemon", "var"}
+)  # fmt: skip
+_GIT_READS_CONFIG = frozenset({"--get", "--get-all", "--get-regexp", "--list", "-l", "get", "list"})
+_GIT_CONFIG_SCOPES = frozenset({"--global", "--system", "--local", "--worktree", "-z", "--null", "--name-only"})
+
+
+def git_risk(argv: Sequence[str]) -> CommandRisk | None:
+    """Return the risk of a ``git_risk`` command, or None."""
+    before: list[CommandRisk] = []
+    index = 1
+    while index < len(argv) and argv[index][:1] == "-":
+        word = argv[index]
+        span = 2 if word in _GIT_WITH_VALUE else 1
+        if word not in _GIT_HARMLESS:
+            why = f"git {word} changes the configuration of git, which can name programs to run"
+            known = span == 2 or "=" in word or word in _GIT_FLAGS
+            end = index + span if known else len(argv)  # otherwise it is unknown which word is git's command
+            before.append(CommandRisk(why, frozenset((0, *range(index, min(end, len(argv)))))))
+        index += span
+    return combine_risks(*before, *(_git_command(argv, index) if index < len(argv) else ()))
+
+
+def _git_command(argv: Sequence[str], index: int) -> Iterator[CommandRisk | None]:
+    """Return the risks of git's sub-command, at ``index``, and of each of the words after it."""
+    command, rest = argv[index], argv[index + 1 :]
+    if command in _GIT_RUNS or (command == "config" and not _only_reads_config(rest)):
+        yield _risk_from(argv, index, f"git {command} runs programs, or configures which programs run")
+        return
+    if (command == "bisect" and tuple(rest[:1]) == ("run",)) or (command == "submodule" and "foreach" in rest):
+        yield _risk_from(argv, index, f"git {command} runs a program")
+        return
+    for offset, word in enumerate(rest, index + 1):
+        if re.match(r"[A-Za-z0-9+-]+::", word):
+            yield CommandRisk(f"git {command} with {word!r} runs a transport program", frozenset((0, index, offset)))
+        if _is_risky_for_git(command, word):
+            why = f"git {command} {word} can write a file or run a program"
+            yield _risk_of_options(argv, [offset], why)
+            yield CommandRisk(why, frozenset((0, index)))
+
+
+def _is_risky_for_git(command: str, word: str) -> bool:
+    """Return whether the word is an option with which the sub-command writes a file or runs a program."""
+    if word[:2] == "--" and not word.startswith("--output-indicator"):
+        return word not in SERVER_OPTIONS and _is_long(word, _GIT_LONG)
+    letters = _GIT_SHORT.get(command, "") + "O"
+    return word[:1] == "-" and word[:2] != "--" and not frozenset(letters).isdisjoint(word[1:])
+
+
+def _only_reads_config(words: Sequence[str]) -> bool:
+    """Return whether ``git config`` only reads, by the first word that is not a scope.
+
+    Further words do not count: ``git config KEY VALUE get`` writes.
+    """
+    first = next((word for word in words if word not in _GIT_CONFIG_SCOPES), None)
+    return first in _GIT_READS_CONFIG
+
+
+# Sed and awk.
+
+_BRACKET = r"\[\^?\]?[^\]\n/|#,\\]*\]"
+
+
+def _between(delimiter: str) -> str:
+    return rf"(?:[^{delimiter}\\\n\[]|\\[^\n]|{_BRACKET})*"
+
+
+_ADDRESS = rf"(?:\d+|\$|/{_between('/')}/)"
+_SUBSTITUTE = "|".join(rf"s{d}{_between(d)}{d}(?:[^{d}\\\n]|\\[^\n])*{d}[gpiI0-9]*" for d in ("/", r"\|", "#", ","))
+_PLAIN_SED = re.compile(rf"(?:(?:{_ADDRESS}(?:,{_ADDRESS})?!?)?(?:[pdqlnN=]|{_SUBSTITUTE})(?:;[ ]*|\Z))+")
+_SED_PLAIN_OPTIONS = frozenset(
+    {"--quiet", "--silent", "--regexp-extended", "--posix", "--null-data", "--version", "--help"}
+)
+_SED_PLAIN_CLUSTER = re.compile(r"-[nErsuz]+")
+_SED_WITH_VALUE = re.compile(r"-[nErsuzb]*(?:(?P<script>[ef])|l)|--(?:l[a-z-]*)")
+"""Options whose value is the next word. For ``-i`` it is the rest of the same word."""
+_AWK_RUNS = re.compile(r"system|getline|[|>@]|fflush|close")
+
+
+def sed_risk(argv: Sequence[str]) -> CommandRisk | None:
+    """Return the risk of a ``sed_risk`` command, or None."""
+    found: list[CommandRisk | None] = []
+    scripts: list[int] = []
+    operands: list[int] = []
+    index = 1
+    while index < len(argv):
+        word = argv[index]
+        if word == "--":
+            operands += range(index + 1, len(argv))
+            break
+        if word[:1] != "-" or word == "-":
+            operands.append(index)
+        elif word in ("-e", "-ne", "-Ee", "-nEe", "-re", "--expression"):
+            index += 1
+            scripts.append(index)
+        elif word.startswith("--expression="):
+            found.append(CommandRisk("a sed script attached to its option is not checked", frozenset((0, index))))
+            scripts.append(index)
+        elif word not in _SED_PLAIN_OPTIONS and not _SED_PLAIN_CLUSTER.fullmatch(word):
+            found.append(_risk_of_options(argv, [index], f"sed {word} can write files or run commands"))
+            if (option := _SED_WITH_VALUE.fullmatch(word)) is not None:
+                index += 1
+                scripts += [index] if option.group("script") else []
+        index += 1
+    return combine_risks(*found, *_unplain_sed_scripts(argv, scripts or operands[:1]))
+
+
+def _unplain_sed_scripts(argv: Sequence[str], places: Sequence[int]) -> Iterator[CommandRisk]:
+    for place in places:
+        if place < len(argv) and not _PLAIN_SED.fullmatch(argv[place]):
+            why = "this sed script is not plain: sed can write files (w) and run commands (e)"
+            yield CommandRisk(why, frozenset((0, place)))
+
+
+def awk_risk(argv: Sequence[str]) -> CommandRisk | None:
+    """Return the risk of an ``awk_risk`` command, or None."""
+    index = 1
+    while index < len(argv) and argv[index][:1] == "-" and argv[index] != "-":
+        word = argv[index]
+        if word == "--":
+            index += 1
+            break
+        if word[:2] not in ("-F", "-v"):
+            return risk_of_all_words(argv, f"awk {word} can run code from a file")
+        index += 2 if len(word) == 2 else 1
+    if index < len(argv) and _AWK_RUNS.search(argv[index]):
+        return CommandRisk("this awk program can run commands or write files", frozenset((0, index)))
+    return None
+
+
+# Interpreters.
+
+_PYTHON = re.compile(r"(?:python|pypy)[0-9.]*(?:\.exe)?")
+_VERSIONED = re.compile(r"(?P<name>[a-z]+?)[0-9.]+")
+_PYTHON_CODE_MODULES = frozenset({"timeit", "pdb", "code", "codeop", "asyncio", "idlelib", "ipython", "trace"})
+_ENDS_AT_ONCE = frozenset({"--version", "--help"})
+"""Alone, these print something and exit. ``-v`` and ``-h`` do not: python and bash then read their input."""
+_HARMLESS: dict[str, re.Pattern[str]] = {
+    "node": re.compile(r"-v|-h|-c|--check|--test|--no-warnings|--trace-warnings|--enable-source-maps"),
+    "nodejs": re.compile(r"-c|--check|--test|--no-warnings|--trace-warnings"),
+    "perl": re.compile(r"-[wWtT]+"),
+    "ruby": re.compile(r"-w|-W[0-9]?"),
+    "php": re.compile(r"-l|-q"),
+    "lua": re.compile(r"(?!)"),
+    "luajit": re.compile(r"(?!)"),
+    "rscript": re.compile(r"--vanilla"),
+    "julia": re.compile(r"--project|-q"),
+    **dict.fromkeys(
+        ("guile", "racket", "octave", "ocaml", "elixir", "erl", "clojure", "clj", "scala", "raku", "sbcl"),
+        re.compile(r"(?!)"),
+    ),
+    "groovy": re.compile(r"(?!)"),
+    "jshell": re.compile(r"(?!)"),
+}
+_SHELL_HARMLESS = re.compile(r"-[eux]+")
+
+
+def interpreter_risk(program: str, argv: Sequence[str]) -> CommandRisk | None:
+    """Return the risk of an interpreter, or None.
+
+    An interpreter that runs a file is named by that file. Code in its words or on its standard input is not.
+    """
+    if program in ("awk", "gawk", "mawk", "nawk", "original-awk"):
+        return awk_risk(argv)
+    if _PYTHON.fullmatch(program):
+        return _python_risk(argv)
+    if program in SHELLS:
+        return _by_options(argv, _SHELL_HARMLESS)
+    harmless = _HARMLESS.get(program)
+    if harmless is None and (match := _VERSIONED.fullmatch(program)):
+        harmless = _HARMLESS.get(match.group("name"))
+    return _by_options(argv, harmless) if harmless is not None else None
+
+
+def _by_options(argv: Sequence[str], harmless: re.Pattern[str]) -> CommandRisk | None:
+    for word in argv[1:]:
+        if word in _ENDS_AT_ONCE and len(argv) == 2:
+            return None
+        if _is_standard_input(word):
+            break
+        if word[:1] not in ("-", "+"):
+            return None
+        if not harmless.fullmatch(word):
+            return risk_of_all_words(argv, f"{argv[0]} {word} can run code given on the command line")
+        if word == "--test":  # finds its files itself
+            return None
+    return risk_of_all_words(argv, f"{argv[0]} without a file runs its standard input")
+
+
+def _python_risk(argv: Sequence[str]) -> CommandRisk | None:
+    index = 1
+    while index < len(argv):
+        word = argv[index]
+        if (word in _ENDS_AT_ONCE or word in ("-V", "-VV", "-h")) and len(argv) == 2:
+            return None
+        if _is_standard_input(word):
+            break
+        if word[:1] != "-":
+            return None
+        if word in ("-W", "-X"):
+            index += 2
+            continue
+        if word[:2] == "-m":
+            module = word[2:] or (argv[index + 1] if index + 1 < len(argv) else "")
+            if module.partition(".")[0].lower() in _PYTHON_CODE_MODULES or not module:
+                return risk_of_all_words(argv, f"{argv[0]} -m {module} runs code given on the command line")
+            return None
+        if not re.fullmatch(r"-[bBdEIOPqsSu]+|-[WX].+", word):
+            return risk_of_all_words(argv, f"{argv[0]} {word} can run code given on the command line")
+        index += 1
+    return risk_of_all_words(argv, f"{argv[0]} without a file runs its standard input")

@@ -1,0 +1,428 @@
+"""Queries on the commit log: records by filter, one row for each call, and lookups by call.
+
+They work on any connection, even while another process writes. Models and tools wrote the content of bodies, so readers do
+not trust it: a value of an unexpected form counts as absent.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from handrail.record.chain import CLOSING_SEAL_BYTES, GENESIS, MAX_GROUP, SALT_BYTES, ChainVerifier, extract_hash
+from handrail.store.database.connection import open_reader, to_start_error
+from handrail.store.database.writer import SinkUnavailable
+from handrail.store.encoding import decode
+
+CallState = Literal[
+    "proposed",
+    "waiting",
+    "parked",
+    "authorised",
+    "running",
+    "output",
+    "error",
+    "refused",
+    "interrupted",
+    "not-run",
+    "redacted",
+]
+"""The state of a call.
+
+``waiting``: it waits for the user. ``parked``: its process ended while it waited for the user; it continues when its session
+is opened again. ``not-run``: its process ended before it started, or its approval request was removed. ``redacted``: it ended,
+and its outcome was removed from the log."""
+
+_COLUMNS = "sequence, at_ns, kind, session, call, seal, body"
+"""The columns that `ChainVerifier.check_record` and `_logged` expect."""
+_ENDS = ("committed", "refused", "interrupted")
+_CHECKED_RECORDS = 16
+_MAX_TIME_NS = 2**62
+"""In nanoseconds, in the year 2116: no record is later."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogHead:
+    """The newest record: its sequence (0 for an empty log) and hash in hexadecimal."""
+
+    sequence: int
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRecord:
+    """One record of the log. ``body`` is None if it was redacted.
+
+    :param hash: the hash of the group that this record ends, hexadecimal; empty within a group
+    """
+
+    sequence: int
+    at_ns: int
+    kind: str
+    session_id: str
+    call_id: str
+    hash: str
+    body: Mapping[str, Any] | None
+
+    @property
+    def tool(self) -> str | None:
+        return _text((self.body or {}).get("tool"))
+
+
+@dataclass(frozen=True, slots=True)
+class CallRow:
+    """The summary of one call. Times are wall-clock nanoseconds; None if the step did not happen.
+
+    :param tool: the tool id; None if the record was redacted or names no tool
+    :param started_ns: when its intent was recorded
+    :param ended_ns: when it was committed, refused or marked as interrupted
+    :param error_kind: the error kind of its result, if the state is ``error`` or ``refused``
+    :param topic: the topic of its session when it was proposed
+    """
+
+    call_id: str
+    session_id: str
+    tool: str | None
+    state: CallState
+    proposed_ns: int
+    started_ns: int | None = None
+    ended_ns: int | None = None
+    error_kind: str | None = None
+    error_text: str | None = None
+    first: int = 0
+    """The sequence of its first record."""
+    topic: str | None = None
+
+
+class LogReader:
+    """A reader of the log through one connection.
+
+    :raises StartError: from :meth:`at`, if the log cannot be read or is damaged
+    :raises sqlite3.Error: from every other method, if the file is damaged
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    @staticmethod
+    @contextmanager
+    def open_database(database: Path) -> Generator[LogReader]:
+        """Open a database file (``StateFolders.database_file``), also one that another process writes."""
+        connection = open_reader(database)
+        try:
+            yield LogReader(connection)
+        except sqlite3.Error as error:
+            raise to_start_error(database, error) from None
+        finally:
+            connection.close()
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        return self._connection
+
+    def head(self) -> LogHead:
+        """Return the newest record.
+
+        If you note its hash elsewhere, ``verify_log`` can later detect that records were cut off.
+        """
+        row = self._connection.execute("SELECT sequence, seal FROM record ORDER BY sequence DESC LIMIT 1").fetchone()
+        return LogHead(0, GENESIS.hex()) if row is None else LogHead(row[0], (extract_hash(row[1]) or b"").hex())
+
+    def has_record(self, sequence: int, digest: bytes) -> bool:
+        """Return whether record ``sequence`` has this hash; sequence 0 is the start of the log."""
+        if sequence == 0:
+            return digest == GENESIS
+        row = self._connection.execute("SELECT seal FROM record WHERE sequence = ?", (sequence,)).fetchone()
+        return row is not None and extract_hash(row[0]) == digest
+
+    def find_missing(self, written: tuple[int, bytes] | None) -> str | None:
+        """Describe the missing part of the log, or return None if nothing is missing.
+
+        :param written: the number and hash of the last record that was written; None if unknown
+        """
+        if written is None or self.has_record(*written):
+            return None
+        sequence, last = written[0], self.head().sequence
+        if last < sequence:
+            return f"it ends at record {last}, but record {sequence} was written"
+        return f"record {sequence} differs from the one that was written"
+
+    def check_end(self) -> LogHead:
+        """Check the last few records and return the head, so that nothing is chained to a damaged end.
+
+        :raises SinkUnavailable: if the end is damaged
+        """
+        # Start at the end of the last group before the checked records; length() reads no body.
+        (newest,) = self._connection.execute("SELECT coalesce(max(sequence), 0) FROM record").fetchone()
+        before = self._connection.execute(
+            "SELECT sequence, seal FROM record WHERE sequence BETWEEN ? AND ? AND length(seal) = ? "
+            "ORDER BY sequence DESC LIMIT 1",
+            (newest - _CHECKED_RECORDS - MAX_GROUP, newest - _CHECKED_RECORDS, CLOSING_SEAL_BYTES),
+        ).fetchone()
+        walk = ChainVerifier() if before is None else ChainVerifier(before[0], extract_hash(before[1]) or b"")
+        fault = None
+        for row in self._connection.execute(
+            f"SELECT {_COLUMNS} FROM record WHERE sequence > ? ORDER BY sequence",  # noqa: S608
+            (walk.sequence,),
+        ):
+            if fault := walk.check_record(row):
+                break
+        if fault := fault or walk.check_end():
+            file = self._connection.execute("PRAGMA database_list").fetchone()[2]
+            raise SinkUnavailable(
+                f"The log {file} is damaged near its end, at record {fault.sequence}. Run handrail log verify. "
+                "To start a new log, keep a copy of the file and move it away."
+            )
+        return LogHead(walk.sequence, walk.head.hex())
+
+    def read_mark(self, key: Literal["settled", "began"]) -> int:
+        row = self._connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return row[0] if row is not None and isinstance(row[0], int) else 0
+
+    def get_record(self, sequence: int) -> LoggedRecord | None:
+        """Return one record by its sequence, or None."""
+        return self._read_one("WHERE sequence = ?", (sequence,))
+
+    def find_absent(self, first: int, last: int) -> int | None:
+        """Return the first sequence of a run that is not in the log, or None."""
+        sql = "SELECT count(*), max(sequence) FROM record WHERE sequence BETWEEN ? AND ?"
+        count, greatest = self._connection.execute(sql, (first, last)).fetchone()
+        if count == last - first + 1:
+            return None
+        return first if not count else greatest + 1  # the log has no gaps: missing records are after its end
+
+    def find_redaction(self, first: int, last: int) -> int | None:
+        """Return the first record in a run that documents a redaction, or None."""
+        sql = "SELECT min(sequence) FROM record WHERE sequence BETWEEN ? AND ? AND kind = 'redacted'"
+        (found,) = self._connection.execute(sql, (first, last)).fetchone()
+        return found
+
+    def records(
+        self,
+        *,
+        session: str | None = None,
+        call: str | None = None,
+        kind: str | None = None,
+        since: int = 0,
+        limit: int | None = None,
+        newest_first: bool = False,
+    ) -> Iterator[LoggedRecord]:
+        """Yield records in order.
+
+        :param since: yield only records with a greater sequence
+        :param limit: the maximum number of records; with ``newest_first`` the latest ones
+        """
+        wheres, values = ["sequence > ?"], cast("list[str | int]", [since])
+        for column, wanted in (("session", session), ("call", call), ("kind", kind)):
+            if wanted is not None:
+                wheres.append(f"{column} = ?")
+                values.append(wanted)
+        # Redundant conditions, so that SQLite uses its partial indexes.
+        if call:
+            wheres.append("call <> ''")
+        if kind == "proposed":
+            wheres.append("kind = 'proposed'")
+        order = "DESC" if newest_first else "ASC"
+        values.append(-1 if limit is None else limit)
+        sql = f"SELECT {_COLUMNS} FROM record WHERE {' AND '.join(wheres)} ORDER BY sequence {order} LIMIT ?"  # noqa: S608
+        for row in self._connection.execute(sql, values):
+            yield _read_row(row)
+
+    def calls(
+        self, *, session: str | None = None, call: str | None = None, since: int = 0, limit: int = 1000
+    ) -> list[CallRow]:
+        """Return the newest ``limit`` calls, in the order of their proposals."""
+        began = self.read_mark("began")
+        proposals = list(
+            self.records(session=session, call=call, kind="proposed", since=since, limit=limit, newest_first=True)
+        )
+        rows: list[CallRow] = []
+        seen: set[str] = set()
+        for proposal in reversed(proposals):
+            if proposal.call_id not in seen:
+                seen.add(proposal.call_id)
+                # With a damaged index, the query may not even find the proposal again.
+                row = _summarize_call(list(self.records(call=proposal.call_id)) or [proposal], began)
+                rows.append(row if row.state != "parked" or self._is_awaiting_approval(row) else replace(row, state="not-run"))
+        return rows
+
+    def _is_awaiting_approval(self, row: CallRow) -> bool:
+        """Return whether the approval request of a call still exists.
+
+        A purge removes it, and the call never continues.
+        """
+        sql = "SELECT 1 FROM approval WHERE session = ? AND call = ? AND answered = 0 LIMIT 1"
+        return self._connection.execute(sql, (row.session_id, row.call_id)).fetchone() is not None
+
+    def find_outcome(self, call_id: str) -> LoggedRecord | None:
+        """Return the record that ended the latest run of a call, or None.
+
+        Its kind is ``committed``, ``refused`` or ``interrupted``.
+        """
+        found: LoggedRecord | None = None
+        for entry in self.records(call=call_id) if call_id else ():
+            if entry.kind == "intended":
+                found = None
+            elif found is None and entry.kind in _ENDS and not _is_late(entry):
+                found = entry
+        return found
+
+    def find_outcomes(self, session_id: str, text: str, *, until_ns: int = _MAX_TIME_NS) -> Iterator[LoggedRecord]:
+        """Yield the ``committed`` records of a session whose bodies contain ``text``, the latest first.
+
+        :param until_ns: skip later records
+        """
+        sql = (
+            "SELECT o.sequence, o.at_ns, o.kind, o.session, o.call, o.seal, o.body FROM record AS p "
+            "JOIN record AS o ON o.call = p.call AND o.call <> '' "
+            "WHERE p.session = ? AND p.kind = 'proposed' AND o.kind = 'committed' AND o.at_ns <= ? AND instr(o.body, ?) > 0 "
+            "ORDER BY o.sequence DESC"
+        )
+        for row in self._connection.execute(sql, (session_id, until_ns, text.encode())):
+            yield _read_row(row)
+
+    def find_proposal(self, call_id: str) -> LoggedRecord | None:
+        """Return the first ``proposed`` record of a call, or None."""
+        return self._read_one("WHERE call = ? AND call <> '' AND kind = 'proposed' ORDER BY sequence LIMIT 1", (call_id,))
+
+    def generations(self, *, before: int, limit: int) -> Iterator[Mapping[str, Any]]:
+        """Yield the recorded generations of the registry before a record, the latest first."""
+        sql = f"SELECT {_COLUMNS} FROM record WHERE kind = 'generation' AND sequence < ? ORDER BY sequence DESC LIMIT ?"  # noqa: S608
+        for row in self._connection.execute(sql, (before, limit)):
+            if (body := _read_row(row).body) is not None:
+                yield body
+
+    def list_child_calls(self, call_id: str) -> list[str]:
+        """Return the ids of the calls that a call's tool made, in order."""
+        sql = (
+            "SELECT call FROM record WHERE call > ? AND call < ? AND call <> '' AND kind = 'proposed' ORDER BY sequence"
+        )
+        return [str(row[0]) for row in self._connection.execute(sql, (f"{call_id}.", f"{call_id}/"))]
+
+    def describe_session(self, session_id: str) -> dict[str, Any]:
+        """Return ``agent``, ``face`` and ``topic`` of a session; empty if the session is unknown."""
+        row = self._connection.execute("SELECT agent, face, topic FROM session WHERE id = ?", (session_id,)).fetchone()
+        return {} if row is None else dict(zip(("agent", "face", "topic"), row, strict=True))
+
+    def find_last_turn(self, session: str) -> int:
+        """Return the highest turn number of a session's calls (``session/turn.index``); 0 if it has none."""
+        sql = "SELECT max(CAST(substr(call, ?) AS INTEGER)) FROM record WHERE session = ? AND kind = 'proposed'"
+        (turn,) = self._connection.execute(sql, (len(session) + 2, session)).fetchone()
+        return turn or 0
+
+    def list_unfinished(self) -> list[LoggedRecord]:
+        """Return the ``intended`` record of every call that has started and not ended."""
+        sql = (
+            f"SELECT {_COLUMNS} FROM record AS i WHERE sequence > ? AND kind = 'intended' AND call <> '' "  # noqa: S608
+            "AND NOT EXISTS (SELECT 1 FROM record AS o WHERE o.call = i.call AND o.call <> '' "
+            "AND o.sequence > i.sequence AND o.kind IN ('intended', 'committed', 'refused', 'interrupted')) "
+            "ORDER BY sequence"
+        )
+        found = [_read_row(row) for row in self._connection.execute(sql, (self.read_mark("settled"),))]
+        return [entry if entry.tool else _with_tool(entry, self.find_proposal(entry.call_id)) for entry in found]
+
+    def _read_one(self, where: str, values: tuple[str | int, ...]) -> LoggedRecord | None:
+        row = self._connection.execute(f"SELECT {_COLUMNS} FROM record {where}", values).fetchone()  # noqa: S608
+        return None if row is None else _read_row(row)
+
+
+def _read_row(row: tuple[Any, ...]) -> LoggedRecord:
+    sequence, at_ns, kind, session, call, seal, encoded = row
+    body: Mapping[str, Any] | None = None
+    if isinstance(encoded, bytes):
+        try:
+            decoded: Any = decode(encoded[SALT_BYTES:])
+        except (ValueError, RecursionError):
+            decoded = {"$damaged": len(encoded)}
+        body = cast("dict[str, Any]", decoded) if isinstance(decoded, dict) else {"value": decoded}
+    shown = (extract_hash(seal) or b"").hex()
+    time = at_ns if isinstance(at_ns, int) and 0 <= at_ns < _MAX_TIME_NS else 0
+    return LoggedRecord(sequence, time, str(kind), str(session), str(call), shown, body)
+
+
+def _with_tool(entry: LoggedRecord, proposal: LoggedRecord | None) -> LoggedRecord:
+    if proposal is None or proposal.tool is None:
+        return entry
+    body = {**(entry.body or {}), "tool": proposal.tool}
+    return LoggedRecord(entry.sequence, entry.at_ns, entry.kind, entry.session_id, entry.call_id, entry.hash, body)
+
+
+def _summarize_call(records: list[LoggedRecord], began: int) -> CallRow:
+    """Fold a call's records, which are in order and begin with its proposal, into one row."""
+    first = records[0]
+    tool: str | None = None
+    state: CallState = "proposed"
+    started = ended = None
+    error_kind = error_text = None
+    asked = False
+    carried = first.sequence
+    for entry in records:
+        tool = tool or entry.tool
+        match entry.kind:
+            case "resumed":
+                carried = entry.sequence
+            case "approval-requested":
+                state, asked = "waiting", True
+            case "approval-responded":
+                state = "proposed"
+            case "authorised":
+                state = "authorised"
+            case "intended":
+                state, started, ended = "running", entry.at_ns, None
+                error_kind = error_text = None
+            case "interrupted":
+                state, ended, error_kind = "interrupted", entry.at_ns, "interrupted"
+            case "committed" | "refused" if ended is None and not _is_late(entry):
+                ended = entry.at_ns
+                state, error_kind, error_text = _read_outcome(entry)
+            case _:
+                pass
+    if carried <= began:  # a process that has ended carried it
+        state = _state_after_exit(state, asked=asked)
+    return CallRow(
+        first.call_id,
+        first.session_id,
+        tool,
+        state,
+        first.at_ns,
+        started,
+        ended,
+        error_kind,
+        error_text,
+        first.sequence,
+        _text((first.body or {}).get("topic")),
+    )
+
+
+def _read_outcome(entry: LoggedRecord) -> tuple[CallState, str | None, str | None]:
+    """Return the final state of a call, with the kind and the text of its error."""
+    result = _mapping((entry.body or {}).get("result"))
+    state: CallState = "error" if result.get("type") == "error" else "output"
+    if entry.kind == "refused":
+        state = "refused"
+    elif entry.body is None:
+        state = "redacted"
+    return state, _text(_mapping(result.get("metadata")).get("error_kind")), _text(result.get("error_text"))
+
+
+def _state_after_exit(state: CallState, *, asked: bool) -> CallState:
+    """Return the state of a call whose process has ended."""
+    if state not in ("proposed", "waiting", "authorised"):
+        return state
+    return "parked" if asked else "not-run"
+
+
+def _is_late(entry: LoggedRecord) -> bool:
+    return entry.kind == "committed" and (entry.body or {}).get("late") is True
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

@@ -1,0 +1,157 @@
+"""All sources of one agent's tools, in their loading order, and the selection that the agent's manifest makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from handrail.contract.agent import AgentManifest, CheckedAgent
+from handrail.contract.errors import Diagnostic, LoadError
+from handrail.contract.generation import Generation, ToolSource
+from handrail.contract.tool.names import nearest_names
+from handrail.contract.tool.resource_provider import ResourceProvider
+from handrail.contract.tool.settings import SettingsLayer
+from handrail.contract.tool.tool import Tool
+from handrail.registry.agents import BundleSource, find_name_faults, build_agent_generation
+from handrail.registry.generation_loader import LoadCache, load_generation
+from handrail.registry.pins import NO_PINS, DefinitionPins
+from handrail.registry.sources.code_sources import (
+    AgentSource,
+    BuiltinSource,
+    ProvidedResources,
+    ProviderToolSource,
+    PluginSource,
+    PythonSource,
+    find_entry_point_sources,
+)
+from handrail.registry.sources.executable_tools import ToolConfinement
+from handrail.registry.sources.folders import FolderSource
+from handrail.runtime.secret_store import NO_SECRETS, SecretStore
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOutcome:
+    """The result of loading the sources: a generation, or faults.
+
+    :param known: the ids that the agent's rules may name; every id if the manifest is faulty, None if unknown
+    :param beyond: the ids of tools that the agent does not have
+    """
+
+    generation: Generation | None
+    known: frozenset[str] | None
+    excluded: frozenset[str]
+    faults: tuple[Diagnostic, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSources:
+    """The sources of one agent's tools.
+
+    Each :meth:`load` reads the folders again, but checks only tools that changed.
+
+    :param everybody: the folder of tools for all agents
+    :param agent: the folder of tools for this agent
+    :param given: tools passed in code
+    :param offerings: resources and prompts passed in code
+    :param manifest: the agent's manifest, which selects among all tools
+    :param secrets: the secrets that tools may receive
+    :param pins: the approved definitions of third-party tools
+    :param settings: the operator's settings for single tools, the weakest layer first
+    :param agents: the agents that may be tools of this one
+    :param further: returns the third-party sources
+    :param elsewhere: returns the ids of tools that only other agents have, which rules may name
+    """
+
+    global_folder: Path
+    agent_folder: Path
+    workspace: str
+    confinement: ToolConfinement
+    tools: tuple[Tool, ...] = ()
+    manifest: CheckedAgent = CheckedAgent(AgentManifest())  # noqa: RUF009 - both are immutable
+    secrets: SecretStore = NO_SECRETS
+    pins: DefinitionPins = NO_PINS
+    settings: tuple[SettingsLayer, ...] = ()
+    offerings: tuple[ResourceProvider, ...] = ()
+    agents: tuple[AgentManifest, ...] = ()
+    extra_sources: Callable[[], Sequence[ToolSource]] = find_entry_point_sources
+    other_agents_tools: Callable[[], Collection[str]] = tuple
+    cache: LoadCache = field(default_factory=LoadCache, compare=False, repr=False)
+
+    def load(self, number: int, only: Collection[ToolSource] | None = None) -> Generation:
+        """Return generation ``number`` of the agent's tools.
+
+        :param only: the ``further`` sources that have changed; the others keep their last result
+        :raises LoadError: with every fault of every source and of the agent's manifest
+        """
+        looked = self.try_load(number, only)
+        if looked.generation is None:
+            raise LoadError(looked.faults)
+        return looked.generation
+
+    def try_load(self, number: int, only: Collection[ToolSource] | None = None) -> LoadOutcome:
+        """Load as :meth:`load` does, and return faults instead of raising them."""
+        checked = self.manifest
+        try:
+            everything = self._load_all_tools(number, only)
+        except LoadError as error:
+            return LoadOutcome(None, None, frozenset(), (*checked.faults, *error.diagnostics))
+        checked = checked.with_faults(find_name_faults(checked.manifest, everything))
+        faults = (*checked.faults, *self._find_unknown_tools(everything))
+        if faults:
+            return LoadOutcome(None, frozenset(everything.entries), frozenset(), faults)
+        tier = self.confinement.sandbox.tier
+        generation = build_agent_generation(checked.manifest, everything, tier, self.secrets, self.other_agents_tools())
+        return LoadOutcome(generation, frozenset(generation.entries), generation.other_tool_ids, ())
+
+    def _load_all_tools(self, number: int, only: Collection[ToolSource] | None) -> Generation:
+        before = tuple(source for source, _ in self.cache.found if not _is_closed(source))
+        if only is not None and before:
+            new = (source for source in only if not any(source is one for one in before))
+            sources = [*before, *(source for source in new if not _is_closed(source))]
+        else:
+            sources, only = self._all(), None
+        return load_generation(
+            sources,
+            tier=self.confinement.sandbox.tier,
+            number=number,
+            secrets=self.secrets,
+            pins=self.pins,
+            settings=self.settings,
+            cache=self.cache,
+            only=only,
+        )
+
+    def _find_unknown_tools(self, everything: Generation) -> Iterator[Diagnostic]:
+        """Yield a fault for each tool with settings that must exist, if no agent has it."""
+        for layer in self.settings:
+            unknown = [tool_id for tool_id in layer.tools if layer.known and tool_id not in everything.entries]
+            others = frozenset(self.other_agents_tools()) if unknown else frozenset[str]()
+            for tool_id in unknown:
+                if tool_id not in others:
+                    close = nearest_names(tool_id, everything.entries, 1)
+                    hint = f"did you mean {close[0]!r}?" if close else "handrail tools lists the ids"
+                    yield layer.make_fault(tool_id, f"tool {tool_id!r} does not exist; {hint}")
+
+    def _find_previous_tool(self, tool_id: str) -> Tool | None:
+        entry = self.cache.entries.get(tool_id)
+        return None if entry is None else entry.tool
+
+    def _all(self) -> list[ToolSource]:
+        return [
+            BundleSource(self.global_folder.parent),
+            BuiltinSource(),
+            ProviderToolSource(self.manifest.manifest.native),
+            AgentSource(self.manifest.manifest, self.agents),
+            FolderSource(self.global_folder, "global", self.confinement, (self.workspace,), find_previous_tool=self._find_previous_tool),
+            FolderSource(self.agent_folder, "agent", self.confinement, (self.workspace,), find_previous_tool=self._find_previous_tool),
+            PythonSource(self.tools),
+            *map(ProvidedResources, self.offerings),
+            PluginSource(),
+            *self.extra_sources(),
+        ]
+
+
+def _is_closed(source: ToolSource) -> bool:
+    """Return whether a source was temporary, such as a server that a client connected, and is closed."""
+    return getattr(source, "gone", False) is True

@@ -1,0 +1,479 @@
+"""The runtime that one call receives: cheap to create, each service built on first use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, cast
+
+from handrail.contract.approvals import ApprovalHandler
+from handrail.contract.call import Result
+from handrail.contract.services.delegation import SubagentService
+from handrail.contract.services.channels import ChannelService, TriggerService
+from handrail.contract.services.files import FileService, SearchService
+from handrail.contract.services.jobs import CatalogService, JobService, TerminalService
+from handrail.contract.services.memory import SkillService, TranscriptService
+from handrail.contract.services.resources import ResourceService
+from handrail.contract.services.client import LOG_LEVELS, UnsavedBuffers, LogLevel, ClientHandler, ClientService
+from handrail.contract.services.runtime import (
+    CancellationToken,
+    UserContext,
+    NetworkService,
+    UserService,
+    UserQuestion,
+    Runtime,
+    SecretService,
+    ShellService,
+    StateService,
+)
+from handrail.contract.errors import ToolError
+from handrail.contract.protected.path_protection import VCS_CONFIG
+from handrail.contract.sandbox import ConnectionAttempt, PathDenials, SandboxProfile, Sandbox
+from handrail.contract.session import SessionValueStore
+from handrail.contract.tool.requires import CapabilitySet, AccessCheck
+from handrail.contract.tool.spec import ToolSession, ToolSpec
+from handrail.runtime.files.rooted_files import RootedFiles, SeenFiles
+from handrail.runtime.files.roots import SessionRoots
+from handrail.runtime.ripgrep import HiddenFiles
+from handrail.runtime.search import RipgrepSearch
+from handrail.runtime.secret_store import NO_SECRETS, DeclaredSecrets, SecretStore, list_secret_settings
+from handrail.runtime.shell import CallTerminals, SandboxedShell, SessionTerminals
+
+NO_USER_ATTACHED = "question is unavailable: no user is attached to this session"
+"""The fixed text of ``question`` in a headless session."""
+
+
+@dataclass(slots=True)
+class SessionEnvironment:
+    """The values and services that all calls of one session share."""
+
+    session_id: str
+    agent: str
+    workdir: str
+    scratch: str
+    roots: SessionRoots
+    sandbox: Sandbox
+    values: SessionValueStore
+    approval_handler: ApprovalHandler | None = None
+    client: ClientHandler | None = None
+    """The client of the session, if it can answer requests."""
+    topic: str | None = None
+    user_context: UserContext | None = None
+    seen_files: SeenFiles = field(default_factory=SeenFiles)
+    hidden_files: HiddenFiles = field(default_factory=HiddenFiles)
+    hidden: tuple[str, ...] = ()
+    """Folders that no program may see, wherever they are: the kernel's state."""
+    secrets: SecretStore = NO_SECRETS
+    """The secrets of the session; a tool gets those that it declared."""
+    denials: Callable[[], PathDenials] | None = None
+    """Returns what the session's rules currently keep from programs."""
+    find_tool_home: Callable[[str], str] | None = None
+    """Returns the HOME of a tool; None if all tools use the session's scratch folder."""
+    quarantine: str = ""
+    """The folder to which files that programs made under protected names are moved."""
+    terminals: SessionTerminals = field(default_factory=SessionTerminals)
+    transcript: TranscriptService | None = None
+
+    def build_profile(self, *, workspace_writable: bool = True, readable: tuple[str, ...] = ()) -> SandboxProfile:
+        """Return the sandbox profile of this session, with its scratch folder as HOME."""
+        return SandboxProfile(
+            workspace=self.workdir,
+            scratch=self.scratch,
+            workspace_writable=workspace_writable,
+            readable=(*self.roots.readable, *readable),
+            writable=self.roots.further.writable,
+            read_only_roots=self.roots.further.readable,
+            hidden=self.hidden,
+            denials=None if self.denials is None else self.denials(),
+            quarantine=self.quarantine,
+        )
+
+
+class CallServices(Protocol):
+    """The services that the arbiter provides to the runtime of one call."""
+
+    @property
+    def cancellation(self) -> CancellationToken: ...
+
+    def may(self) -> AccessCheck:
+        """Return the check of everything that the call touches."""
+        ...
+
+    def report_progress(self, message: str, fraction: float | None, done: float | None, total: float | None) -> None: ...
+
+    def log(self, level: LogLevel, data: Any, logger: str | None) -> None: ...
+
+    def output(self, piece: str | bytes) -> None: ...
+
+    def jobs(self) -> JobService: ...
+
+    @property
+    def job_id(self) -> str | None:
+        """The job that the call is; None for a direct call."""
+        ...
+
+    @property
+    def callers(self) -> tuple[str, ...]:
+        """The ids under which programs run for this call and for the calls that made it."""
+        ...
+
+    def resources(self, runtime: Runtime) -> ResourceService:
+        """Return the resources and prompts for this call.
+
+        :param runtime: passed to a resource provider
+        """
+        ...
+
+    def tool_session(self, runtime: Runtime) -> ToolSession:
+        """Return the tool session that the call continues.
+
+        :param runtime: passed to the open tool
+        :raises ToolError: ``denied`` for a call that continues no tool session
+        """
+        ...
+
+    def client(self, require: Callable[[str], None]) -> ClientService:
+        """Return the service for requests to the client.
+
+        :param require: raises unless the tool has the capability of this name
+        """
+        ...
+
+    def record_attempt(self, attempt: ConnectionAttempt) -> None:
+        """Add a host that the call tried to reach to its record. Thread-safe."""
+        ...
+
+    async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result: ...
+
+    def catalog(self) -> CatalogService:
+        """Return the tools that the call's interaction sees."""
+        ...
+
+    def subagents(self) -> SubagentService:
+        """Return the sub-agents to which the call may delegate work."""
+        ...
+
+    def channels(self) -> ChannelService:
+        """Return the channels of the session, for this call."""
+        ...
+
+    def triggers(self) -> TriggerService:
+        """Return the triggers of the session."""
+        ...
+
+    def skills(self) -> SkillService:
+        """Return the skills of the session."""
+        ...
+
+    def find_answers(self, questions: Sequence[UserQuestion]) -> list[list[str]] | None:
+        """Return the answers that the user gave to exactly these questions before the call began; else None."""
+        ...
+
+    async def ask_user(self, questions: Sequence[UserQuestion]) -> list[list[str]]:
+        """Ask the user now, through the approval handler of the session."""
+        ...
+
+
+class CallRuntime:
+    """The runtime of one call: :class:`~handrail.contract.services.runtime.Runtime`."""
+
+    # Each service is a class attribute until it is first used, which keeps creating a runtime cheap.
+    partial_result: Any = None
+    """The partial result to return if the tool is stopped."""
+    read_only: bool = False
+    """Whether programs find everything read-only, whatever the tool declared."""
+    split_shell_text: Callable[[str], Sequence[str] | None] | None = None
+    """Returns the argv that a shell text stands for; None if it needs a shell."""
+    _files: RootedFiles | None = None
+    _search: RipgrepSearch | None = None
+    _shell: SandboxedShell | None = None
+    _net: NetworkService | None = None
+
+    def __init__(
+        self,
+        spec: ToolSpec,
+        call_id: str,
+        environment: SessionEnvironment,
+        capabilities: CapabilitySet,
+        services: CallServices,
+    ) -> None:
+        self._spec = spec
+        self._environment = environment
+        self._services = services
+        self.call_id = call_id
+        self.capabilities = capabilities
+
+    @property
+    def tool_id(self) -> str:
+        return self._spec.id
+
+    @property
+    def session_id(self) -> str:
+        return self._environment.session_id
+
+    @property
+    def agent(self) -> str:
+        return self._environment.agent
+
+    @property
+    def topic(self) -> str | None:
+        return self._environment.topic
+
+    @property
+    def user_context(self) -> UserContext | None:
+        return self._environment.user_context
+
+    @property
+    def workdir(self) -> str:
+        return self._environment.workdir
+
+    @property
+    def config(self) -> Mapping[str, str]:
+        return {key: c.default for key, c in self._spec.config.items() if c.default is not None}
+
+    @property
+    def max_output(self) -> int:
+        return self._spec.max_output
+
+    @property
+    def files(self) -> FileService:
+        if self._files is None:
+            fs = self._spec.requires.fs
+            if not (fs.read or fs.write):
+                self._require_declared(False, "fs", '{"fs": {"read": ["{workspace}"]}}')
+            around, may = self._environment, self._services.may()
+            if around.client is not None and isinstance(around.client, UnsavedBuffers):
+                from handrail.runtime.files.editor_files import EditorFiles  # for sessions in editors
+
+                self._files = EditorFiles(around.roots, around.seen_files, may, around.client, around.hidden_files)
+            else:
+                self._files = RootedFiles(around.roots, around.seen_files, may, around.hidden_files)
+        return self._files
+
+    @property
+    def search(self) -> SearchService:
+        if self._search is None:
+            self._require_declared(bool(self._spec.requires.fs.read), "fs.read", '{"fs": {"read": ["{workspace}"]}}')
+            around = self._environment
+            capabilities, may = self.capabilities.without_hosts(), self._services.may()
+            self._search = RipgrepSearch(
+                around.roots, around.sandbox, around.build_profile(), capabilities, may, around.hidden_files
+            )
+        return self._search
+
+    @property
+    def shell(self) -> ShellService:
+        if self._shell is None:
+            self._require_declared(bool(self._spec.requires.shell), "shell", '{"shell": [{"cmd": "git"}]}')
+            around = self._environment
+            writable = self._spec.side_effect != "read" and not self.read_only
+            self._shell = SandboxedShell(
+                around.sandbox,
+                self._add_network(around.build_profile(workspace_writable=writable)),
+                self.capabilities,
+                around.roots,
+                self._services.may(),
+                self.split_shell_text,
+            )
+        return self._shell
+
+    @property
+    def net(self) -> NetworkService:
+        if self._net is None:
+            hosts = bool(self._spec.requires.net.hosts)
+            self._require_declared(hosts, "net.hosts", '{"net": {"hosts": ["api.example.org"]}}')
+            from handrail.runtime.net import CheckedNet  # HTTP and TLS are for the tools that fetch
+
+            self._net = CheckedNet(self.capabilities, self._services.may(), self._services.record_attempt)
+        return self._net
+
+    def _add_network(self, profile: SandboxProfile) -> SandboxProfile:
+        """Return ``profile`` with the check of hosts, if the call has any, and with the tool's HOME."""
+        call = self._services.job_id or self.call_id
+        profile = replace(profile, tool=self.tool_id, call=call, callers=self._services.callers, scratch=self._home_folder)
+        if not self.capabilities.may_use("net.fetch"):
+            return profile
+        may = self._services.may()
+
+        def gate(host: str, port: int) -> str | None:
+            return may("net.fetch", f"{host}:{port}")
+
+        return replace(profile, gate=gate, on_attempt=self._services.record_attempt)
+
+    @property
+    def _home_folder(self) -> str:
+        """The session's scratch folder, or a separate folder for a tool that may do more than ``bash``.
+
+        Files in HOME decide what programs run: start-up files, git's configuration, Python modules. Files that one
+        tool's programs write there must not run with another tool's hosts and secrets.
+        """
+        spec, around = self._spec, self._environment
+        more = (
+            spec.secrets or list_secret_settings(spec) or spec.requires.net.hosts or VCS_CONFIG in spec.requires.capabilities
+        )
+        return around.find_tool_home(spec.id) if more and around.find_tool_home is not None else around.scratch
+
+    @property
+    def profile(self) -> SandboxProfile:
+        """The sandbox profile of this call for executables, with the secrets that the tool declared.
+
+        Programs that the shell service starts get no secrets.
+        """
+        profile = self._environment.build_profile(workspace_writable=self._spec.side_effect != "read")
+        if (self._spec.secrets or self._spec.config) and not self.read_only:
+            profile = replace(profile, secrets=self._environment.secrets.values_for_tool(self._spec))
+        return self._add_network(profile)
+
+    @property
+    def secrets(self) -> SecretService:
+        refusal = "the call runs read-only" if self.read_only else None
+        return DeclaredSecrets(self._spec, self._environment.secrets, refusal)
+
+    @property
+    def state(self) -> StateService:
+        self._require_capability("state")
+        return SessionToolState(self._environment, self.tool_id)
+
+    @property
+    def user(self) -> UserService:
+        self._require_capability("ask")
+        return SessionPeople(self._environment, self._services)
+
+    @property
+    def catalog(self) -> CatalogService:
+        self._require_capability("catalog")
+        return self._services.catalog()
+
+    @property
+    def subagents(self) -> SubagentService:
+        self._require_capability("agents")
+        return self._services.subagents()
+
+    @property
+    def channels(self) -> ChannelService:
+        self._require_capability("channels")
+        return self._services.channels()
+
+    @property
+    def triggers(self) -> TriggerService:
+        self._require_capability("triggers")
+        return self._services.triggers()
+
+    @property
+    def transcript(self) -> TranscriptService:
+        self._require_capability("transcript")
+        if (transcript := self._environment.transcript) is None:
+            raise ToolError("This session keeps no transcript. Continue without it.", kind="unavailable")
+        return transcript
+
+    @property
+    def skills(self) -> SkillService:
+        self._require_capability("skills")
+        return self._services.skills()
+
+    @property
+    def jobs(self) -> JobService:
+        self._require_capability("jobs")
+        return self._services.jobs()
+
+    @property
+    def terminals(self) -> TerminalService:
+        self._require_capability("terminals")
+        around, doors = self._environment, self._services
+        opens = lambda: cast("SandboxedShell", self.shell)  # noqa: E731
+        return CallTerminals(around.terminals, opens, doors.may(), doors.output, doors.job_id)
+
+    @property
+    def cancellation(self) -> CancellationToken:
+        return self._services.cancellation
+
+    @property
+    def client(self) -> ClientService:
+        return self._services.client(self._require_capability)
+
+    @property
+    def resources(self) -> ResourceService:
+        self._require_capability("offers")
+        return self._services.resources(self)
+
+    @property
+    def tool_session(self) -> ToolSession:
+        return self._services.tool_session(self)
+
+    def report_progress(
+        self,
+        message: str = "",
+        *,
+        fraction: float | None = None,
+        done: float | None = None,
+        total: float | None = None,
+    ) -> None:
+        self._services.report_progress(message, fraction, done, total)
+
+    def log(self, level: LogLevel, data: Any, logger: str | None = None) -> None:
+        if level not in LOG_LEVELS:
+            raise ToolError(
+                f"{level!r:.40} is not a log level. Use one of {', '.join(LOG_LEVELS)}.", kind="invalid_input"
+            )
+        self._services.log(level, data, logger)
+
+    def write_output(self, piece: str | bytes) -> None:
+        self._services.output(piece)
+
+    def set_partial_result(self, data: Any) -> None:
+        self.partial_result = data
+
+    async def call(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
+        self._require_capability("call")
+        return await self._services.call_tool(tool_id, arguments)
+
+    def _require_capability(self, name: str) -> None:
+        """Check that the tool declared a capability and that every layer of the call has it.
+
+        :raises ToolError: ``denied`` if not
+        """
+        self._require_declared(name in self._spec.requires.capabilities, name, f'{{"capabilities": ["{name}"]}}')
+        if not self.capabilities.has_capability(name):
+            lacking = ", ".join(layer.owner for layer in self.capabilities.layers if name not in layer.capabilities)
+            raise ToolError(
+                f"Tool `{self.tool_id}` requires {name!r}, which {lacking or 'this call'} does not have. Ask the "
+                "user to add it there.",
+                kind="denied",
+            )
+
+    def _require_declared(self, declared: bool, service: str, example: str) -> None:
+        if not declared:
+            raise ToolError(
+                f"Tool `{self.tool_id}` did not declare {service!r} in `requires`. The author of the tool can add "
+                f"it, as in {example}.",
+                kind="denied",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SessionToolState:
+    """A state service: the values of one tool in one session."""
+
+    environment: SessionEnvironment
+    tool_id: str
+
+    async def get(self, key: str) -> Any:
+        return await self.environment.values.get(self.environment.session_id, self.tool_id, key)
+
+    async def put(self, key: str, value: Any) -> None:
+        await self.environment.values.put(self.environment.session_id, self.tool_id, key, value)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPeople:
+    """A service that asks the user questions."""
+
+    environment: SessionEnvironment
+    services: CallServices
+
+    async def ask(self, questions: Sequence[UserQuestion]) -> list[list[str]]:
+        if (known := self.services.find_answers(questions)) is not None:
+            return known
+        if self.environment.approval_handler is None:
+            raise ToolError(NO_USER_ATTACHED, kind="unavailable")
+        return await self.services.ask_user(questions)

@@ -1,0 +1,477 @@
+"""Atomic replacement of one file's content, also across a crash, and private copies of hard-linked files.
+
+The new content goes to a temporary file in the same folder, becomes durable there, and takes the name in one step. The
+displaced file is checked after that step. If it is not the expected one (another process wrote in the meantime), the step
+is undone and reported as a conflict, so no edit is lost silently.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+import stat
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from handrail.contract.services.files import ResolvedPath
+from handrail.contract.errors import ToolError
+from handrail.runtime.files.secure_open import FOLDER_FLAGS, READ_FLAGS, map_os_error, not_regular_error, open_root, check_regular
+from handrail.runtime.files.roots import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, openat2
+from handrail.runtime.guard.quarantine import open_parent
+from handrail.sandbox.view.folder_tree import FolderTree, raise_if_shortage
+
+MAX_EDIT_BYTES = 16 * 1024 * 1024
+"""The largest file that can be replaced. Larger files can be read."""
+
+_STRICT = BENEATH | NO_SYMLINKS | NO_MAGICLINKS
+_RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
+_libc = ctypes.CDLL(None, use_errno=True)
+_NAME_LOCKS = [threading.Lock() for _ in range(256)]
+"""Locks for the last step of a write: writers of one name take turns; several names share a lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileReplacement:
+    """The result of writing a file: whether it is new, its old content and its new hash."""
+
+    created: bool
+    before: bytes | None
+    sha256: str
+
+
+def replace_file(located: ResolvedPath, data: bytes, over: bytes | Literal["new", "seen"], seen: str | None) -> FileReplacement:
+    """Write ``data`` to the file that ``located`` names, creating parent folders.
+
+    :param over: the expected old content: these bytes, ``"new"`` (no file), or ``"seen"`` (no file, or content with the
+        hash ``seen``)
+    :raises ToolError: ``conflict`` if the file is not as expected, ``denied`` if it is not a regular file with one name
+    :raises OSError: with the kernel's error
+    """
+    path = located.relative_path
+    if path == ".":
+        raise ToolError(f"`{located.display_path}` is a folder. Name a file to write.", kind="invalid_input")
+    parent_path, _, name = path.rpartition("/")
+    assert located.root is not None
+    root = open_root(located.root)
+    try:
+        parent = _open_parent(root, parent_path, located)
+    finally:
+        os.close(root)
+    try:
+        before = _read_current(parent, name, located)
+        _check_expected(located, before, over, seen)
+        _write_and_swap(parent, name, data, before, located)
+        os.fsync(parent)
+    finally:
+        os.close(parent)
+    return FileReplacement(before is None, before.data if before else None, hashlib.sha256(data).hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class _CurrentFile:
+    """The content and status of a file as it is now."""
+
+    data: bytes
+    stat: os.stat_result
+
+
+def read_whole(descriptor: int, size: int) -> bytes:
+    """Read all bytes of an open regular file, at most one more than :data:`MAX_EDIT_BYTES`."""
+    parts: list[bytes] = []
+    offset = 0
+    while offset <= MAX_EDIT_BYTES:
+        part = os.pread(descriptor, max(size - offset, 0) + 1 if offset <= size else 1 << 16, offset)
+        if not part:
+            break
+        parts.append(part)
+        offset += len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _open_parent(root: int, path: str, located: ResolvedPath) -> int:
+    """Open the folder of a file, creating missing folders one by one, each below the one before."""
+    try:
+        return openat2(root, path or ".", FOLDER_FLAGS, _STRICT)
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            raise map_os_error(error, located, "opening the folder of") from error
+    here = os.dup(root)
+    try:
+        for name in path.split("/"):
+            try:
+                below = openat2(here, name, FOLDER_FLAGS, _STRICT)
+            except FileNotFoundError:
+                with contextlib.suppress(FileExistsError):  # another process has just made it
+                    os.mkdir(name, 0o777, dir_fd=here)
+                below = openat2(here, name, FOLDER_FLAGS, _STRICT)
+                _copy_owner(below, os.fstat(here))
+            os.close(here)
+            here = below
+    except BaseException:
+        os.close(here)
+        raise
+    # The walk began at an O_PATH handle; fsync needs one that is open for reading.
+    return here
+
+
+def _read_current(parent: int, name: str, located: ResolvedPath) -> _CurrentFile | None:
+    """Read the file that has a name now; None if there is none."""
+    try:
+        descriptor = openat2(parent, name, READ_FLAGS, _STRICT)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ToolError(
+                f"`{located.display_path}` is now a symbolic link. List the folder again, then retry.", kind="conflict"
+            ) from error
+        if error.errno == errno.ENXIO:
+            raise not_regular_error(located) from error
+        raise
+    try:
+        found = check_regular(descriptor, located)
+        if found.st_nlink > 1:
+            raise ToolError(
+                f"`{located.display_path}` has {found.st_nlink} hard links, so a write could change a file outside the "
+                "workspace. Copy it to a new name, and write the copy.",
+                kind="denied",
+            )
+        data = read_whole(descriptor, found.st_size) if found.st_size <= MAX_EDIT_BYTES else b""
+        if max(found.st_size, len(data)) > MAX_EDIT_BYTES:
+            raise ToolError(
+                f"`{located.display_path}` has {found.st_size} bytes. Files over {MAX_EDIT_BYTES >> 20} MiB can be read, "
+                "but not edited. Change it with a program instead.",
+                kind="limit",
+            )
+        return _CurrentFile(data, found)
+    finally:
+        os.close(descriptor)
+
+
+def _check_expected(located: ResolvedPath, before: _CurrentFile | None, over: bytes | Literal["new", "seen"], seen: str | None) -> None:
+    if over == "new":
+        if before is not None:
+            raise ToolError(
+                f"`{located.display_path}` already exists, but a new file was expected. Read it first, or use another name.",
+                kind="conflict",
+            )
+    elif over == "seen":
+        if before is not None:
+            check_seen(located, before.data, seen)
+    elif before is None:
+        raise ToolError(
+            f"`{located.display_path}` no longer exists. It existed when you read it. List the folder again.", kind="conflict"
+        )
+    elif before.data != over:
+        raise changed_file_error(located)
+
+
+def check_seen(located: ResolvedPath, data: bytes, seen: str | None) -> None:
+    """Check that ``data`` is the content that the session saw last.
+
+    :raises ToolError: ``conflict`` if it is not
+    """
+    if seen is None:
+        raise ToolError(f"`{located.display_path}` has not been read in this session. Read it, then write.", kind="conflict")
+    if hashlib.sha256(data).hexdigest() != seen:
+        raise changed_file_error(located)
+
+
+def changed_file_error(located: ResolvedPath) -> ToolError:
+    """Return the error for a file that has changed since it was read."""
+    return ToolError(
+        f"`{located.display_path}` has changed since it was read. Nothing was written. Read it again and repeat the edit.",
+        kind="conflict",
+    )
+
+
+def _write_and_swap(parent: int, name: str, data: bytes, before: _CurrentFile | None, located: ResolvedPath) -> None:
+    temporary = f".handrail-{secrets.token_hex(8)}.tmp"
+    mode = 0o644 if before is None else 0o600
+    descriptor = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=parent
+    )
+    try:
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+            if before is not None:
+                _copy_owner(descriptor, before.stat)
+                os.fchmod(descriptor, stat.S_IMODE(before.stat.st_mode) & 0o777)
+            else:
+                _copy_owner(descriptor, os.fstat(parent))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        folder = os.fstat(parent)
+        with _NAME_LOCKS[hash((folder.st_dev, folder.st_ino, name)) % len(_NAME_LOCKS)]:
+            if before is None:
+                _claim_name(parent, temporary, name, located)
+            else:
+                _exchange_checked(parent, temporary, name, before, located)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=parent)
+
+
+def _copy_owner(descriptor: int, like: os.stat_result) -> None:
+    """Give a file made by root the owner of the file it replaces or of its folder.
+
+    So a workspace stays its user's.
+    """
+    if os.geteuid() == 0 and (like.st_uid, like.st_gid) != (0, 0):
+        with contextlib.suppress(PermissionError):
+            os.fchown(descriptor, like.st_uid, like.st_gid)
+
+
+def _claim_name(parent: int, temporary: str, name: str, located: ResolvedPath) -> None:
+    """Give the temporary file a name that no file has."""
+    try:
+        if not _rename(parent, temporary, name, _RENAME_NOREPLACE):
+            os.link(temporary, name, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
+    except FileExistsError as error:
+        raise ToolError(
+            f"`{located.display_path}` was just created by another process. Read it first, then write.", kind="conflict"
+        ) from error
+
+
+def _exchange_checked(parent: int, temporary: str, name: str, before: _CurrentFile, located: ResolvedPath) -> None:
+    """Give the temporary file the name of a file that still is exactly ``before``."""
+    now = _read_current(parent, name, located)
+    if now is None or now.data != before.data:
+        raise changed_file_error(located)
+    try:
+        exchanged = _rename(parent, temporary, name, _RENAME_EXCHANGE)
+    except FileNotFoundError as error:
+        raise changed_file_error(located) from error
+    if not exchanged:  # a file system without exchange: the check above must suffice
+        os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+        return
+    try:
+        displaced = _read_current(parent, temporary, located)
+        same = displaced is not None and displaced.data == before.data
+    except (ToolError, OSError):
+        same = False
+    if not same:
+        _rename(parent, temporary, name, _RENAME_EXCHANGE)
+        raise changed_file_error(located)
+
+
+def exchange_names(parent: int, one: str, other: str) -> bool:
+    """Exchange two names in a folder; return False if the file system cannot do that.
+
+    :raises OSError: with the kernel's error
+    """
+    return _rename(parent, one, other, _RENAME_EXCHANGE)
+
+
+def _rename(parent: int, old: str, new: str, flags: int) -> bool:
+    """Call renameat2 within one folder; return False if the system does not support ``flags``.
+
+    :raises OSError: with the kernel's error
+    """
+    call = getattr(_libc, "renameat2", None)
+    if call is None:
+        return False
+    if call(parent, os.fsencode(old), parent, os.fsencode(new), flags) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+        return False
+    raise OSError(number, os.strerror(number), new)
+
+
+# Private copies of workspace files that have further names outside the workspace (hard links).
+#
+# Package managers (pnpm, uv, bun) link the files of a project to one store, so a program that writes such a file in
+# place changes every other project. So before a program starts, a copy with the same content, permissions and times
+# takes the file's name in the workspace. All copies are durable before the first takes its name. A copy replaces only
+# the file that it was made from, so an edit in between is not lost.
+
+MAX_COPIED_FILES = 20_000
+MAX_COPIED_BYTES = 256 * 1024 * 1024
+"""The limit of one start. Files beyond it are read-only for that program, and copied before later ones."""
+_BATCH_SIZE = 500
+_PIECE = 8 * 1024 * 1024
+_FICLONE = 0x40049409
+"""FICLONE: share the blocks of another file until one of the files is written, if the file system can."""
+_SPACE_ERRORS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS))
+
+
+def find_shared_files(trees: Sequence[FolderTree]) -> Mapping[str, tuple[int, int]]:
+    """Return the paths in these trees whose files also have names outside, with device and inode."""
+    if not any(tree.list_linked() for tree in trees):
+        return {}
+    known: dict[tuple[int, int], tuple[set[str], int]] = {}
+    for tree in trees:
+        for file, (paths, names) in tree.list_linked().items():
+            known.setdefault(file, (set(), names))[0].update(paths)
+    return {path: file for file, (paths, names) in known.items() if len(paths) < names for path in sorted(paths)}
+
+
+def make_private(root: str, files: Iterable[tuple[str, tuple[int, int]]]) -> set[str]:
+    """Replace each of these paths below ``root`` by a copy of its file, and return the paths done.
+
+    Paths of the same file get one copy each.
+
+    :raises ToolError: ``unavailable`` if the system is short of descriptors or memory
+    """
+    done: set[str] = set()
+    room = _CopyBudget(MAX_COPIED_FILES, MAX_COPIED_BYTES)
+    batch: list[_PrivateCopy] = []
+    try:
+        for path, file in files:
+            if room.files <= 0:
+                break
+            try:
+                copy = _copy_file(root, path, file, room)
+            except OSError as error:
+                raise_if_shortage(error, path)
+                if error.errno in _SPACE_ERRORS:
+                    break
+                continue
+            if copy is not None:
+                batch.append(copy)
+            if len(batch) >= _BATCH_SIZE:
+                done.update(_publish_copies(batch))
+                batch.clear()
+        done.update(_publish_copies(batch))
+        batch.clear()
+    finally:
+        for copy in batch:
+            copy.drop()
+    return done
+
+
+@dataclass(slots=True)
+class _CopyBudget:
+    """How many files and bytes may still be copied."""
+
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _PrivateCopy:
+    """A copy that does not have its final name yet.
+
+    :param parent: the descriptor of the folder
+    :param seen: the state of the file while it was copied
+    """
+
+    path: str
+    parent: int
+    name: str
+    temporary: str
+    seen: tuple[int, ...]
+
+    def drop(self) -> None:
+        """Remove the temporary file and close the folder."""
+        with contextlib.suppress(OSError):
+            os.unlink(self.temporary, dir_fd=self.parent)
+        os.close(self.parent)
+
+
+def _copy_file(root: str, path: str, file: tuple[int, int], room: _CopyBudget) -> _PrivateCopy | None:
+    """Copy one file next to itself; None if it changed, or does not fit into the limits.
+
+    :raises OSError: if it cannot be copied
+    """
+    parent = open_parent(root, path)
+    if parent is None:
+        return None
+    name = path.rpartition("/")[2]
+    temporary = f".handrail-{secrets.token_hex(8)}.tmp"
+    copied = False
+    try:
+        source = openat2(parent, name, READ_FLAGS | os.O_NOFOLLOW, _STRICT)
+        try:
+            before = os.fstat(source)
+            if not stat.S_ISREG(before.st_mode) or (before.st_dev, before.st_ino) != file or before.st_nlink < 2:
+                return None
+            if before.st_size > room.bytes:
+                return None
+            target = os.open(
+                temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent
+            )
+            try:
+                _copy_content(source, target, before)
+            finally:
+                os.close(target)
+            if _file_state(os.fstat(source)) != _file_state(before):
+                return None  # another process writes it now
+        finally:
+            os.close(source)
+        room.files -= 1
+        room.bytes -= before.st_size
+        copied = True
+        return _PrivateCopy(path, parent, name, temporary, _file_state(before))
+    finally:
+        if not copied:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=parent)
+            os.close(parent)
+
+
+def _copy_content(source: int, target: int, found: os.stat_result) -> None:
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError:
+        rest = found.st_size
+        while rest > 0 and (count := os.sendfile(target, source, None, min(rest, _PIECE))) > 0:
+            rest -= count
+    with contextlib.suppress(OSError):
+        for attribute in os.listxattr(source):
+            if attribute.startswith("user."):
+                os.setxattr(target, attribute, os.getxattr(source, attribute))
+    if os.geteuid() == 0:
+        os.fchown(target, found.st_uid, found.st_gid)
+    os.fchmod(target, stat.S_IMODE(found.st_mode))
+    os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def _publish_copies(batch: Sequence[_PrivateCopy]) -> Iterator[str]:
+    """Make the copies durable, give each its name, and yield the paths that were replaced."""
+    if not batch:
+        return
+    device = None
+    for copy in batch:
+        if copy.seen[0] != device:
+            device = copy.seen[0]
+            _libc.syncfs(copy.parent)
+    for copy in batch:
+        try:
+            if _take_name(copy):
+                yield copy.path
+        except OSError:
+            pass  # it stays a shared file, and so is read-only for the program
+        finally:
+            copy.drop()
+
+
+def _take_name(copy: _PrivateCopy) -> bool:
+    def is_seen(name: str) -> bool:
+        return _file_state(os.stat(name, dir_fd=copy.parent, follow_symlinks=False)) == copy.seen
+
+    if not is_seen(copy.name):
+        return False
+    if not exchange_names(copy.parent, copy.temporary, copy.name):
+        os.rename(copy.temporary, copy.name, src_dir_fd=copy.parent, dst_dir_fd=copy.parent)
+        return True
+    found = os.stat(copy.temporary, dir_fd=copy.parent, follow_symlinks=False)
+    if _file_state(found) == copy.seen:
+        return True
+    exchange_names(copy.parent, copy.temporary, copy.name)  # another file took the name in between
+    return False
+
+
+def _file_state(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,0 +1,525 @@
+"""A sandbox wrapper that guards protected paths: mounted before a program starts, checked after it has ended.
+
+It wraps any provider. Existing files are mounted over. Mounts cannot prevent a new file under a protected name, so such a
+file is moved away as soon as the sandbox has no process left, before the call is answered, and the call fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+from handrail.contract.errors import ToolError
+from handrail.contract.protected.path_protection import VCS_CONFIG, find_protection
+from handrail.contract.sandbox import PathDenials, Process, SandboxProfile, ProgramSpec, Sandbox, SandboxTier
+from handrail.contract.text.neutralisation import escape_controls
+from handrail.contract.tool.requires import CapabilitySet
+from handrail.runtime.files.atomic_write import make_private
+from handrail.runtime.guard.post_run_check import PostRunCheck, GuardedFolder, ProtectedPathViolation
+from handrail.runtime.guard.running_programs import running_programs
+from handrail.sandbox.start.spawn import ProcessWrapper
+from handrail.sandbox.view import protected_paths
+from handrail.sandbox.view.folder_tree import ScanTooLong
+
+__all__ = ["GuardedSandbox", "GuardedProcess", "ProtectedPathViolation", "explain_refusals"]
+
+_MOST_PLACES = 32
+_AT_ONCE = 300
+"""Up to this number of folders, a look runs without a thread: handing over to one would take longer."""
+_FILES_AT_ONCE = 1_000
+"""The limit on files in them. Checking a file whose folder has changed takes up to 50 µs."""
+_SCANNED_BYTES = 64 * 1024
+_MOST_NOTES = 4
+_REFUSAL_SIGNS = (b"ermission denied", b"ead-only file system", b"evice or resource busy", b"EACCES", b"EROFS", b"EBUSY")
+CHECK_INTERVAL_S = 1.0
+"""The minimum time between two checks of the folders in which programs run."""
+_PAUSE_FACTOR = 100
+"""The pause after a check is this many times the processor time of the check, so checks use 1 % of a core."""
+_LAST_CHECK_PAUSES_S = (0.05, 0.25, 1.0)
+"""Pauses, in seconds, before the last check is retried if the system was short of a resource."""
+_T = TypeVar("_T")
+
+
+def compute_pause(spent_s: float) -> float:
+    """Return how long to wait after a check that took this much processor time, in seconds."""
+    return max(CHECK_INTERVAL_S, _PAUSE_FACTOR * spent_s)
+
+
+class GuardedSandbox:
+    """A sandbox that protects paths around another :class:`handrail.contract.sandbox.Sandbox`.
+
+    It remembers the contents of folders from one start to the next. For one event loop.
+    """
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._folders: dict[str, GuardedFolder] = {}
+        self._lock = threading.Lock()
+        self._running: dict[GuardedProcess, tuple[PostRunCheck, tuple[GuardedFolder, ...]]] = {}
+        """The running processes that may write."""
+        self._owed_checks: list[PostRunCheck] = []
+        """The checks of ended programs that failed because the system was short of a resource."""
+        self._next_check: asyncio.TimerHandle | None = None
+        """The timer of the next check, until the check has run."""
+        self._check_task: asyncio.Task[None] | None = None
+
+    @property
+    def tier(self) -> SandboxTier:
+        return self._sandbox.tier
+
+    async def start(self, capabilities: CapabilitySet, profile: SandboxProfile, program: ProgramSpec) -> Process:
+        writes = profile.workspace_writable and capabilities.may_use("fs.write")
+        if not self.tier.is_confining:
+            return await self._start_wrapped(capabilities, profile, program)
+        vcs = writes and capabilities.has_capability(VCS_CONFIG)
+        git = bool(program.argv) and program.argv[0].rpartition("/")[2] == "git"
+        places = [self._get_folder(root) for root in (profile.workspace, *profile.writable)]
+        read_only = [self._get_folder(root) for root in profile.read_only_roots]
+
+        def look() -> _PreparedStart:
+            self._finish_owed_checks()
+            return _prepare_start(profile, places, read_only, writes=writes, vcs=vcs, git=git)
+
+        holder, begun_s = object(), asyncio.get_running_loop().time()
+        while True:
+            prepared = await self._run_alone(look, (*places, *read_only))
+            repositories = (path for place in places for path in place.tree.list_repositories())
+            if await running_programs.register(
+                holder, prepared.profile, repositories, changeable=prepared.changeable, begun_s=begun_s
+            ):
+                break
+        try:
+            process = await self._start_wrapped(capabilities, prepared.profile, program)
+        except BaseException:
+            running_programs.unregister(holder)
+            raise
+        guarded = GuardedProcess(
+            process, prepared, lambda work: self._run_alone(work, places), partial(running_programs.set_current_call, holder)
+        )
+        if prepared.aftermath is not None:
+            self._running[guarded] = prepared.aftermath, tuple(places)
+            self._schedule_check(CHECK_INTERVAL_S)
+
+        def ended(looked: bool) -> None:
+            running_programs.unregister(holder)
+            if self._running.pop(guarded, None) is None:
+                return
+            if not looked and prepared.aftermath is not None:
+                self._owed_checks.append(prepared.aftermath)
+
+        guarded.add_settled_callback(ended)
+        return guarded
+
+    async def _start_wrapped(self, capabilities: CapabilitySet, profile: SandboxProfile, program: ProgramSpec) -> Process:
+        try:
+            return await self._sandbox.start(capabilities, profile, program)
+        except OSError as error:
+            raise ToolError(
+                f"The program was not started: {error.strerror or error}. The system or this process may be short "
+                "of descriptors, processes or memory. Stop what uses them, or ask the user to raise the limit "
+                "(ulimit -n), then call again.",
+                kind="unavailable",
+            ) from error
+
+    def _finish_owed_checks(self) -> None:
+        """Run the last checks that failed earlier, before another program starts.
+
+        :raises ToolError: ``unavailable`` if a check fails again, ``conflict`` if it finds a problem
+        """
+        while self._owed_checks:
+            aftermath = self._owed_checks[0]
+            aftermath.check_and_restore()
+            self._owed_checks.pop(0)
+            if (veto := aftermath.find_violation()) is not None:
+                raise ToolError(
+                    "No program was started: the check after an earlier program was still due, and found a problem. "
+                    f"{veto.text} Call again.",
+                    kind="conflict",
+                )
+
+    async def check_while_running(self) -> float:
+        """Check the folders in which programs run, and move away new files under protected names.
+
+        :return: the processor time that it took, in seconds
+        """
+        living = list(self._running.values())
+        places = list({id(place): place for _, mine in living for place in mine}.values())
+
+        def look() -> float:
+            begun = time.thread_time()
+            for place in places:
+                place.refresh()
+            for aftermath, _ in living:
+                aftermath.check_while_running()
+            return time.thread_time() - begun
+
+        return await self._run_alone(look, places)
+
+    def _schedule_check(self, pause_s: float) -> None:
+        """Schedule the next check while a program runs."""
+        if self._running and self._next_check is None:
+            self._next_check = asyncio.get_running_loop().call_later(pause_s, self._begin_check)
+
+    def _begin_check(self) -> None:
+        if self._running:
+            self._check_task = asyncio.get_running_loop().create_task(self._check_and_reschedule())
+        else:
+            self._next_check = None
+
+    async def _check_and_reschedule(self) -> None:
+        pause = CHECK_INTERVAL_S
+        try:
+            pause = compute_pause(await self.check_while_running())
+        except (ToolError, OSError):
+            pass  # a shortage: the next check may succeed, and the last one must
+        finally:
+            self._next_check = None
+        self._schedule_check(pause)
+
+    def _get_folder(self, root: str) -> GuardedFolder:
+        place = self._folders.pop(root, None) or GuardedFolder(root)
+        self._folders[root] = place  # the most recently used stays longest
+        while len(self._folders) > _MOST_PLACES:
+            del self._folders[next(iter(self._folders))]
+        return place
+
+    async def _run_alone(self, work: Callable[[], _T], places: Sequence[GuardedFolder]) -> _T:
+        """Run ``work`` with exclusive use of the folders.
+
+        It runs at once if the folders are small and unused, else in a thread.
+        """
+        folders, files = sum(place.folder_count for place in places), sum(place.file_count for place in places)
+        if 0 < folders < _AT_ONCE and files <= _FILES_AT_ONCE and self._lock.acquire(blocking=False):
+            try:
+                for place in places:
+                    place.tree.max_files = _FILES_AT_ONCE
+                return work()
+            except (_NeedsThreadError, ScanTooLong):
+                pass
+            finally:
+                for place in places:
+                    place.tree.max_files = sys.maxsize
+                self._lock.release()
+
+        def alone() -> _T:
+            with self._lock:
+                return work()
+
+        return await asyncio.get_running_loop().run_in_executor(None, alone)
+
+
+class _NeedsThreadError(Exception):
+    """An error for work that is too long for an event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PreparedStart:
+    """The conditions in which a program is started.
+
+    :param profile: with all paths to mount over
+    :param aftermath: the check after the program has ended; None if the program cannot write
+    :param shared: files with names outside the workspace, which are read-only for the program
+    :param in_use: configurations that the program could change if other running programs had not mounted them over,
+        with the names of these programs
+    :param changeable: the configurations that the program can change; None for a program that may never change any
+    """
+
+    profile: SandboxProfile
+    aftermath: PostRunCheck | None
+    shared: tuple[str, ...]
+    in_use: Mapping[str, str]
+    changeable: Collection[str] | None
+
+
+def _prepare_start(
+    profile: SandboxProfile, places: Sequence[GuardedFolder], read_only: Sequence[GuardedFolder], *, writes: bool, vcs: bool, git: bool
+) -> _PreparedStart:
+    pinned = [*profile.pinned]
+    masked = [*profile.masked]
+    aftermath = PostRunCheck(places, profile, vcs=vcs) if writes else None
+    in_use: Mapping[str, str] = {}
+    free: Collection[str] | None = None
+    for place in (*places, *read_only):
+        place.refresh()
+        if writes and place in places:
+            pinned += _find_pinned(place, profile.denials)
+        masked += _find_hidden(place, profile, writes=writes)
+        masked += protected_paths.find_blocking_pipes(place.tree, every=git)
+    masked += filter(protected_paths.is_pipe, pinned)  # a file that a configuration includes may be a FIFO
+    shared = _make_files_private(places, {*pinned, *masked}) if writes else ()
+    if aftermath is not None:
+        aftermath.take_baseline()
+        if vcs:
+            changeable = aftermath.list_changeable()
+            in_use = running_programs.find_mounted(changeable)
+            free = changeable.difference(in_use)
+            pinned = [path for path in pinned if path not in changeable or path in in_use]
+    over = places[0].plan_mounts(
+        [*places[1:], *read_only],
+        places if writes else (),
+        tuple(dict.fromkeys((*pinned, *shared))),
+        tuple(dict.fromkeys(masked)),
+    )
+    kept = replace(profile, pinned=over[0], masked=over[1])
+    if aftermath is not None:
+        aftermath.remember_mounted(pinned)
+    return _PreparedStart(kept, aftermath, shared, in_use, free)
+
+
+def _find_pinned(place: GuardedFolder, denials: PathDenials | None) -> tuple[str, ...]:
+    pins = place.find_pinned(denials)
+    return pins if denials is None else (*pins, *place.find_read_only(denials))
+
+
+def _find_hidden(place: GuardedFolder, profile: SandboxProfile, *, writes: bool) -> Sequence[str]:
+    if not writes and profile.denials is None:
+        return ()
+    hidden = place.find_masked(profile.denials)
+    shows = profile.may_read
+    return hidden if shows is None else [path for path in hidden if not shows(path)]
+
+
+def _make_files_private(places: Sequence[GuardedFolder], closed: Collection[str]) -> tuple[str, ...]:
+    """Replace files that have names outside these folders by copies, and return the files left over.
+
+    The files left over are to be read-only.
+
+    :param closed: paths that the program cannot write anyway
+    """
+    found = places[0].find_shared(places[1:])
+    wanted = {path: file for path, file in found.items() if not protected_paths.is_beneath_any(path, closed)}
+    if not wanted:
+        return ()
+    if _on_event_loop():
+        raise _NeedsThreadError
+    in_use = running_programs.find_mounted(wanted)
+    done: set[str] = set()
+    for place in places:
+        top = place.root.rstrip("/") + "/"
+        mine = ((path, file) for path, file in wanted.items() if path.startswith(top) and path not in in_use)
+        done |= make_private(place.root, mine)
+        place.refresh()
+    return tuple(path for path in wanted if path not in done)
+
+
+def _on_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+class GuardedProcess(ProcessWrapper):
+    """A process whose :meth:`wait` raises an error if the program changed protected files."""
+
+    def __init__(
+        self,
+        process: Process,
+        prepared: _PreparedStart,
+        run: Callable[[Callable[[], None]], Awaitable[None]],
+        works_for: Callable[[str], None],
+    ) -> None:
+        super().__init__(process)
+        self.profile = prepared.profile
+        self.shared = prepared.shared
+        self.in_use = prepared.in_use
+        self._aftermath = prepared.aftermath
+        self._run = run
+        self._works_for = works_for
+        self._last_look: asyncio.Future[None] | None = None
+        self._last_check_error: ToolError | None = None
+        self._ending: asyncio.Future[None] | None = None
+        self._settled_callbacks: list[Callable[[bool], None]] = []
+        self._calls = 0
+        self._check_pending = False
+        """Whether a call has ended and the check after it has not."""
+
+    def add_settled_callback(self, told: Callable[[bool], None]) -> None:
+        """Call ``told`` when the sandbox is empty, with whether the last check could run."""
+        self._settled_callbacks.append(told)
+
+    async def wait(self) -> int:
+        """Wait for the end of the program and for the last check, and return the exit code.
+
+        :raises Vetoed: if the program changed protected files
+        :raises ToolError: if the check could not run, or the process failed
+        """
+        code, error = 0, None
+        try:
+            code = await super().wait()
+        except ToolError as ended:
+            error = ended
+        await self._finish_last_check()
+        if (veto := self.violation) is not None:
+            if error is not None and error.kind == "conflict":  # a mount has ended, and the program with it
+                raise ToolError(f"{error.text} {veto.text}", kind="conflict")
+            veto.exit_code = code
+            raise veto
+        if self._last_check_error is not None:
+            raise self._last_check_error
+        if error is not None:
+            raise error
+        return code
+
+    async def kill(self) -> None:
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._kill_and_check())
+        await asyncio.shield(self._ending)
+
+    @property
+    def violation(self) -> ProtectedPathViolation | None:
+        """The error for what the process changed; valid after :meth:`wait` or :meth:`kill`."""
+        return None if self._aftermath is None else self._aftermath.find_violation()
+
+    @property
+    def kept_notes(self) -> tuple[str, ...]:
+        """Notes for the model about files that the process made and that stay; valid after :meth:`wait`."""
+        return () if self._aftermath is None else self._aftermath.describe_kept()
+
+    async def begin_call(self, call: str = "") -> tuple[str, ...]:
+        """Begin a call of a long-running process, and return what changed since the last call.
+
+        The result names what has appeared under protected names or was moved away since then. Either the process did it
+        between its calls, or the user did. It is not counted as a change of this call.
+
+        :param call: its id, which distinguishes programs that the call starts from those that wait for its end
+        """
+        self._calls += 1
+        self._works_for(call)
+        appeared: list[str] = []
+        aftermath = self._aftermath
+        if self._calls > 1 and aftermath is not None:
+            await self._check_last_call(aftermath)
+            await self._run(lambda: appeared.extend(aftermath.retake_baseline()))
+        return tuple(appeared)
+
+    async def end_call(self) -> None:
+        """End a call of a long-running process, and check what it changed.
+
+        :raises Vetoed: if it changed protected files
+        """
+        if self._aftermath is None:
+            return
+        self._check_pending = True
+        await self._check_last_call(self._aftermath)
+        self._works_for("")
+        if (veto := self._aftermath.report_violation()) is not None:
+            raise veto
+
+    async def _check_last_call(self, aftermath: PostRunCheck) -> None:
+        """Run the check after the last call unless it has run."""
+        if self._check_pending:
+            await self._run(aftermath.check_and_restore)
+            self._check_pending = False
+
+    async def _kill_and_check(self) -> None:
+        await super().kill()
+        await self._finish_last_check()
+
+    async def _finish_last_check(self) -> None:
+        """Run the last check once, after the sandbox is empty; a cancelled caller does not stop it."""
+        if self._last_look is None:
+            self._last_look = asyncio.ensure_future(self._run_last_check())
+        await asyncio.shield(self._last_look)
+
+    async def _run_last_check(self) -> None:
+        try:
+            for pause in (*_LAST_CHECK_PAUSES_S, None) if self._aftermath is not None else ():
+                assert self._aftermath is not None
+                try:
+                    await self._run(self._aftermath.check_and_restore)
+                except (ToolError, OSError) as error:
+                    self._last_check_error = ToolError(
+                        f"The changes of the program in the workspace could not be checked: {str(error).rstrip('.')}. "
+                        "No other program starts before this check succeeds. Call again later.",
+                        kind="unavailable",
+                    )
+                    if pause is not None:
+                        await asyncio.sleep(pause)
+                else:
+                    self._last_check_error = None
+                    break
+        finally:
+            for told in self._settled_callbacks:
+                told(self._last_check_error is None)
+            self._settled_callbacks.clear()
+
+
+def explain_refusals(process: Process, output: bytes) -> tuple[str, ...]:
+    """Return notes for the model on why the program could not read or write files that its output names."""
+    said = output[-_SCANNED_BYTES:]
+    if not isinstance(process, GuardedProcess):
+        return ()
+    notes = [*process.kept_notes]
+    if not any(sign in said for sign in _REFUSAL_SIGNS):
+        return tuple(notes)
+    profile = process.profile
+    top = profile.workspace.rstrip("/") + "/"
+    for path in profile.masked:
+        shown = path.removeprefix(top)
+        if _mentions(said, shown):
+            notes.append(_explain_hidden(path, escape_controls(shown), profile.denials))
+    for path in profile.pinned:
+        shown = path.removeprefix(top)
+        if _mentions(said, shown):
+            notes.append(_explain_read_only(path, shown, process))
+    return tuple(notes[:_MOST_NOTES])
+
+
+def _explain_hidden(path: str, shown: str, denials: PathDenials | None) -> str:
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # noqa: PTH110, PTH112, PTH113
+        return (
+            f"`{shown}` is a FIFO, and opening it would wait forever, so Handrail hides it from programs. "
+            "Remove it, or replace it by a regular file."
+        )
+    if denials is not None and not denials.is_hidden(path) and os.path.isdir(path):  # noqa: PTH112
+        return (
+            f"The folder `{shown}` is hidden from programs as a whole: it contains too many hidden files to "
+            "hide one by one, or Handrail cannot read it. Ask the user to allow reading the files that hold "
+            "no secret, or to move the secret ones into another folder."
+        )
+    return (
+        f"`{shown}` is hidden from programs: a rule denies reading it, or it looks like a secret and no "
+        f"rule allows it. If programs need it, ask the user for a rule such as 'allow fs.read {shown}'. "
+        "Allowing a command does not show it this file."
+    )
+
+
+def _explain_read_only(path: str, relative: str, process: GuardedProcess) -> str:
+    why, shown = find_protection(relative), escape_controls(relative)
+    if path in process.in_use:
+        return (
+            f"`{shown}` cannot be changed now: {process.in_use[path]} runs with it mounted over. Wait until "
+            "that program has ended, or stop it, then call again."
+        )
+    if why is None and any(one == path or one.startswith(f"{path}/") for one in process.shared):
+        return (
+            f"`{shown}` cannot be written by this program: it is, or contains, files with other names outside "
+            "the workspace (hard links). Copy it to a new name to change it. Each start gives some of these "
+            "files their own copy, and 'handrail doctor' shows how many are left."
+        )
+    if why is None:
+        return (
+            f"`{shown}` cannot be written by programs: a rule denies it. Use another path, or ask the user to "
+            "change the rule."
+        )
+    if why.kind == "vcs":
+        return (
+            f"`{shown}` {why.description}. Programs change it only in tools with the capability vcs.config, which "
+            "bash never has. Do without it (git push origin BRANCH, git checkout -b NAME --no-track), use "
+            "such a tool, or ask the user."
+        )
+    return why.refusal_text(shown)
+
+
+def _mentions(said: bytes, shown: str) -> bool:
+    """Return whether an output contains the last two names of a path."""
+    return os.fsencode("/".join(shown.split("/")[-2:])) in said

@@ -1,0 +1,476 @@
+"""The streamable HTTP transport: each request is a separate POST, answered at once or as a stream of events.
+
+A broken stream is resumed if the server said how. Messages on the stream of a request belong to that request. The transport
+waits for slow answers; only the caller gives up. Also here: the older HTTP+SSE transport.
+
+Source: https://modelcontextprotocol.io/specification/2025-11-25/basic/transports#streamable-http
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urljoin
+
+import httpx2
+import orjson
+
+from handrail.contract.text.hosts import parse_url
+from handrail.contract.tool.requires import CapabilitySet
+from handrail.sandbox.network.egress import EgressCheck, HostGate
+from handrail.upstream.client import http_connect
+from handrail.upstream.client.client_session import MAX_MESSAGE_BYTES, McpTransport, TransportHandler, UpstreamConnectionLost, Message, RpcError, AnswerTooLong
+from handrail.upstream.client.http_connect import describe_http_error, same_origin_redirect
+from handrail.upstream.client.stdio_transport import parse_messages
+from handrail.upstream.definition import ServerDefinition
+from handrail.upstream.oauth import SignInRequired, SignInPrompt, UpstreamSignIn
+
+_SESSION, _VERSION, _EVENT = "mcp-session-id", "mcp-protocol-version", "last-event-id"
+_SAFE_VALUE = re.compile(r"[\x21-\x7E](?:[\x20-\x7E]*[\x21-\x7E])?\Z")
+_WRAPPED_VALUE = re.compile(r"=\?base64\?.*\?=\Z")
+_ABANDON_S = 5.0
+_RECONNECT_S = 1.0
+_SHORTEST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 60.0
+MAX_STREAM_RESUMES = 5
+"""The most attempts in a row to resume a stream that delivers nothing."""
+_MAX_ERROR_BYTES = 4096
+
+
+def make_http_transport(
+    definition: ServerDefinition,
+    capabilities: CapabilitySet,
+    gate: HostGate,
+    state: Path,
+    prompt: SignInPrompt | None = None,
+    register_secret: Callable[[str], None] = lambda value: None,
+) -> McpTransport:
+    """Return a transport for one connection to a server with a URL.
+
+    :param capabilities: the hosts that Handrail may connect to
+    :param gate: checks these hosts against the rules
+    :param state: the root folder of all state, which has the tokens
+    :param prompt: how a user signs in; None if no user is present
+    :param learn: called with every token of the sign-in
+    """
+    egress = EgressCheck(capabilities, gate)
+    auth = None
+    if not any(name.lower() == "authorization" for name in definition.headers):
+        auth = UpstreamSignIn(definition, state, prompt, register_secret)
+    if definition.transport == "sse":
+        return SseTransport(definition, lambda: http_connect.make_client(egress, auth))
+    return HttpTransport(definition, lambda: http_connect.make_client(egress, auth))
+
+
+class HttpTransport:
+    """The streamable HTTP transport of one server."""
+
+    def __init__(
+        self,
+        definition: ServerDefinition,
+        client: Callable[[], httpx2.AsyncClient],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """:param sleep: waits a number of seconds before a stream is resumed"""
+        self._sleep = sleep
+        self._url = definition.url
+        self._fields = dict(definition.headers)
+        self._make = client
+        self._client: httpx2.AsyncClient | None = None
+        self._ears: TransportHandler | None = None
+        self._posts: dict[int, asyncio.Task[None]] = {}
+        self._listener: asyncio.Task[None] | None = None
+        self._session = ""
+        self._protocol = ""
+        self._modern = False
+
+    async def open(self, handler: TransportHandler) -> None:
+        self._client, self._ears = self._make(), handler
+
+    async def send(self, message: Message, headers: Mapping[str, str] | None = None) -> None:
+        if self._client is None:
+            raise UpstreamConnectionLost("the connection was closed", unsent=True)
+        number = message.get("id") if "method" in message else None
+        if isinstance(number, int):
+            task = asyncio.create_task(self._post_request(number, message, headers), name="mcp: a request over HTTP")
+            self._posts[number] = task
+            task.add_done_callback(lambda _: self._posts.pop(number, None))
+            return
+        if self._modern and message.get("method") == "notifications/cancelled":
+            return
+        await self._post_notification(message)
+        if message.get("method") == "notifications/initialized" and self._session:
+            self._listener = asyncio.create_task(self._listen(), name="mcp: listens over HTTP")
+
+    def abandon_request(self, request: int) -> bool:
+        task = self._posts.get(request)
+        if task is not None and self._modern:
+            task.cancel()  # closing the stream notifies the server
+            return True
+        if task is not None:
+            asyncio.get_running_loop().call_later(_ABANDON_S, task.cancel)
+        return self._modern
+
+    def watch_call(self) -> AbstractAsyncContextManager[None]:
+        return contextlib.nullcontext()  # a remote server cannot write here
+
+    def set_version(self, protocol: str, *, modern: bool) -> None:
+        self._protocol, self._modern = protocol, modern
+
+    async def aclose(self) -> None:
+        client, self._client = self._client, None
+        tasks = [*self._posts.values(), *([self._listener] if self._listener is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if client is None:
+            return
+        if self._session:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(1):
+                    await client.delete(self._url, headers=self._head())
+        with contextlib.suppress(Exception):
+            await client.aclose()
+
+    def _head(self, headers: Mapping[str, str] | None = None, accept: str = "") -> dict[str, str]:
+        """Return the header fields of a request, without compression, which could grow without limit."""
+        found = {
+            **self._fields,
+            "accept": accept or "application/json, text/event-stream",
+            "accept-encoding": "identity",
+            "content-type": "application/json",
+        }
+        if self._session:
+            found[_SESSION] = self._session
+        if self._protocol:
+            found[_VERSION] = self._protocol
+        return found | {name: encode_header_value(value) for name, value in (headers or {}).items()}
+
+    async def _post_notification(self, message: Message) -> None:
+        """Send a notification or an answer, without its outcome."""
+        assert self._client is not None
+        try:
+            async with self._client.stream(
+                "POST", self._url, content=orjson.dumps(message), headers=self._head()
+            ) as response:
+                if response.status_code == 404 and self._session:
+                    self._expire_session()
+        except (httpx2.HTTPError, SignInRequired) as error:
+            raise UpstreamConnectionLost(describe_http_error(error)) from None
+
+    async def _post_request(self, number: int, message: Message, headers: Mapping[str, str] | None) -> None:
+        """Send a request and deliver its answer."""
+        assert self._client is not None and self._ears is not None
+        ears, begins = self._ears, message["method"] == "initialize"
+        try:
+            url = self._url
+            for _ in range(3):
+                async with self._client.stream(
+                    "POST", url, content=orjson.dumps(message), headers=self._head(headers)
+                ) as response:
+                    onward = same_origin_redirect(response)
+                    if onward is not None:
+                        url = onward
+                        continue
+                    if begins and (session := response.headers.get(_SESSION)):
+                        self._session = session
+                    await self._handle_response(number, response)
+                    return
+            ears.on_request_failed(number, RpcError(-32600, "the server redirects in a circle"))
+        except SignInRequired as error:
+            ears.on_request_failed(number, UpstreamConnectionLost(str(error), unsent=True))
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            why = UpstreamConnectionLost(describe_http_error(error), unsent=True)
+            ears.on_request_failed(number, why)
+            ears.on_connection_lost(why)
+        except httpx2.HTTPError as error:
+            ears.on_request_failed(number, UpstreamConnectionLost(describe_http_error(error)))
+        except Exception as error:  # such as an invalid answer of an authorization server
+            ears.on_request_failed(number, UpstreamConnectionLost(f"{type(error).__name__}: {str(error)[:300]}", unsent=True))
+
+    async def _handle_response(self, number: int, response: httpx2.Response) -> None:
+        assert self._ears is not None
+        ears, status = self._ears, response.status_code
+        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if response.headers.get("content-encoding", "identity").lower() != "identity":
+            ears.on_request_failed(number, RpcError(-32600, "the server's answer has a content coding that was not requested"))
+        elif status == 404 and self._session:
+            ears.on_request_failed(number, UpstreamConnectionLost("the server has forgotten the session", forgotten=True))
+            self._expire_session()
+        elif status >= 300 or status == 202:
+            ears.on_request_failed(number, await _response_error(response, kind))
+        elif kind == "text/event-stream":
+            await self._read_stream(number, response)
+        elif kind == "application/json":
+            for message in parse_messages(await read_body(response, ears, number)):
+                if message is not None:
+                    ears.on_message({**message, "id": number} if "method" not in message else message, number)
+            ears.on_request_failed(number, UpstreamConnectionLost("the server's answer is not valid"))  # no effect after an answer
+        else:
+            ears.on_request_failed(number, RpcError(-32600, f"the server's answer has the content type {kind[:80] or 'none'}"))
+
+    def _expire_session(self) -> None:
+        assert self._ears is not None
+        self._ears.on_connection_lost(UpstreamConnectionLost("the server has forgotten the session", forgotten=True))
+
+    async def _read_stream(self, number: int, response: httpx2.Response) -> None:
+        """Read events up to the answer, and resume the stream if it breaks off."""
+        assert self._client is not None and self._ears is not None
+        ears = self._ears
+        place = _StreamPosition()
+        done = await self._events(response, place, number)
+        fruitless = 0
+        while not done:
+            if not place.last or fruitless >= MAX_STREAM_RESUMES:
+                ears.on_request_failed(number, UpstreamConnectionLost("the server's stream ended before the answer"))
+                return
+            await self._sleep(place.pause_s)
+            before = place.last
+            head = {**self._head(accept="text/event-stream"), _EVENT: place.last}
+            try:
+                async with self._client.stream("GET", self._url, headers=head) as again:
+                    if again.status_code != 200:
+                        ears.on_request_failed(
+                            number,
+                            UpstreamConnectionLost(
+                                f"the server's stream ended before the answer and was not resumed ({again.status_code})"
+                            ),
+                        )
+                        return
+                    done = await self._events(again, place, number)
+            except httpx2.ConnectError:
+                pass
+            fruitless = 0 if place.last != before else fruitless + 1
+
+    async def _events(self, response: httpx2.Response, place: _StreamPosition, number: int | None) -> bool:
+        """Deliver the events of a stream, and return whether the answer to ``number`` was among them."""
+        assert self._ears is not None
+        try:
+            async for event in httpx2.EventSource(response, max_event_size=MAX_MESSAGE_BYTES):
+                place.advance(event)
+                if event.event not in ("message", "") or not event.data:
+                    continue
+                for message in parse_messages(event.data.encode("utf-8", "surrogatepass")):
+                    if message is None:
+                        if number is not None:
+                            self._ears.on_request_failed(number, UpstreamConnectionLost("the server's answer is not valid JSON"))
+                        continue
+                    is_answer = number is not None and "method" not in message
+                    self._ears.on_message({**message, "id": number} if is_answer else message, number)
+                    if is_answer:
+                        return True
+        except httpx2.SSEError:
+            self._ears.on_request_failed(
+                number,
+                AnswerTooLong(f"it exceeds the limit of {MAX_MESSAGE_BYTES // 2**20} MiB"),
+            )
+            return True
+        except httpx2.HTTPError:
+            pass  # the stream broke off
+        return False
+
+    async def _listen(self) -> None:
+        """Deliver messages outside of any request, as long as the server offers the stream."""
+        assert self._client is not None and self._ears is not None
+        place, failures = _StreamPosition(), 0
+        while True:
+            head = self._head(accept="text/event-stream")
+            if place.last:
+                head[_EVENT] = place.last
+            try:
+                async with self._client.stream("GET", self._url, headers=head) as response:
+                    if response.status_code == 404:
+                        self._expire_session()
+                        return
+                    if response.status_code != 200:
+                        return
+                    failures = 0
+                    await self._events(response, place, None)
+            except SignInRequired:
+                return
+            except httpx2.HTTPError as error:
+                failures += 1
+                if failures > 2:
+                    self._ears.on_connection_lost(UpstreamConnectionLost(describe_http_error(error)))
+                    return
+            await self._sleep(place.pause_s)
+
+
+class _StreamPosition:
+    """The position in a stream, and the delay before it may be resumed."""
+
+    def __init__(self) -> None:
+        self.last = ""
+        self.pause_s = _RECONNECT_S
+
+    def advance(self, event: httpx2.ServerSentEvent) -> None:
+        if event.id and len(event.id) <= _MAX_ERROR_BYTES and _SAFE_VALUE.match(event.id):
+            self.last = event.id
+        if event.retry is not None:
+            self.pause_s = min(max(event.retry / 1000, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
+
+
+async def read_body(response: httpx2.Response, handler: TransportHandler, number: int) -> bytes:
+    """Return the whole body; empty after reporting an error if it exceeds the limit."""
+    kept = bytearray()
+    async for piece in response.aiter_raw():
+        kept += piece
+        if len(kept) > MAX_MESSAGE_BYTES:
+            handler.on_request_failed(
+                number,
+                AnswerTooLong(f"it exceeds the limit of {MAX_MESSAGE_BYTES // 2**20} MiB"),
+            )
+            return b""
+    return bytes(kept)
+
+
+async def _response_error(response: httpx2.Response, kind: str) -> Exception:
+    """Return the error for a response without an answer, from its body or its status."""
+    status = response.status_code
+    if status == 202:
+        return RpcError(-32600, "the server accepted a request as a notification (202)")
+    said = b""
+    async for piece in response.aiter_raw():
+        said += piece
+        if len(said) > MAX_MESSAGE_BYTES:
+            break
+    if kind == "application/json":
+        for message in parse_messages(said):
+            error: Any = message.get("error") if message is not None else None
+            if isinstance(error, dict) and isinstance(error.get("code"), int):  # pyright: ignore[reportUnknownMemberType]
+                return RpcError(error["code"], str(error.get("message", ""))[:4000], error.get("data"))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+    if status == 401:
+        return UpstreamConnectionLost("the server rejected the authorization (401)", unsent=True)
+    if status == 404:
+        return RpcError(-32601, "the server's URL does not exist (404)")
+    if status in (301, 302, 303, 307, 308):
+        return RpcError(-32600, "the server redirects to another server; if that is intended, configure its URL")
+    code = -32603 if status >= 500 else -32600
+    return RpcError(code, f"the server answered {status} {response.reason_phrase}".strip())
+
+
+def encode_header_value(value: str) -> str:
+    """Return a text as the value of a header field, in base64 if necessary."""
+    if _SAFE_VALUE.match(value) and not _WRAPPED_VALUE.match(value):
+        return value
+    return f"=?base64?{base64.b64encode(value.encode('utf-8', 'surrogatepass')).decode()}?="
+
+
+# The first HTTP transport (2024-11-05): one stream of events from the server, and POSTs to an address that the stream names.
+
+
+class SseTransport:
+    """The HTTP+SSE transport of one server."""
+
+    def __init__(self, definition: ServerDefinition, client: Callable[[], httpx2.AsyncClient]) -> None:
+        self._url = definition.url
+        self._fields = {**definition.headers, "accept-encoding": "identity"}
+        self._make = client
+        self._client: httpx2.AsyncClient | None = None
+        self._stream: asyncio.Task[None] | None = None
+        self._posts: set[asyncio.Task[None]] = set()
+        self._endpoint: asyncio.Future[str] | None = None
+        self._ears: TransportHandler | None = None
+
+    async def open(self, handler: TransportHandler) -> None:
+        self._client, self._ears = self._make(), handler
+        self._endpoint = asyncio.get_running_loop().create_future()
+        self._stream = asyncio.create_task(self._read_stream(self._client, handler, self._endpoint), name="mcp: reads events")
+        await asyncio.shield(self._endpoint)
+
+    async def send(self, message: Message, headers: Mapping[str, str] | None = None) -> None:
+        if self._client is None or self._endpoint is None or not self._endpoint.done():
+            raise UpstreamConnectionLost("the connection was closed", unsent=True)
+        task = asyncio.create_task(self._post(self._client, self._endpoint.result(), message), name="mcp: a POST")
+        self._posts.add(task)
+        task.add_done_callback(self._posts.discard)
+
+    def abandon_request(self, request: int) -> bool:
+        return False
+
+    def watch_call(self) -> AbstractAsyncContextManager[None]:
+        return contextlib.nullcontext()  # a remote server cannot write here
+
+    def set_version(self, protocol: str, *, modern: bool) -> None:
+        if protocol:
+            self._fields["mcp-protocol-version"] = protocol
+
+    async def aclose(self) -> None:
+        client, self._client = self._client, None
+        tasks = [*self._posts, *([self._stream] if self._stream is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._endpoint is not None and not self._endpoint.cancel() and not self._endpoint.cancelled():
+            self._endpoint.exception()
+        if client is not None:
+            with contextlib.suppress(Exception):
+                await client.aclose()
+
+    async def _post(self, client: httpx2.AsyncClient, url: str, message: Message) -> None:
+        assert self._ears is not None
+        number = message.get("id") if "method" in message else None
+        request = number if isinstance(number, int) else None
+        try:
+            head = {**self._fields, "content-type": "application/json"}
+            async with client.stream("POST", url, content=orjson.dumps(message), headers=head) as response:
+                if response.status_code >= 300 and request is not None:
+                    self._ears.on_request_failed(
+                        request,
+                        RpcError(-32600, f"the server answered {response.status_code} {response.reason_phrase}"),
+                    )
+        except (httpx2.HTTPError, SignInRequired) as error:
+            if request is not None:
+                self._ears.on_request_failed(request, UpstreamConnectionLost(describe_http_error(error), unsent=isinstance(error, httpx2.ConnectError)))
+
+    async def _read_stream(self, client: httpx2.AsyncClient, handler: TransportHandler, endpoint: asyncio.Future[str]) -> None:
+        why = UpstreamConnectionLost("the server's stream of events ended")
+        try:
+            url = self._url
+            for _ in range(3):
+                head = {**self._fields, "accept": "text/event-stream"}
+                async with client.stream("GET", url, headers=head) as response:
+                    onward = same_origin_redirect(response)
+                    if onward is not None:
+                        url = onward
+                        continue
+                    if response.status_code != 200:
+                        why = UpstreamConnectionLost(f"the server answered {response.status_code} {response.reason_phrase}", unsent=True)
+                        break
+                    await self._events(response, url, handler, endpoint)
+                    break
+        except httpx2.SSEError:
+            why = UpstreamConnectionLost(f"the server sent an event longer than {MAX_MESSAGE_BYTES // 2**20} MiB, or no events")
+        except (httpx2.HTTPError, SignInRequired) as error:
+            why = UpstreamConnectionLost(describe_http_error(error), unsent=isinstance(error, (httpx2.ConnectError, SignInRequired)))
+        except ValueError as error:
+            why = UpstreamConnectionLost(str(error), unsent=True)
+        if not endpoint.done():
+            endpoint.set_exception(why)
+        handler.on_connection_lost(why)
+
+    @staticmethod
+    async def _events(response: httpx2.Response, url: str, ears: TransportHandler, endpoint: asyncio.Future[str]) -> None:
+        """Deliver the events of the stream.
+
+        :raises ValueError: if the server names an endpoint on another server
+        """
+        async for event in httpx2.EventSource(response, max_event_size=MAX_MESSAGE_BYTES):
+            if event.event == "endpoint" and not endpoint.done():
+                target = urljoin(url, event.data)
+                here, there = parse_url(url), parse_url(target)
+                if (here.scheme, here.host) != (there.scheme, there.host):
+                    raise ValueError(f"the server names an endpoint on another server, {there.host}")
+                endpoint.set_result(target)
+            elif event.event in ("message", "") and event.data:
+                for message in parse_messages(event.data.encode("utf-8", "surrogatepass")):
+                    if message is None:
+                        ears.on_request_failed(None, AnswerTooLong("it is not valid JSON"))
+                    else:
+                        ears.on_message(message, None)

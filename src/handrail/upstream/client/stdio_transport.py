@@ -1,0 +1,236 @@
+"""The stdio transport: a program of this machine in its own sandbox, which exchanges lines of JSON.
+
+The program belongs to no call: it is started for the first one and ends with its connection manager. The operator grants the
+files and hosts that it may reach, for all callers. The last part of its stderr is kept to explain its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import orjson
+
+from handrail.contract.errors import ToolError
+from handrail.contract.sandbox import Process
+from handrail.registry.sources.executable_tools import describe_exit, cut_to_tail
+from handrail.runtime.guard.guarded_sandbox import GuardedProcess, ProtectedPathViolation
+from handrail.upstream.client.client_session import (
+    MAX_MESSAGE_BYTES,
+    TransportHandler,
+    UpstreamConnectionLost,
+    Message,
+    AnswerTooLong,
+)
+
+GRACE_S = 1.0
+"""The timeout in seconds for a program to end after its stdin is closed."""
+MAX_INVALID_LINES = 1_000
+"""The most lines without a message, after which the connection is closed."""
+MAX_BATCH_MESSAGES = 100
+"""The most messages in one list."""
+_MOST_SHOWN = 8
+_READ_BYTES = 1 << 16
+_EDGE_BYTES = 256
+_LEADING_ID = re.compile(rb'\A\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,18})\b')
+_TRAILING_ID = re.compile(rb'"id"\s*:\s*(\d{1,18})\s*\}\s*\Z')
+
+
+class StdioTransport:
+    """The stdio transport of one server.
+
+    :param start: starts the program
+    :param unseen: the paths among its arguments that its sandbox hides, each with the setting that would show it
+    """
+
+    def __init__(self, start: Callable[[], Awaitable[Process]], hidden_paths: Mapping[str, str] | None = None) -> None:
+        self._start = start
+        self._unseen = hidden_paths or {}
+        self._process: Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()
+        self._garbage = 0
+        self._closed = False
+        self._calls = 0
+        self._beginning = asyncio.Lock()
+
+    async def open(self, handler: TransportHandler) -> None:
+        try:
+            self._process = await self._start()
+        except ToolError as error:
+            raise UpstreamConnectionLost(error.text, unsent=True) from None
+        self._reader = asyncio.create_task(self._read_lines(self._process, handler), name="mcp: reads a server's stdout")
+
+    async def send(self, message: Message, headers: Mapping[str, str] | None = None) -> None:
+        process = self._process
+        if process is None or self._closed:
+            raise UpstreamConnectionLost("the server's program has ended", unsent=True)
+        line = orjson.dumps(message) + b"\n"
+        async with self._writing:
+            await process.write(line)
+
+    def abandon_request(self, request: int) -> bool:
+        return False
+
+    @asynccontextmanager
+    async def watch_call(self) -> AsyncGenerator[None]:
+        guarded = self._process if isinstance(self._process, GuardedProcess) else None
+        if guarded is None:
+            yield
+            return
+        async with self._beginning:
+            if not self._calls and (appeared := await guarded.begin_call()):
+                raise ToolError(_describe_violations(appeared), kind="conflict")
+            self._calls += 1
+        try:
+            try:
+                yield
+            except Exception:  # it may have changed something before it failed
+                await _raise_for_violations(guarded)
+                raise
+            await _raise_for_violations(guarded)
+        finally:
+            self._calls -= 1
+
+    def set_version(self, protocol: str, *, modern: bool) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        self._closed = True
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(Exception):  # on any error, the program is killed next
+                await process.close_stdin()
+                with contextlib.suppress(TimeoutError, ToolError):
+                    async with asyncio.timeout(GRACE_S):
+                        await process.wait()
+            with contextlib.suppress(Exception):
+                await process.kill()
+        if self._reader is not None:
+            self._reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await self._reader
+
+    async def _read_lines(self, process: Process, handler: TransportHandler) -> None:
+        """Read lines until the end of the program, keeping at most one message in memory."""
+        kept = bytearray()
+        skipping = False
+        try:
+            while piece := await process.read(_READ_BYTES):
+                at = 0
+                while (end := piece.find(b"\n", at)) >= 0:
+                    if skipping:
+                        kept += piece[max(at, end - _EDGE_BYTES) : end]
+                        self._too_long(handler, bytes(kept))
+                        skipping = False
+                    elif kept:
+                        kept += piece[at:end]
+                        self._line(handler, bytes(kept))
+                    else:
+                        self._line(handler, piece[at:end])
+                    kept.clear()
+                    at = end + 1
+                rest = piece[at:]
+                if skipping:
+                    kept[_EDGE_BYTES:] = (bytes(kept[_EDGE_BYTES:]) + rest)[-_EDGE_BYTES:]
+                else:
+                    kept += rest
+                    if len(kept) > MAX_MESSAGE_BYTES:
+                        skipping = True
+                        kept[_EDGE_BYTES:] = kept[-_EDGE_BYTES:]
+                if self._garbage > MAX_INVALID_LINES:
+                    handler.on_connection_lost(
+                        UpstreamConnectionLost(
+                            f"the server wrote {MAX_INVALID_LINES} lines to its stdout that are not messages; logs belong on "
+                            "stderr"
+                        )
+                    )
+                    return
+            handler.on_connection_lost(UpstreamConnectionLost(await self._describe_ending(process)))
+        except ToolError as error:
+            handler.on_connection_lost(UpstreamConnectionLost(error.text))
+
+    def _line(self, ears: TransportHandler, line: bytes) -> None:
+        if len(line) > MAX_MESSAGE_BYTES:
+            self._too_long(ears, line[:_EDGE_BYTES] + line[-_EDGE_BYTES:])
+            return
+        if not line.strip():
+            return
+        for message in parse_messages(line):
+            if message is None:
+                self._garbage += 1
+                if len(line) > 1 and line.lstrip()[:1] in (b"{", b"["):
+                    ears.on_request_failed(None, UpstreamConnectionLost("the server's answer is not valid JSON"))
+            else:
+                ears.on_message(message, None)
+
+    @staticmethod
+    def _too_long(ears: TransportHandler, edges: bytes) -> None:
+        found = _LEADING_ID.match(edges) or _TRAILING_ID.search(edges)
+        ears.on_request_failed(
+            int(found[1]) if found else None,
+            AnswerTooLong(f"it exceeds the limit of {MAX_MESSAGE_BYTES // 2**20} MiB"),
+        )
+
+    async def _describe_ending(self, process: Process) -> str:
+        """Return how a program ended that closed its stdout."""
+        try:
+            async with asyncio.timeout(GRACE_S):
+                said = describe_exit(await process.wait())
+        except TimeoutError:
+            return "the program closed its stdout"
+        except ToolError as error:
+            return error.text
+        errors = await _errors_of(process)
+        remedies = [
+            f"; {path} exists but is not in its sandbox: {how}" for path, how in self._unseen.items() if path in errors
+        ]
+        return f"{said}; stderr: {errors}{''.join(remedies)}" if errors else said
+
+
+async def _raise_for_violations(guarded: GuardedProcess) -> None:
+    """Check the protected names after a call.
+
+    :raises ToolError: ``denied`` if the call changed a protected name
+    """
+    try:
+        await guarded.end_call()
+    except ProtectedPathViolation as veto:
+        raise ToolError(veto.text, kind="denied") from None
+
+
+def _describe_violations(paths: Sequence[str]) -> str:
+    shown = ", ".join(paths[:_MOST_SHOWN]) + (
+        f" and {len(paths) - _MOST_SHOWN} more" if len(paths) > _MOST_SHOWN else ""
+    )
+    return (
+        f"The server was not called. Since its last call, {shown} appeared, where no program may "
+        "write. The server or another program made it. Ask the user to look at it and to remove what "
+        "is not wanted; the next call accepts the present state."
+    )
+
+
+def parse_messages(text: bytes) -> list[Message | None]:
+    """Parse a line or an HTTP body into its message or list of messages; None for an invalid one."""
+    try:
+        message = orjson.loads(text)
+    except (orjson.JSONDecodeError, RecursionError):
+        return [None]
+    if isinstance(message, dict):
+        return [cast("Message", message)]
+    if isinstance(message, list):
+        several = cast("list[Any]", message)[:MAX_BATCH_MESSAGES]
+        return [cast("Message", one) if isinstance(one, dict) else None for one in several] or [None]
+    return [None]
+
+
+async def _errors_of(process: Process) -> str:
+    try:
+        _, errors, _ = await process.communicate(b"", 0)
+    except ToolError:
+        return ""
+    return cut_to_tail(bytearray(errors))
