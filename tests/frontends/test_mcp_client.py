@@ -88,7 +88,7 @@ async def test_questions_are_one_form_with_a_field_for_each(tmp_path: Path, era:
         assert result.structured_content == {"answers": [["blue"], ["a", "c"], ["because"]]}
         parked = await one.call_tool("question", {"questions": asked})
         (waiting,) = kernel.approvals.list_pending()
-        assert about(parked, "parked") == waiting.id and "call again" in said(parked)
+        assert about(parked, "parked") == waiting.id and "repeat the call" in said(parked)
 
 
 @ERAS
@@ -252,7 +252,7 @@ async def test_a_promised_form_is_listed_and_kept(tmp_path: Path, era: Era) -> N
         assert listed.output_schema == count.spec.output_schema
         assert (await one.call_tool("count", {"good": True})).structured_content == {"n": 1}
         broken = await one.call_tool("count", {"good": False})
-        assert broken.is_error and broken.structured_content is None and "promises" in said(broken)
+        assert broken.is_error and broken.structured_content is None and "does not match its output schema" in said(broken)
 
 
 async def test_a_client_that_lists_once_finds_schemas_and_calls_through_a_door(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ async def test_a_client_that_lists_once_finds_schemas_and_calls_through_a_door(t
             assert said(through) == "done"
             denied = await one.call_tool("call_tool", {"name": "call_tool", "arguments": {"name": "work"}})
             assert denied.is_error and about(denied, "error_kind") == "unknown_tool"
-            with pytest.raises(MCPError, match="takes"):
+            with pytest.raises(MCPError, match="Invalid arguments of call_tool"):
                 await one.call_tool("call_tool", {"arguments": {}})
         async with client("legacy") as one:
             assert "call_tool" not in {found.name for found in (await one.list_tools()).tools}
@@ -332,7 +332,7 @@ async def test_a_tool_that_asks_again_although_the_client_has_not_come_back_is_a
 async def test_a_request_that_is_none_of_the_protocols_is_refused_to_whoever_asks_it(tmp_path: Path, era: Era) -> None:
     async with serving(tmp_path) as (_, house, client), client(era, Person(), sampling_callback=sample) as one:
         refused = said(await one.call_tool("insist", {"params": {"messages": "none", "maxTokens": 1}}))
-        assert refused.count("sampling/createMessage cannot be asked so: params.messages") == 2
+        assert refused.count("`sampling/createMessage` are invalid: `params.messages`") == 2
         assert not any(visit.client.calls for visit in house.clients)
 
 

@@ -145,7 +145,7 @@ async def test_calls_are_held_within_bounds(tmp_path: Path, monkeypatch: pytest.
         held = [await rpc.call() for _ in range(3)]
         assert all(one["result"]["resultType"] == "input_required" for one in held)
         refused = (await rpc.call())["result"]
-        assert refused["isError"] and "too many calls" in refused["content"][0]["text"]
+        assert refused["isError"] and "Too many calls" in refused["content"][0]["text"]
         state = held[0]["result"]["requestState"]
         assert text(await rpc.call(requestState=state, inputResponses=answer())) == "Hello, Ann"
         assert (await rpc.call())["result"]["resultType"] == "input_required"
@@ -436,7 +436,7 @@ def test_a_token_file_is_read_only_where_nobody_else_can(tmp_path: Path) -> None
     assert found.tokens == {ALICE: "alice", BOB: "token-4"} and ALICE not in repr(found)
     for content in ("", "short", f"{ALICE}\n{ALICE}\n", f"a b {ALICE}"):
         file.write_text(content)
-        with pytest.raises(UsageError, match="expected"):
+        with pytest.raises(UsageError, match="Expected"):
             HttpFrontendSettings.from_options("127.0.0.1:0", str(file))
     with pytest.raises(StartError, match="Could not read"):
         HttpFrontendSettings.from_options("127.0.0.1:0", str(tmp_path / "none"))

@@ -56,7 +56,7 @@ def test_servers_are_imported_when_a_person_agrees_and_their_secrets_lie_apart(
 
     assert run(["mcp", "list", "--json", *place]) == 0
     states = {one["name"]: one["state"] for one in json.loads(capfd.readouterr().out)}
-    assert states["clock"] == "to be installed: handrail mcp install clock"
+    assert states["clock"] == "not installed: handrail mcp install clock"
 
     assert run(["mcp", "import", str(file), "--no-install", "--yes", *place]) == 1
     assert "its name is already in use" in capfd.readouterr().out
@@ -162,8 +162,8 @@ def test_the_list_says_what_each_server_waits_for(
         run(["mcp", "list", "--json", "-C", str(handrail.workspace), "--state", str(state), "--config", str(file)]) == 0
     )
     states = {one["name"]: one["state"] for one in json.loads(capfd.readouterr().out)}
-    assert states["new"] == "never connected; connect it and see its tools: handrail sources review new"
-    assert states["known"] == "2 tools, 2 to be reviewed: handrail sources review known"
+    assert states["new"] == "never connected. To connect and see its tools: handrail sources review new"
+    assert states["known"] == "2 tools, 2 to review: handrail sources review known"
     assert (states["ready"], states["empty"]) == ("1 tool", "0 tools")
     assert "/nowhere/at/all" in states["gone"]
 
@@ -172,4 +172,4 @@ def test_options_before_the_command_are_refused_and_not_forgotten(
     handrail: Program, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["mcp", "-C", str(handrail.workspace), "list"]) == 2
-    assert "behind the command" in capfd.readouterr().err
+    assert "must follow the command" in capfd.readouterr().err

@@ -355,7 +355,7 @@ async def test_a_server_takes_opaque_tokens_and_says_when_it_cannot_check_one(tm
     [
         ({"tokens": {"a": {"secret": "NONE"}}}, "NONE"),
         ({"tokens": {"a": {"secret": "SHORT"}}}, "16 characters"),
-        ({"tokens": {"a": {"secret": "LONG"}, "b": {"secret": "LONG"}}}, "another's"),
+        ({"tokens": {"a": {"secret": "LONG"}, "b": {"secret": "LONG"}}}, "differ from all others"),
         ({"introspection": {"client_id": "h", "client_secret": {"secret": "LONG"}}}, "auth_server"),
         (
             {

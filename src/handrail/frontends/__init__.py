@@ -1,1 +1,1 @@
-"""How does a person or a program reach the kernel? The command line, the MCP server and the ACP agent."""
+"""The frontends of the kernel: the command line, the MCP server and the ACP agent."""

@@ -46,7 +46,7 @@ COMMANDS = {
 OUTPUT, ERROR, USAGE, DENIED, AWAITING_APPROVAL, CANNOT_START, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Errors of a file or disk that takes no more output. The store reports errors of its own files in another way."""
+"""Errors of a file or disk that takes no more output. The store reports errors of the state files itself."""
 
 EPILOG = (
     "Exit codes: 0 success, 1 error result, 2 usage error, 3 denied, 4 waiting for approval, 5 cannot start "

@@ -212,7 +212,7 @@ def print_result(result: Result) -> None:
 
 
 def to_text_lines(data: Any) -> list[str]:
-    """Return JSON data as readable lines. A string stays as it is."""
+    """Return JSON data as readable lines. A string is not changed."""
     if isinstance(data, str):
         return [data.removesuffix("\n")]
     if isinstance(data, Mapping):

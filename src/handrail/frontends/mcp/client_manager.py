@@ -252,7 +252,7 @@ class ClientManager:
         """Return the identity of a stateless client: its credential, or else its connection.
 
         A proxy may send the requests of several clients over one connection. If a request has a proxy's header fields, it
-        counts as a client of its own.
+        counts as a separate client.
         """
         who = current_principal()
         if who is not None or not self._over_http:

@@ -40,7 +40,7 @@ def command(setting: CommandOptions, tool: str | None, arguments: str | None, wa
     a file (@FILE).
 
     If the call requires approval, you are asked on the terminal. Without a terminal, the command prints the ID of the approval
-    request and exits with 4. Then run handrail approve ID to answer, and handrail call --resume ID to resume the call.
+    request and exits with code 4. To answer, run handrail approve ID. Then resume the call with handrail call --resume ID.
     """
     if resume is not None:
         if tool is not None:

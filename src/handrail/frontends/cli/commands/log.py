@@ -40,7 +40,7 @@ _NO_CALLS = ("provided", "instructions-read", "compacted")
     metavar="[verify|acknowledge|purge]",
 )
 @click.option("--head", metavar="HASH", help="verify: head of an earlier verification. Default: none.")
-@click.option("--before", metavar="DAYS|DATE", help="purge: maximum age in days, or a date.")
+@click.option("--before", metavar="DAYS|DATE", help="purge: age in days, or date, of the newest content to remove.")
 @click.option("--dry-run", is_flag=True, help="purge: only show what would be removed.")
 @click.option("--yes", is_flag=True, help="purge, acknowledge: do not ask.")
 @click.option("--call", metavar="ID", shell_complete=call_ids, help="Call whose records are shown in full.")

@@ -36,7 +36,7 @@ def tool(tool_id: str, kind: str, folder: str, as_json: bool) -> int:
     function    a typed Python function in your program
     class       a Python class, for a tool that keeps state between calls
     program     an executable in any language, started in a sandbox for each call
-    persistent  an executable that runs in a sandbox between calls
+    persistent  an executable that keeps running between calls, in a sandbox
     source      a folder with source code, from which handrail build makes the executable
     module      a Python module with execute(topic, params, config, telemetry), in a sandbox
 
