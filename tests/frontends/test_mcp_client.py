@@ -252,7 +252,9 @@ async def test_a_promised_form_is_listed_and_kept(tmp_path: Path, era: Era) -> N
         assert listed.output_schema == count.spec.output_schema
         assert (await one.call_tool("count", {"good": True})).structured_content == {"n": 1}
         broken = await one.call_tool("count", {"good": False})
-        assert broken.is_error and broken.structured_content is None and "does not match its output schema" in said(broken)
+        assert (
+            broken.is_error and broken.structured_content is None and "does not match its output schema" in said(broken)
+        )
 
 
 async def test_a_client_that_lists_once_finds_schemas_and_calls_through_a_door(tmp_path: Path) -> None:
