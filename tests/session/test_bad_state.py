@@ -332,7 +332,7 @@ async def test_a_second_process_joins_the_first_until_that_is_gone_even_by_a_kil
         assert held()
         for command in (["call", "read", '{"path": "a.txt"}'], ["tools"], ["mcp"]):
             ended = process(cli(tmp_path, *command))
-            known = ("handrail: in the mode ask", "handrail: category")
+            known = ("handrail: mode ask", "handrail: category")
             told = [line for line in ended.stderr.splitlines() if not line.startswith(known)]
             assert ended.returncode == OUTPUT and told == []
             assert held()
