@@ -344,7 +344,7 @@ async def test_a_process_that_joins_works_as_the_agent_it_names(tmp_path: Path) 
         assert (await noter.call("note", {"text": "x"})).data == "x"
         assert (await noter.call("write", {"path": "b", "content": "x"})).error_kind == "unknown_tool"
         assert (await session.call("write", {"path": "b", "content": "x"})).ok
-        with pytest.raises(UsageError, match="one of the agent 'noter'"):
+        with pytest.raises(UsageError, match="belongs to agent 'noter'"):
             await noter.suspend()
             await joined.session(noter.id)
 

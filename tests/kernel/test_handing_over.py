@@ -93,7 +93,7 @@ async def test_a_sixth_level_is_no_job(tmp_path: Path) -> None:
         model = PlaybackModel(*downwards, *(text_reply(f"up {n}") for n in range(6)))
         assert (await Agent(await kernel.session(), model).complete("Go down.")).text == "up 5"
         told = str(model.requests[6].messages)
-        assert "there are 5 agents above this one already" in told and "job_id" not in told
+        assert "at most 5 levels deep" in told and "job_id" not in told
         assert not await kernel.jobs.list()
 
 
@@ -160,4 +160,4 @@ async def test_an_agent_is_no_tool_where_it_would_be_a_level_too_many(tmp_path: 
         assert (await Agent(await kernel.session(), model).complete("Go down.")).ok
         views = [[view["name"] for view in request.tools] for request in model.requests[1:6]]
         assert views == [["read", "task", "agent__deep"]] * 4 + [["read", "task"]]
-        assert "there are 5 agents above this one already" in str(model.requests[6].messages)
+        assert "at most 5 levels deep" in str(model.requests[6].messages)
