@@ -81,7 +81,7 @@ def test_a_fork_is_another_session_and_closing_is_for_good(here: Here, tmp_path:
     assert {facts["id"]: facts["state"] for facts in listed(here, "--all")}[talked] == "closed"
     assert {facts["id"] for facts in listed(here)} == by_id.keys() - {talked, forked}
     done = here("run", "go on", "--resume", talked, "--model", go_on)
-    assert done.code == 2 and "is closed" in done.err
+    assert done.code == 2 and "closed for good" in done.err
     assert here("sessions", "close", "--older", "0").code == 0
     assert {facts["state"] for facts in listed(here, "--all")} == {"closed"}
     assert "--all" in here("sessions").err
@@ -291,5 +291,5 @@ def test_a_workspace_that_nothing_was_run_in_has_no_sessions(here: Here) -> None
     assert (here("sessions", "--json").code, here("sessions", "--json").out) == (0, "")
     for action in ("show", "close"):
         done = here("sessions", action, "ses_1")
-        assert done.code == 2 and "Session 'ses_1' does not exist" in done.err
+        assert done.code == 2 and "there is no session 'ses_1'" in done.err
     assert here("sessions", "close", "--older", "1").code == 0

@@ -82,9 +82,7 @@ async def test_the_time_of_a_run_bounds_what_it_has_begun_in_the_background_wher
         assert result is not None
         if shared:
             assert result.error_kind == "limit"
-            assert "Sub-agent reader did not finish. The budget of 3600 seconds is used up" in str(
-                result.error_text
-            )
+            assert "Sub-agent reader did not finish. The budget of 3600 seconds is used up" in str(result.error_text)
         else:
             assert result.data["text"] == "Read."
 

@@ -199,7 +199,9 @@ async def test_several_edits_are_made_all_or_none_or_as_far_as_they_go(desk: Des
         path = desk.put("a.txt", "one two\n")
         await desk.call("read", path="a.txt")
         if failed is None:
-            await refused(desk.call("multi_edit", path="a.txt", edits=edits), "invalid_input", "Edit 2: `old` was not found in")
+            await refused(
+                desk.call("multi_edit", path="a.txt", edits=edits), "invalid_input", "Edit 2: `old` was not found in"
+            )
         else:
             done = await desk.call("multi_edit", path="a.txt", edits=edits, mode=mode)
             assert [one["edit"] for one in done["failed"]] == [2] and done["not_tried"] == failed

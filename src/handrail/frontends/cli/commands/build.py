@@ -54,7 +54,7 @@ def command(setting: CommandOptions, name: str, target: str | None) -> int:
             }
         )
         return OUTPUT
-    print_line(f"built {made.folder}: {len(made.files)} files, {len(made.tools)} tools of its own, {made.hash}")
+    print_line(f"built {made.folder}: {len(made.files)} files, {len(made.tools)} tools, {made.hash}")
     for tool_id, reason in made.unavailable.items():
         print_note(f"{tool_id} would be unavailable on this machine: {reason}")
     print_line(f"to start it: handrail run TASK --config {made.folder / 'handrail.toml'}")
