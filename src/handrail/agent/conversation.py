@@ -522,9 +522,7 @@ class Conversation:
         self._draft = self._make_draft(reply, call_ids)
 
     def _make_draft(self, reply: ModelReply, call_ids: Sequence[str]) -> _ReplyDraft:
-        known = (
-            [] if self._open is None else list(self._open.message.calls)
-        )  # calls that were proposed already do not change
+        known = [] if self._open is None else list(self._open.message.calls)  # these do not change
         new = [make_call_part(call, self._ids.take(call.provider_id)) for call in reply.calls[len(known) :]]
         known += new
         parts: list[TextPart | CallPart | ProviderBlock] = []

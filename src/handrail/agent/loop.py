@@ -491,9 +491,7 @@ class Agent:
                 async with aclosing(reading) as events:
                     async for event in events:
                         yield event
-                if (
-                    run.stopped is not None and dispatch.in_flight
-                ):  # the deadline may have passed while the reply was read
+                if run.stopped is not None and dispatch.in_flight:  # the deadline may have passed meanwhile
                     self.session.cancel(run.stopped)
                 reply = assembly.finish(None if assembly.reason and run.error is None else run.cut_text())
                 run.count_reply(reply)

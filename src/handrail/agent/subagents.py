@@ -144,9 +144,7 @@ class SubagentDispatcher:
                 self._idle.set()
 
     async def _run(self, call_id: str, delegation: SubagentTask) -> Result:
-        above = self._usage_of_call(
-            call_id
-        )  # looked up first, because the run that starts the sub-agent may end at any time
+        above = self._usage_of_call(call_id)  # first, because the run may end at any time
         session, manifest = await self._session.open_child(call_id, delegation)
         own: Model | None = None
         try:

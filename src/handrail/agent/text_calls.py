@@ -228,9 +228,7 @@ Values that are not strings are JSON. Inside a value, write &lt; for < and &amp;
         given: ArgumentPairs = []
         end = 0
         stray = ""
-        last = (
-            body.rfind("</arg>") + len("</arg>") if "</arg>" in body else 0
-        )  # a later opening tag would never be closed
+        last = body.rfind("</arg>") + len("</arg>") if "</arg>" in body else 0  # a later tag is never closed
         for found in self._argument.finditer(body, 0, last):
             stray += body[end : found.start()].strip()
             end = found.end()

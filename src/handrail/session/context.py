@@ -150,10 +150,8 @@ class AgentGenerations:
         self, sources: ToolSources, only: Collection[ToolSource] | None, number: int, living: Iterable[Generation]
     ) -> tuple[Generation, CapabilityLayer]:
         generation = sources.load(number, only)
-        for options in tuple(self.catalog_options):
-            get_view(
-                generation, options
-            )  # computed in this thread, so that the first turn does not block the event loop
+        for options in tuple(self.options):
+            get_view(generation, options)  # here, so that the first turn does not block the event loop
         return generation, self._layer((generation, *living))
 
     def _publish_generation(self, sources: ToolSources, generation: Generation, layer: CapabilityLayer) -> GenerationDiff:

@@ -490,9 +490,7 @@ class LocalSession:
 
     async def _suspend(self, why: str, reason: StopReason) -> None:
         for call in self._lane.calls_in_flight:
-            if (
-                call.approvals.requests and self.tree_node.parent_ref is None
-            ):  # the call awaits approval, and its request outlasts the suspension
+            if call.approvals.requests and self.tree_node.parent_ref is None:  # it awaits approval, which outlasts this
                 call.execution.stop("shutdown")
         self._is_suspended = self.tree_node.parent_ref is None  # nothing continues for a sub-agent's session
         await self.end(reason, why)

@@ -306,10 +306,7 @@ def _skill_data(text: SkillText) -> dict[str, Any]:
     skill = text.skill
     told: dict[str, Any] = {"name": skill.name, "from": _FROM[skill.layer]}
     if text.was_given:
-        return told | {
-            "content": "",
-            "note": "The skill is already loaded in this session. See its instructions above.",
-        }
+        return told | {"content": "", "note": "This skill is already loaded. See its instructions above."}
     body = _OUR_TAG.sub("⟦<⟧", text.body)
     told["content"] = f'<skill_content name="{skill.name}">\n{body}\n</skill_content>'
     notes = [*skill.notes, *(["the skill has changed since this session started"] if text.has_changed else [])]

@@ -313,9 +313,7 @@ class TriggerScheduler:
                 found = replace(found, fault=None)
                 if of.is_scheduled and found.next_ns is None:
                     found = self._with_next_time(found, self.clock())
-                    if (
-                        found.next_ns is found.problem is None
-                    ):  # it fired for the last time while its class was not loaded
+                    if found.next_ns is found.problem is None:  # it fired for the last time without its class
                         await self.table.remove(found)
                         self._detach(found)
                         return
