@@ -586,7 +586,7 @@ class Arbiter:
         self.authorisation.approval_flow.withdraw(call.approvals.requests)
         effect = "The effect is unknown. Check it before you repeat the call." if call.started else "Nothing was run."
         said = f"{type(defect).__name__}: {self.shaper.redactor.redact_head(str(defect), 300)}"
-        text = f"Handrail failed while it carried out `{call.tool_id}`. {effect} The error is {said}"
+        text = f"Handrail failed while it carried out `{call.tool_id}`. {effect} The error is {shown}"
         result = call.error_result("backend", text)
         call.add_record("committed" if call.started else "refused", {"result": result.to_dict(), "defect": True})
         call.flush_records()
