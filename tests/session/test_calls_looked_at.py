@@ -56,7 +56,7 @@ async def test_what_is_more_than_a_call_may_carry_is_refused_all_the_same(tmp_pa
         turn = (await kernel.session()).start_turn()
         turn.prevalidate(call)
         answer = await turn.submit(call)
-    assert answer.result.error_kind == "invalid_input" and "at most" in str(answer.result.error_text)
+    assert answer.result.error_kind == "invalid_input" and "The limit is" in str(answer.result.error_text)
 
 
 async def test_capabilities_that_came_after_the_look_decide(tmp_path: Path) -> None:
