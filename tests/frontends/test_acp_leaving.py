@@ -96,7 +96,7 @@ async def begun(client: ClientSideConnection, desk: Desk, pause: ReplyPause) -> 
 
 def told(model: Shared) -> str:
     said = str(model.requests[-1].messages)
-    assert said.count("The job task_") == 1
+    assert said.count("Job task_") == 1
     return said
 
 

@@ -127,7 +127,7 @@ async def test_what_is_no_socket_is_neither_connected_to_nor_touched(folder: Pat
 async def test_a_folder_that_others_may_enter_is_refused(folder: Path) -> None:
     folder.chmod(0o750)
     for attempt in (connect(folder, NAME), listen(folder, NAME, accept)):
-        with pytest.raises(StartError, match=r"Other users can access .* \(mode 0750\).*chmod 700"):
+        with pytest.raises(StartError, match=r"is open to other users \(mode 0750\).*chmod 700"):
             await attempt
     assert not list(folder.iterdir())
 

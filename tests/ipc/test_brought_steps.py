@@ -56,7 +56,7 @@ async def test_its_steps_touch_things_through_the_call_that_runs_and_its_end_is_
         state = await opened("failed.txt")
         await session.call("tool.step", {**state, "input": 1})
         failed = await session.call("tool.step", {**state, "input": "fail"})
-        assert failed.error_kind == "failed" and "no paper The state" in str(failed.error_text)
+        assert failed.error_kind == "failed" and "no paper. The tool session" in str(failed.error_text)
         assert (workspace / "failed.txt").exists()
 
         state = await opened("stopped.txt")

@@ -124,7 +124,7 @@ async def test_a_kernel_says_what_its_end_waits_for(
     ending = asyncio.create_task(holding.__aexit__(None, None, None))
     assert (await call).metadata.get("still_running") is True
     await until(lambda: "the kernel waits for work that was asked to stop" in caplog.text)
-    assert "told to: test.thread (ses_1/1.0)" in caplog.text and not ending.done()
+    assert "asked to stop: test.thread (ses_1/1.0)" in caplog.text and not ending.done()
     may_return.set()
     await ending
 

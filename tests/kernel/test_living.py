@@ -146,7 +146,7 @@ async def test_a_session_goes_on_in_a_new_process_with_what_was_cut_short_and_wh
         assert (await Agent(session, heard).complete(None)).text == "I see."
         said = str(heard.requests[0].messages)
         assert f'"session_id":"{holder}"' in said and "he kernel is shutting down" in said
-        assert said.count("The job build_") == said.count("The job task_") == 1 and quiet in said
+        assert said.count("Job build_") == said.count("Job task_") == 1 and quiet in said
         assert (await kernel.session(await kernel.fork_session(quiet), agent="quiet")).id != quiet
     assert (shop.ran, there.shop.ran.count("site")) == ([], 1)
 

@@ -92,7 +92,10 @@ async def test_an_unknown_agent_is_answered_with_those_there_are(tmp_path: Path)
         top = PlaybackModel(call_reply(task("readr"), task("mine"), task("broken")), text_reply("."))
         found = await answers(Agent(await kernel.session(), top))
     assert [result.error_kind for result in found] == ["invalid_input"] * 3
-    assert "'readr' that takes work here; did you mean 'reader'? There are: default, reader" in str(found[0].error_text)
+    assert (
+        "Agent `readr` is not available for delegation. Did you mean `reader`? Available agents: default, reader."
+        in str(found[0].error_text)
+    )
 
 
 @pytest.mark.proves("A-03")

@@ -53,7 +53,7 @@ async def said_in(session: Session) -> str:
     assert (await agent.complete("And?")).text == "Heard."
     assert (await agent.complete("And now?")).text == "Again."
     said = str(model.requests[1].messages)
-    assert said.count("The job task_") == 1, "it is told once"
+    assert said.count("Job task_") == 1, "it is told once"
     return said
 
 

@@ -74,7 +74,7 @@ async def test_a_process_killed_at_a_step_is_followed_by_one_that_knows_what_bec
     assert effects(tmp_path) <= before + (again or case in ("approval", "question")), "nothing runs twice"
     notices = 0 if step == "answer on record" else 1  # who waited for it was told by the answer
     for job in jobs:
-        assert said.count(f"The job {job.id} (") == notices, "its end is told, once"
+        assert said.count(f"Job {job.id} (") == notices, "its end is told, once"
     if case.startswith("job"):
         assert len(jobs) == (step != "proposed")
         known = step in ("ended", "row ended") or "notice" in step or case == "job that is waited for"
@@ -99,7 +99,7 @@ async def test_a_process_killed_at_a_step_is_followed_by_one_that_knows_what_bec
         model = PlaybackModel(text_reply("The end."))
         assert (await Agent(session, model).complete("And again?", until="idle")).text == "The end."
         said = str(model.requests[0].messages)
-        assert all(said.count(f"The job {job.id} (") == notices for job in jobs), "and not again"
+        assert all(said.count(f"Job {job.id} (") == notices for job in jobs), "and not again"
     assert CALLS[case][0] in str(model.requests[0].messages)
 
 
@@ -125,5 +125,5 @@ async def test_killed_again_and_again_with_everything_at_work_nothing_runs_twice
     assert all(count == 1 for name, count in ran.items() if "again" not in name), ran
     assert all(count <= 5 for count in ran.values()), ran
     said = str(model.requests[-1].messages)
-    assert all(said.count(f"The job {job.id} (") == 1 for job in jobs)
+    assert all(said.count(f"Job {job.id} (") == 1 for job in jobs)
     assert len(ended) > 2 and ran, "they came to something, and to different things"
