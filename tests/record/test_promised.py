@@ -427,6 +427,6 @@ async def test_a_journal_put_where_none_belongs_is_refused_at_the_start(place: P
     (place.folders.workspace_state / "journal-1").mkdir()
     (place.folders.workspace_state / "journal-1.left" / "full").touch()
     with pytest.raises(
-        StartError, match=r"journal-1 of a former process cannot be renamed to journal-1\.left.*move it away"
+        StartError, match=r"journal-1 of a former process cannot be renamed to journal-1\.left.*move the file away"
     ):
         place.open()
