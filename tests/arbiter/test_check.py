@@ -167,7 +167,7 @@ async def test_a_stateful_tool_is_checked_before_it_is_opened(tmp_path: Path) ->
     [
         ("add_schedule", {"prompt": "p"}, "exactly one of"),
         ("add_schedule", {"prompt": "p", "cron": "0 0 30 2 *"}, "Invalid cron expression"),
-        ("add_schedule", {"prompt": "p", "cron": "0 0 */30 2 1#5"}, "never comes"),
+        ("add_schedule", {"prompt": "p", "cron": "0 0 */30 2 1#5"}, "never occurs"),
         ("add_schedule", {"prompt": "p", "daily_at": "25:00"}, "`daily_at` is invalid"),
         ("edit", {"path": "a", "old": "x", "new": "x"}, "are equal"),
         ("file.patch", {"path": "a", "operations": [{"op": "append", "content": ""}]}, "empty `content`"),

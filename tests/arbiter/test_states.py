@@ -450,7 +450,7 @@ def test_what_cannot_be_stateful_is_said_when_it_is_made() -> None:
         """Yield."""
         yield 1
 
-    for function, mode, text in ((plain, "stateful", "yields its steps"), (yields, "direct", 'mode="stateful"')):
+    for function, mode, text in ((plain, "stateful", "must yield its steps"), (yields, "direct", 'mode="stateful"')):
         with pytest.raises(UsageError, match=text):
             tool(mode=mode)(function)  # type: ignore[call-overload] # pyright: ignore
     named: dict[str, Any] = {"type": "object", "properties": {"step_input": {}}}

@@ -68,7 +68,7 @@ def test_there_is_nothing_to_say_about_a_good_tool(tmp_path: Path) -> None:
             "notes/run",
             "build: starts build.sh, which is looked for on PATH, not in notes; write ./build.sh",
         ),
-        (["sh", "build.sh"], "run", "runtime.build: the executable has no folder for its sources"),
+        (["sh", "build.sh"], "run", "runtime.build: needs a folder for the executable and its sources"),
         (["sh", "build.sh"], "none/run", "runtime.build: there is no folder 'none' beside the manifest"),
         ([""], "notes/run", "runtime.build[0]: "),
         ("sh build.sh", "notes/run", "runtime.build: "),
@@ -178,7 +178,7 @@ def test_what_a_call_can_fit_is_no_error(tmp_path: Path, parameters: dict[str, A
     [
         (
             {"type": "integer", "default": "seven"},
-            "has a default that does not fit it: default: got string of 5 characters; expected integer",
+            "has a default that does not fit it: `default`: expected integer, got string of 5 characters",
         ),
         ({"$ref": "#/$defs/n", "default": 9}, "has a default that does not fit it"),
         ({"enum": []}, "has an empty enum"),

@@ -24,7 +24,7 @@ def one() -> int:
         ({"tools": None}, r"Invalid `tools`: None. Expected a list"),
         ({"settings": "limits.grace_ms=1"}, r"Invalid `settings`: 'limits.grace_ms=1'. Expected a list"),
         ({"settings": {"limits.grace_ms": 1}}, r"Invalid `settings`: \{.* Expected a list"),
-        ({"rules": "allow read"}, r"give a list of rules"),
+        ({"rules": "allow read"}, r"expected a list, not one text"),
         ({"watchdogs": one.function}, r"Invalid `watchdogs`: <function one .* Expected a list"),
         ({"watchdogs": ["./look"]}, r"Invalid watchdog in `watchdogs`: './look'. Expected a function"),
     ],
@@ -44,7 +44,7 @@ kernel_in = by_both_doors()
     [
         ({"topc": "a letter"}, TypeError, "unexpected keyword argument 'topc'"),
         ({"headless": False}, UsageError, "has no approval handler"),
-        ({"rules": "allow read"}, UsageError, "give a list of rules"),
+        ({"rules": "allow read"}, UsageError, "expected a list, not one text"),
         ({"mode": "fast"}, UsageError, "plan"),
     ],
 )

@@ -173,10 +173,10 @@ ODD = (odd, needs, local, later)
 @pytest.mark.parametrize(
     ("locked", "by", "problem"),
     [
-        ("web_search", "odd.search", "it has no parameter max_results; web_search has query, max_results"),
-        ("web_search", "odd.needs", "does not take the arguments {'query': 'weather in Bern'} of web_search: market"),
+        ("web_search", "odd.search", "the parameter max_results is missing; web_search requires query, max_results"),
+        ("web_search", "odd.needs", "rejects the arguments {'query': 'weather in Bern'} of web_search: `market`"),
         ("web_search", "odd.later", "its mode is 'background'"),
-        ("web_fetch", "odd.local", "it requires no hosts"),
+        ("web_fetch", "odd.local", "it declares no hosts"),
         ("web_fetch", "bash", "is a locked id itself"),
         ("web_search", "not an id", "is not an id"),
         ("read", "odd.local", "only web_search and web_fetch are answered by another tool"),

@@ -148,7 +148,7 @@ async def test_a_tool_without_a_required_value_is_withheld_with_the_line_to_add(
     [
         ('unit = "metric"', "unit", "unknown key; did you mean 'units'?"),
         ('token = "hunter2-of-the-test"', "token", 'token = { secret = "NAME" }'),
-        ('units = { secret = "TOKEN" }', "units", "is not secret"),
+        ('units = { secret = "TOKEN" }', "units", "is not a secret setting"),
         ("units = 5", "units", "is not text"),
         ("units = true", "units", "is not text"),
         ('units = ["a"]', "units", "neither text nor a reference to a secret"),
@@ -178,7 +178,7 @@ async def test_a_value_that_the_tool_does_not_take_stops_the_start_at_its_line(
         ({"weather.tody": {"units": "metric"}}, r"there is no tool 'weather.tody'; did you mean 'weather.today'"),
         ({"weather.today": {"token": "hunter2-of-the-test"}}, r"is a secret setting, so its value cannot be written here"),
         ({"read": {"units": "metric"}}, r"the tool declares no settings"),
-        ({"weather.wind": {"units": "m" * 70_000}}, r"have 70,013 bytes together; at most 65,536"),
+        ({"weather.wind": {"units": "m" * 70_000}}, r"have 70,013 bytes together; the maximum for a program is 65,536"),
     ],
 )
 async def test_what_a_program_gives_is_checked_by_the_tools_that_there_are(

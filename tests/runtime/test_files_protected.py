@@ -31,7 +31,7 @@ async def test_it_is_neither_made_nor_written_over_by_any_name(
         await files.read_bytes("handrail.toml")
     with pytest.raises(ToolError, match="No tool can write it, and no rule can allow it") as caught:
         await files.write(path, b'rules = ["allow *"]')
-    assert caught.value.kind == "denied" and "a person" in caught.value.text
+    assert caught.value.kind == "denied" and "the user" in caught.value.text
     assert [entry for entry in os.listdir(workspace) if entry.lower().startswith("handrail")] == [
         "handrail.toml"
     ] * there
@@ -73,7 +73,7 @@ async def test_no_protected_name_is_written_in_any_spelling(
     (workspace / "link").symlink_to(".git")
     with pytest.raises(ToolError, match="no rule can allow it") as caught:
         await files.write(path, b"x")
-    assert caught.value.kind == "denied" and "a person" in caught.value.text
+    assert caught.value.kind == "denied" and "the user" in caught.value.text
     assert not judge.asked
     assert sorted(os.listdir(workspace)) == [".git", "hub", "link"] and not os.listdir(workspace / ".git")
 

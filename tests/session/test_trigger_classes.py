@@ -243,7 +243,7 @@ async def test_a_firing_and_where_the_next_wait_goes_on_from_are_kept_as_one(tmp
 def test_a_class_says_when_it_fires_and_keeps_off_the_parameters_of_all() -> None:
     with pytest.raises(TypeError, match="neither wait"):
         type("Nothing", (TriggerTool,), {})
-    with pytest.raises(ValueError, match="name yours otherwise"):
+    with pytest.raises(ValueError, match="choose another name"):
         make_trigger_spec("add_x", "x", {"prompt": {}})
 
 

@@ -132,7 +132,7 @@ async def test_a_cursor_goes_with_no_other_way_of_reading(session: Session) -> N
     for other in ({"lines": 1}, {"offset": 0}):
         refused = await session.call("read_job", {"job_id": job_id, "cursor": 0, **other})
         assert refused.error_kind == "invalid_input"
-        assert f"cursor and {next(iter(other))} do not go together" in (refused.error_text or "")
+        assert f"`cursor` and `{next(iter(other))}` exclude each other" in (refused.error_text or "")
 
 
 @pytest.mark.proves("X-08")
