@@ -104,7 +104,7 @@ async def test_without_a_model_nobody_does_the_work_and_the_tool_is_not_in_view(
         session = await kernel.session()
         assert "task" not in [spec.id for spec in session.active_tools]
         result = await session.call(*task("reader"))
-        assert (result.error_kind, "no model is attached" in str(result.error_text)) == ("unavailable", True)
+        assert (result.error_kind, "no model for sub-agents" in str(result.error_text)) == ("unavailable", True)
         Agent(session, PlaybackModel())
         assert "task" in [spec.id for spec in session.active_tools]
 

@@ -10,26 +10,26 @@ from handrail.contract.codec import write
 from handrail.contract.services.runtime import QuestionOption, UserQuestion
 
 ApprovalChoice = Literal[
-    "once",  # this call, with exactly these arguments or with those the person gave instead
-    "session",  # the same, and the shown rule is stored for the session
-    "project",  # the same, and the shown rule is stored for every session of this workspace
+    "once",  # this call only, with these arguments or those that the user gave instead
+    "session",  # also store the shown rule for the session
+    "project",  # also store the shown rule for every session of this workspace
     "session-wider",  # as session, with the shown wider rule
     "project-wider",  # as project, with the shown wider rule
-    "reject",  # not this call; the model is told the message
-    "reject-always",  # the same, and the shown deny is stored for every session of this workspace
-    "stop",  # not this call, and the session takes no further ones
-    "later",  # nobody is here now: the call is parked, and answered from another door
+    "reject",  # deny this call; the model gets the message
+    "reject-always",  # also store the shown deny rule for every session of this workspace
+    "stop",  # deny this call, and stop the session
+    "later",  # no user is present: the call awaits approval, which another frontend may give
 ]
 APPROVAL_CHOICES: tuple[ApprovalChoice, ...] = get_args(ApprovalChoice)
 APPROVING_CHOICES: frozenset[ApprovalChoice] = frozenset({"once", "session", "project", "session-wider", "project-wider"})
 
 ApprovalKind = Literal["approval", "question"]
 ApprovalState = Literal[
-    "pending",  # nobody has answered
-    "approved",  # or a question was answered: its call may run, once
+    "pending",  # not answered yet
+    "approved",  # or a question was answered: the call may run once
     "rejected",
-    "used",  # its call has begun
-    "expired",  # nobody answered in time, or the yes was not used in time
+    "used",  # the call has started
+    "expired",  # not answered, or not used, in time
     "withdrawn",  # the call was stopped, or its session closed, before it was answered
 ]
 

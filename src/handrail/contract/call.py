@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from handrail.contract.errors import ErrorKind, ToolError
 
-# The result envelope, which every call is answered with.
+# The result envelope: the answer of every call.
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
@@ -148,15 +148,15 @@ EventKind = Literal[
     "refused",
     "asking",
     "approved",
-    "parked",  # nobody is there to ask now: it goes on when its session is taken up again
-    "waiting",  # for locks
-    "detached",  # it was answered with a job, under job, and goes on in the background
+    "parked",  # no user is present: the call continues when its session is resumed
+    "waiting",  # for its locks
+    "detached",  # answered with a job (data: job), and continues in the background
     "started",
-    "progress",  # message, fraction; or a piece of what it gives so far, under output
-    "log",  # a message of the tool's: level, data, logger
-    "finished",  # type, error_kind; of a program that ended by itself its exit_code, or the signal
-    "offers-changed",  # of the session, no call's: which tools, resources or prompts there are, or are in view
-    "resource-updated",  # of the session: a resource that it has subscribed to, under uri
+    "progress",  # data: message, fraction; or a piece of the output so far, under output
+    "log",  # a message of the tool; data: level, data, logger
+    "finished",  # data: type, error_kind; for a program its exit_code or signal
+    "offers-changed",  # of the session: the available or active tools, resources or prompts
+    "resource-updated",  # of the session: a subscribed resource (data: uri)
 ]
 
 

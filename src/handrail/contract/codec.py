@@ -153,7 +153,7 @@ def _form_of_kinds(expected: str, *kinds: type) -> TypeForm[Any]:
     """Return the form of values that JSON has itself."""
 
     def read(value: Any) -> Any:
-        if type(value) not in kinds:  # exactly: True is no number
+        if type(value) not in kinds:  # the exact type: True is not a number
             raise MalformedData(f"expected {expected}, not {_describe_kind(value)}")
         return value
 

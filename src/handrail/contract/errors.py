@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 ErrorKind = Literal[
-    "invalid_input",  # the arguments do not fit the schema, or name something that cannot be
-    "unknown_tool",  # no tool of that name
-    "denied",  # a rule, a watchdog, a capability or a person said no
-    "unavailable",  # the tool or what it needs is not there now
-    "conflict",  # the world changed since the model last looked
-    "timeout",  # a time budget ran out
+    "invalid_input",  # the arguments do not match the schema, or name something that does not exist
+    "unknown_tool",  # no tool has that name
+    "denied",  # a rule, a watchdog, a capability or the user denied it
+    "unavailable",  # the tool, or something that it needs, is not available now
+    "conflict",  # something changed since the model last read it
+    "timeout",  # a time limit expired
     "cancelled",  # the user or a shutdown stopped it
-    "interrupted",  # begun, and nobody knows how it ended
+    "interrupted",  # started, with an unknown outcome
     "limit",  # a size, count or rate bound
-    "failed",  # the tool itself reported failure
-    "backend",  # a defect below the tool: a crash, a protocol error, an exception
+    "failed",  # the tool itself reported a failure
+    "backend",  # a defect: a crash, a protocol error, an unexpected exception
 ]
 """The closed set of ``metadata.error_kind``."""
 
@@ -96,7 +96,7 @@ class LogUnavailable(HandrailError):
     """An error of the commit log: it takes no records, so no call may run (full disk, read-only state)."""
 
 
-# Long texts from outside: how they are decoded, and quoted in error messages (whole, or not at all).
+# Long third-party texts: decoding, and quoting in error messages (whole, or not at all).
 #
 # The code that makes a message does not know the registered secrets. Redaction removes them from the finished message by
 # their known forms, which a shortened secret would not have.

@@ -146,7 +146,7 @@ class ToolEntry:
             raise ToolError(f"{self.spec.id}: {error.text}", kind=error.kind) from None
         except (KeyboardInterrupt, GeneratorExit):
             raise
-        except BaseException as error:  # a tool's sys.exit() would end the kernel
+        except BaseException as error:  # sys.exit() of a tool would end the kernel
             text = (
                 f"{self.spec.id}: The tool's check of the arguments failed: {type(error).__name__}: {str(error)[:300]}."
             )
@@ -206,7 +206,7 @@ class Generation:
         given = tuple(entries)
         by_id = {entry.id: entry for entry in given}
         by_wire = {entry.wire_name: entry for entry in given}
-        if len(by_wire) < len(given):  # an id that is another's wire name is its own wire name too
+        if len(by_wire) < len(given):  # an id that equals another wire name is its own wire name too
             raise ValueError(_describe_duplicate(given))
         by_name = {**by_wire, **by_id}
         for alias, tool_id in (aliases or {}).items():
@@ -269,7 +269,7 @@ class Generation:
     def diff_from(self, older: Generation) -> GenerationDiff:
         """Return the difference from an ``older`` generation to this one."""
         mine, theirs = self.entries, older.entries
-        other = [entry for entry in mine.values() if theirs.get(entry.id) is not entry]  # most are the very same
+        other = [entry for entry in mine.values() if theirs.get(entry.id) is not entry]  # most entries are identical
         return GenerationDiff(
             tuple(entry.id for entry in other if entry.id not in theirs),
             tuple(tool_id for tool_id in theirs if tool_id not in mine),

@@ -25,8 +25,8 @@ class RuleEntry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     rule: Annotated[str, Field(description="The rule, as 'ACTION PERMISSION [PATTERN]'.")]
-    match: Annotated[tuple[Any, ...], Field(description="Examples that it has to match, or it is not loaded.")] = ()
-    not_match: Annotated[tuple[Any, ...], Field(description="Examples that it must not match.")] = ()
+    match: Annotated[tuple[Any, ...], Field(description="Examples that the rule must match to be loaded.")] = ()
+    not_match: Annotated[tuple[Any, ...], Field(description="Examples that the rule must not match.")] = ()
 
     @field_validator("match", "not_match")
     @classmethod

@@ -198,7 +198,7 @@ class LevelBounds:
             listing += values * self.errors[level]
         for values, characters, _ in measured:
             copied += values + characters * _CHARACTER
-        # Each error holds a copy of its value; at one level, the copies of one rule's errors are apart.
+        # Each error holds a copy of its value; at one level, the copies of one rule's errors do not overlap.
         return CostEstimate(check, check + listing + copied * sum(self.branches[: len(measured)]))
 
 
@@ -247,7 +247,7 @@ class CheckEffort:
             return whole
         if not self._is_small:
             return whole
-        # The sum over the arguments, each by what is said of it, is less where few of many are given.
+        # If the call has few of many arguments, the sum of their own estimates is smaller.
         apart = sum((self._levels_of(name).estimate([(1, 0, 0), *own]) for name, own in measured.items()), _NOTHING)
         return CostEstimate(min(whole.check, apart.check), min(whole.listing, apart.listing))
 
@@ -363,7 +363,7 @@ def _measure_levels(name: str, value: object, levels: int, most: int) -> ValueMe
                 characters += len(one)
                 longest = max(longest, len(one))
             elif len(found) + 1 == levels:
-                continue  # nothing is judged within it
+                continue  # nothing below it is checked
             elif isinstance(one, dict):
                 members = cast("dict[str, Any]", one)
                 inner += members.values()
@@ -400,7 +400,7 @@ class _SchemaGraph:
         self.root = self._rules(parameters)
         self._fill_all()
 
-    # --- where things are --------------------------------------------------------------------------------------
+    # --- locations ---------------------------------------------------------------------------------------------
 
     def _index(self, root: SchemaNode) -> None:
         self._resources[""] = root
@@ -461,7 +461,7 @@ class _SchemaGraph:
         self.unknown.append(reference)
         return []
 
-    # --- which leads to which ----------------------------------------------------------------------------------
+    # --- references ------------------------------------------------------------------------------------------
 
     def _rules(self, schema: object) -> _SchemaRules:
         """Return the rules of a schema. New ones are filled in later."""
@@ -548,7 +548,7 @@ class _SchemaGraph:
         if any(keyword in node for keyword in _UNEVALUATED):
             rules.again = 3
 
-    # --- how much that is --------------------------------------------------------------------------------------
+    # --- bounds ------------------------------------------------------------------------------------------------
 
     def check_bounds(self) -> None:
         """Check for cycles that do not go into a value, for long paths, and for too many rules of one value.
@@ -623,7 +623,7 @@ class _SchemaGraph:
                 break
             rules, text, looking, errors, branches = rows[root]
             row = (min(rules, most_rules), min(text, most_text), min(looking, most_looking), errors, branches)
-            if len(found) > 1 and rows == above:  # and so it goes on
+            if len(found) > 1 and rows == above:  # all further levels are equal
                 found += [row] * (_LEVELS - len(found))
                 break
             found.append(row)

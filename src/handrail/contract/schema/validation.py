@@ -247,7 +247,7 @@ class Schema:
         ]
         try:
             validator = self._of_each()
-        except (ValueError, rs.ReferencingError):  # something refers to what is said of several
+        except (ValueError, rs.ReferencingError):  # a reference leads to a keyword about several arguments
             return texts or [_NOT_TOGETHER]
         left = LIST_BUDGET
         for count, (name, value) in enumerate(arguments.items()):
@@ -478,7 +478,7 @@ def _forbid_unknown_arguments(parameters: Mapping[str, Any], dialect: str) -> di
         return {**parameters, "additionalProperties": False}
     if dialect.startswith("https:"):  # 2019-09 and later: sees through allOf, $ref and the like
         return {**parameters, "unevaluatedProperties": False}
-    return dict(parameters)  # older drafts cannot say it beside an applicator; the schema stays as it is
+    return dict(parameters)  # older drafts cannot express it next to an applicator
 
 
 def _list_problems(errors: Iterable[rs.ValidationError], schema: Mapping[str, Any]) -> list[str]:
@@ -738,7 +738,7 @@ def _text_of(schema: Mapping[str, Any]) -> bytes:
     """Return a schema as JSON; empty if it is not JSON."""
     try:
         return to_json(schema)
-    except (TypeError, ValueError, RecursionError):  # it holds itself, or what only Python has
+    except (TypeError, ValueError, RecursionError):  # it contains itself, or a value that only Python has
         return b""
 
 
@@ -758,7 +758,8 @@ def _deeper_than(value: object, limit: int) -> bool:
             m
             for container in level
             for m in _container_members(container)
-            if not isinstance(m, str) and isinstance(m, (Mapping, list, tuple))  # most are texts, soon told
+            if not isinstance(m, str)
+            and isinstance(m, (Mapping, list, tuple))  # most are texts, which is a quick check
         ]
         seen += len(inner)
         if seen > _MAX_NODES:

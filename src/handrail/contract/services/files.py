@@ -160,7 +160,7 @@ class SearchService(Protocol):
         ...
 
 
-# A path once it is resolved, for every room that reads, rules over or locks files. Pure.
+# Resolved paths, for every room that reads, evaluates or locks files. Pure.
 
 
 class ResolvedPath(NamedTuple):

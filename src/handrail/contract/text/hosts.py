@@ -142,7 +142,7 @@ def parse_url(text: str) -> WebAddress:
     if "@" in authority:
         raise ValueError(f"Invalid URL: {_shown(text)}. Remove the user name before the host.")
     authority, port = authority.removesuffix(":"), WEB_PORTS[scheme]
-    try:  # in the form that it is judged in, which is read again then
+    try:  # in the form that the policy evaluates, which is parsed again there
         host = parse_host(authority if ":" in authority else f"{authority}:{port}")
     except ValueError:
         host = parse_host(authority)  # which says what is wrong with it as it was written

@@ -62,7 +62,7 @@ class ParsedText(str):
         """Return a copy of the value."""
         value = self._value
         if not any(type(member) is dict or type(member) is list for member in value.values()):
-            return value.copy()  # nearly every call's
+            return value.copy()  # the usual case
         return copy.deepcopy(value) if self._compact is None else orjson.loads(self._compact)
 
 
@@ -120,7 +120,7 @@ def parse_object(
         raise InvalidJsonText(f"{what} {error}") from None
     except UnicodeEncodeError:
         raise InvalidJsonText(_LONE_SURROGATE.format(what=what)) from None
-    except ValueError as error:  # an integer of more digits than Python converts
+    except ValueError as error:  # an integer with more digits than Python converts
         raise InvalidJsonText(f"{what} contain a number that cannot be read: {error}; send a shorter number") from None
     if not isinstance(value, dict):
         raise InvalidJsonText(f'{what} are a JSON {json_type(value)}; expected an object such as {{"path": "…"}}')
@@ -162,7 +162,7 @@ def check_depth(text: str, limit: int = MAX_ARGUMENT_DEPTH) -> None:
     opened = itertools.accumulate(map(len, brackets.split(b"]")))  # before each closing bracket, and before the end
     if (
         max(map(operator.sub, opened, itertools.count())) > limit
-    ):  # what never closes counts, too: a parser would go down all the same
+    ):  # unclosed brackets count too: a parser would recurse into them
         raise InvalidJsonText(f"are nested deeper than {limit} levels; flatten them")
 
 

@@ -230,7 +230,7 @@ def escape_controls(text: str) -> str:
     out: list[str] = []
     for char in text:
         code = ord(char)
-        if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8, as surrogateescape carries it
+        if 0xDC80 <= code <= 0xDCFF:  # an invalid UTF-8 byte, in the form of surrogateescape
             out.append(f"\\x{code - 0xDC00:02x}")
         elif char == "\\":
             out.append("\\\\")

@@ -135,7 +135,7 @@ def _pieces(pattern: str, *, paths: bool) -> list[str]:
         c = pattern[i]
         if c == "*":
             kind, i = _span(pattern, i, paths=paths)
-            if not out or out[-1] != kind:  # the same span twice is the span once
+            if not out or out[-1] != kind:  # two equal spans are one
                 out.append(kind)
             continue
         if c == "?":
@@ -166,7 +166,7 @@ def _joined(pieces: list[str]) -> str:
 
     The text between two spans is matched once and kept. Only the last span can move.
     """
-    groups: list[list[str]] = [[""]]  # each: what spans parts, then what follows it, star by star
+    groups: list[list[str]] = [[""]]  # each group: a span over parts, then the text after it, star by star
     heads = [""]
     for piece in pieces:
         if piece == _STAR:

@@ -190,7 +190,7 @@ def _schema(
         if default is not inspect.Parameter.empty and default is not None:
             try:
                 schema.setdefault("default", adapters[name].dump_python(default, mode="json", warnings="error"))
-            except ValueError:  # a default that has no JSON form works all the same; it is not shown
+            except ValueError:  # a default without a JSON form works, but is not shown
                 schema.pop("default", None)
         properties[name] = schema
     whole: dict[str, Any] = {
@@ -528,7 +528,7 @@ def _requires(given: Requires | Mapping[str, Any] | None, shown: str) -> Require
     except pydantic.ValidationError as error:
         try:
             found = find_model_faults(Requires, given)
-        except TypeError:  # it holds what is no JSON
+        except TypeError:  # it contains a value that is not JSON
             found = {format_path(f["loc"]): f["msg"] for f in error.errors(include_input=False)}
         faults = "; ".join(f"{place}: {problem}".removeprefix(": ") for place, problem in found.items())
         raise UsageError(f"@tool on {shown}: requires is invalid: {faults}") from None

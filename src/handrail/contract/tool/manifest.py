@@ -72,7 +72,7 @@ def drop_faulty_parts(model: type[BaseModel], data: Mapping[str, Any], fillers: 
             found = [fault["loc"] for fault in error.errors() if fault["type"] != "missing" or len(fault["loc"]) > 1]
             if not found:
                 return rest
-            # One of each item: what else is wrong with it may be gone with the first, and the next look tells.
+            # One fault of each item: the others may disappear with it, and the next round shows them.
             for location in {_list_item(location): location for location in reversed(found)}.values():
                 _remove_at(rest, location, (fillers or {}).get(str(location[0]), "-"))
         else:
@@ -294,7 +294,7 @@ def _read(data: Mapping[str, Any], text: str | bytes, source: str) -> ToolSpec:
     """
     try:
         sound = ToolManifest.model_validate_json(text, strict=True).spec()
-    except pydantic.ValidationError:  # what is wrong is found part by part, and names of other makers are taken
+    except pydantic.ValidationError:  # find the faults part by part, and accept the names of other systems
         sound, faults = _read_part_by_part(data)
     else:
         faults = dict[str, str]()

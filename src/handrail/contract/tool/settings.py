@@ -31,17 +31,17 @@ class _ToolSettingsTable(BaseModel):
 class NamedSecret(_ToolSettingsTable):
     """``{ secret = "NAME" }``: a setting whose value is that of a secret."""
 
-    secret: Annotated[str, Field(description="Its name in the table of secrets.")]
+    secret: Annotated[str, Field(description="Name of the secret under [secrets].")]
 
 
 class ToolSettings(_ToolSettingsTable):
     """``[tools."ID"]``: an operator's settings for one tool."""
 
-    enabled: Annotated[bool, Field(description="Whether agents have the tool; false turns it off.")] = True
+    enabled: Annotated[bool, Field(description="Whether agents have the tool. Default: true.")] = True
     config: Annotated[
         dict[str, str | NamedSecret],
         Field(
-            description='Values for the settings that the tool declares: KEY = "VALUE", and KEY = { secret = "NAME" } for one that is secret.'
+            description='Values for the settings that the tool declares: KEY = "VALUE", or KEY = { secret = "NAME" } for a secret setting.'
         ),
     ] = {}
     timeout_ms: Annotated[
@@ -49,7 +49,7 @@ class ToolSettings(_ToolSettingsTable):
         Field(
             ge=SHORTEST_TIMEOUT_MS,
             le=LONGEST_TIMEOUT_MS,
-            description="After how many milliseconds a call ends, instead of the tool's own time-out.",
+            description="Time-out of a call in milliseconds. Default: the tool's own.",
         ),
     ] = None
     max_output: Annotated[
@@ -57,7 +57,7 @@ class ToolSettings(_ToolSettingsTable):
         Field(
             ge=LEAST_OUTPUT,
             le=MOST_OUTPUT,
-            description="How many bytes of an output a model reads, instead of the tool's own limit; a file keeps the whole output.",
+            description="Maximum bytes of an output that a model reads. A file keeps the whole output. Default: the tool's own.",
         ),
     ] = None
     max_entries: Annotated[
@@ -65,13 +65,13 @@ class ToolSettings(_ToolSettingsTable):
         Field(
             ge=1,
             le=MAX_ENTRIES,
-            description="How many entries of a list a model reads, instead of the tool's own limit.",
+            description="Maximum entries of a list that a model reads. Default: the tool's own.",
         ),
     ] = None
     answered_by: Annotated[
         str | None,
         Field(
-            description="Only for web_search and web_fetch, which no built-in tool answers: the id of the tool that does."
+            description="For web_search and web_fetch only, which have no built-in tool: the id of the tool that answers."
         ),
     ] = None
 

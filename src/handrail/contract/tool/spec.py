@@ -347,7 +347,7 @@ def find_spec_faults(spec: ToolSpec) -> list[tuple[str, str]]:
         if value and (problem := _find_unseen(value)):
             found.append((place, problem))
     found += [(f"runtime.{place}", problem) for place, problem in spec.requires.find_faults()]
-    for place, choices in _CHOICES.items():  # Python does not hold anybody to a Literal
+    for place, choices in _CHOICES.items():  # Python does not enforce a Literal
         if (chosen := getattr(spec, place)) not in choices:
             found.append((f"runtime.{place}", f"is {chosen!r}; expected {', '.join(choices)}"))
     known = properties_of(spec.parameters)
@@ -454,7 +454,7 @@ def _find_unseen(value: object) -> str | None:
     passed: set[int] = set()
     while rest:
         one = rest.pop()
-        if not isinstance(one, str) and id(one) in passed:  # a value made in Python may hold itself
+        if not isinstance(one, str) and id(one) in passed:  # a value made in Python may contain itself
             continue
         passed.add(id(one))
         if isinstance(one, Mapping):
