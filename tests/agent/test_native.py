@@ -359,7 +359,10 @@ async def test_a_process_that_joined_keeps_what_a_provider_gave_with_the_holder(
     ("native", "said"),
     [
         ("[native.wbe_search]", "did you mean 'web_search'?"),
-        ("[native.web_search.nobody]", "web_search is not available from 'nobody'; the providers with it are anthropic"),
+        (
+            "[native.web_search.nobody]",
+            "web_search is not available from 'nobody'; the providers with it are anthropic",
+        ),
         ("[native.web_search.anthropic]\nmax_use = 1", "unknown argument `max_use` (did you mean"),
         ("[native.web_search.anthropic]\nmax_uses = 0", "`max_uses`: expected at least 1, got integer"),
         ('[native.web_fetch.anthropic]\nallowed_domains = ["a.b"]\nblocked_domains = ["c.d"]', "exclude each other"),

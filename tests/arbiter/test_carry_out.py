@@ -135,7 +135,10 @@ async def test_what_was_not_awaited_is_told_to_the_tools_author(tmp_path: Path) 
                 said is not None and "its `execute` returned int instead of a coroutine" in said and "async def" in said
             )
         said = (await session.call("test.forgot", {})).error_text
-        assert said == "test.forgot returned a coroutine of sleep that was not awaited. Ask the user to add await to the tool."
+        assert (
+            said
+            == "test.forgot returned a coroutine of sleep that was not awaited. Ask the user to add await to the tool."
+        )
 
 
 @pytest.mark.proves("P-10")

@@ -176,7 +176,10 @@ async def test_a_value_that_the_tool_does_not_take_stops_the_start_at_its_line(
             r"tool_config\['weather.today'\]\.unit: unknown key; did you mean 'units'",
         ),
         ({"weather.tody": {"units": "metric"}}, r"there is no tool 'weather.tody'; did you mean 'weather.today'"),
-        ({"weather.today": {"token": "hunter2-of-the-test"}}, r"is a secret setting, so its value cannot be written here"),
+        (
+            {"weather.today": {"token": "hunter2-of-the-test"}},
+            r"is a secret setting, so its value cannot be written here",
+        ),
         ({"read": {"units": "metric"}}, r"the tool declares no settings"),
         ({"weather.wind": {"units": "m" * 70_000}}, r"have 70,013 bytes together; the maximum for a program is 65,536"),
     ],
