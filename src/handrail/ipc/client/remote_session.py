@@ -482,7 +482,7 @@ class RemoteSession:
 
     def _end(self, why: str) -> None:
         self.is_closed = True
-        self._closed_reason = f"Session {self.id} {why}."
+        self._closed_reason = f"Session {self.id} {why}"
         self._forget(self)
         for reader in self._readers:
             reader.end()

@@ -133,7 +133,7 @@ class IpcServer:
                 await session.suspend(ABORTED, "parent")
                 return
             await session.wait_until_idle()
-            await session.suspend("was left by its process; open it again by its id")
+            await session.suspend("was left by its process. Open it again by its id.")
         except Exception as error:  # for example a full disk; the end of this process suspends it as well
             logger.warning("cannot suspend session %s: %s", session.id, error)
         finally:
