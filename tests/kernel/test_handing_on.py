@@ -55,7 +55,7 @@ async def test_calls_of_others_end_or_go_to_the_next_holder_when_the_holder_ends
         for _ in range(500):  # time enough for a stop to arrive, were there one
             await asyncio.sleep(0)
         assert not first.done() and not ending.done()
-        while "ending waits" not in caplog.text:
+        while "shutdown waits" not in caplog.text:
             await asyncio.sleep(0)
         assert "at most 10 s: test.write (ses_guest/1.0)" in caplog.text and "/2.1" not in caplog.text
         leave.set()

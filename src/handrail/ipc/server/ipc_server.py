@@ -145,7 +145,7 @@ def _log_running_calls(sessions: Iterable[LocalSession]) -> None:
     if running:
         named = ", ".join(f"{call.tool_id} ({call.id})" for call in running[:_MAX_NAMED])
         more = f" and {len(running) - _MAX_NAMED:,} more" if len(running) > _MAX_NAMED else ""
-        logger.warning("shutdown waits at most %g s for calls of other processes: %s%s", _DRAIN_TIMEOUT_S, named, more)
+        logger.warning("shutdown waits for calls of other processes, at most %g s: %s%s", _DRAIN_TIMEOUT_S, named, more)
 
 
 async def _close_client(guest: ClientProcess, leaving: Iterable[asyncio.Task[None]]) -> None:
