@@ -62,7 +62,10 @@ def test_packages_add_embedders_by_entry_points(points: list[EntryPoint], name: 
     [
         (EmbedderChoice("none"), "turned off"),
         (EmbedderChoice("none", why_none="the key is not known"), "the key is not known"),
-        (EmbedderChoice("nobodys"), "unknown embedder 'nobodys'; the value of embedder in [search] is one of local, none, endpoint"),
+        (
+            EmbedderChoice("nobodys"),
+            "unknown embedder 'nobodys'; the value of embedder in [search] is one of local, none, endpoint",
+        ),
         (EmbedderChoice("odd"), "is a int; expected fingerprint, load() and encode()"),
         (EmbedderChoice("gone"), "failed to load: AttributeError"),
         (EmbedderChoice("endpoint", url="ftp://x", model="m"), "is not a valid endpoint URL"),

@@ -175,7 +175,7 @@ def test_a_rule_that_keeps_a_kernel_from_starting_is_a_problem(place: Place, tmp
     file.write_text('rules = ["allow raed", "allow read"]\n')
     found = checked(place, file)
     assert found["configuration"].state == "ok" and found["rules"].state == "problem"
-    assert "'raed'" in found["rules"].detail and "did you mean 'read'?" in found["rules"].detail
+    assert "'raed'" in found["rules"].detail and "Did you mean 'read'?" in found["rules"].detail
     assert f"{file}:1" in found["rules"].detail
 
 

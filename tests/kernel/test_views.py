@@ -77,7 +77,7 @@ async def test_what_cannot_be_loaded_is_told_with_what_can(tmp_path: Path, kerne
         session = await kernel.session()
         refused = await session.call("load_tools", {"category": "sails"})
         assert refused.error_kind == "invalid_input"
-        assert "did you mean sales" in str(refused.error_text) and "sales, stock" in str(refused.error_text)
+        assert "Did you mean sales" in str(refused.error_text) and "sales, stock" in str(refused.error_text)
         for unclear in ({}, {"category": "sales", "tool": "sales.t01"}):
             told = await session.call("load_tools", unclear)
             assert told.error_kind == "invalid_input" and "Pass `category` with a name from" in str(told.error_text)

@@ -296,7 +296,7 @@ async def test_a_tool_and_a_category_of_one_name_are_each_loaded_by_the_argument
         ({"tool": "zymurgy"}, "No tool has the name 'zymurgy'. Use find_tools"),
         (
             {"category": "file.patch"},
-            "No category has the name 'file.patch'. A tool has this name. Use {\"tool\": \"file.patch\"} to load it.",
+            'No category has the name \'file.patch\'. A tool has this name. Use {"tool": "file.patch"} to load it.',
         ),
         ({"category": "reprots"}, "No category has the name 'reprots'. Did you mean reports? The categories are: "),
     ],
@@ -330,7 +330,7 @@ async def test_a_tool_that_was_loaded_with_its_category_is_in_view_already(of: I
         "message": "github_best was already loaded.",
     }
     assert (await called(of, LoadToolsTool(), {"category": "memory"})).data["message"] == (
-        "No memory tools were loaded. Notes and memory. Empty. The user can add a tool with the category \"memory\"."
+        'No memory tools were loaded. Notes and memory. Empty. The user can add a tool with the category "memory".'
     )
     assert (await called(of, LoadToolsTool(), {"category": "files"})).data["message"] == "1 files tool is now available."
 
@@ -355,7 +355,7 @@ async def test_no_more_tools_are_brought_into_view_than_a_provider_takes(of: Int
     loaded = (await called(of, LoadToolsTool(), {"tool": "taxi.order"}, there)).data
     assert loaded["no_longer_in_view"]["tools"] == [both["tools"][0]["id"]]
     for tool, args in ((LoadToolsTool(), {"tool": "stock.t0299"}), (FindToolsTool(), {"query": "stock.t0298"})):
-        with pytest.raises(ToolError, match=f"a model is given at most {MAX_ACTIVE_TOOLS}"):
+        with pytest.raises(ToolError, match=f"The maximum is {MAX_ACTIVE_TOOLS} loaded tools"):
             await called(of, tool, args, there)
     assert len(of.active_specs(there)) == MAX_ACTIVE_TOOLS
     assert (await called(of, LoadToolsTool(), {"category": "orders"}, there)).data["tools_added"] == []

@@ -50,10 +50,7 @@ Stage = Literal["target", "capability", "rule", "shell", "program", "watchdog"]
 
 @dataclass(frozen=True, slots=True)
 class TraceStep:
-    """One line of a trace.
-
-    :param outcome: an action, or the fate of a candidate rule (``won``, ``lost``, ``no match``)
-    """
+    """One line of a trace. ``outcome`` is an action, or ``won``, ``lost`` or ``no match``."""
 
     stage: Stage
     outcome: str
@@ -133,7 +130,7 @@ _PRIVATE_FOLDER = "/tmp/"  # noqa: S108 - nothing is made there
 
 
 class ToolPolicy:
-    """The policy of one tool: one rule book and one capability set, prepared for the evaluation of its calls."""
+    """The policy of one tool: one rule book and one capability set, prepared for its calls."""
 
     __slots__ = (
         "_caps",
@@ -259,10 +256,7 @@ class ToolPolicy:
         return None
 
     def covers(self, capability: Literal["fs.read", "fs.write", "net.fetch"], target: str) -> bool:
-        """Return whether every layer certainly covers a path or a host.
-
-        If not, :meth:`CapabilitySet.refusing_layer` decides.
-        """
+        """Return whether every layer certainly covers a path or host; if not, ``refusing_layer`` decides."""
         test = self._covered.get(capability)
         if test is None:
             test = self._covered[capability] = self.capabilities.make_test(capability)
@@ -322,9 +316,7 @@ class ToolPolicy:
         return PolicyFinding(action, "no rule" if rule is None else "rule", rule, "", None, target, tool)
 
     def find_protection_question(self, target: CallTarget, tool: RankedRule | None) -> str | None:
-        """Return why a write requires approval although a rule allows it, or None.
-
-        The path is protected, and no rule names it.
+        """Return why a write to a protected path requires approval although a rule allows it, or None.
 
         :param tool: the matching rule about the tool
         """
@@ -370,7 +362,6 @@ class ToolPolicy:
         """Evaluate every command of a shell text, and the text as a whole.
 
         :param by_arguments: the matching rule about the tool's arguments
-        :param as_job: whether the text runs as a background job
         """
         found = [self.evaluate_command(command, target, by_arguments) for command in script.commands]
         if script.unclear is not None:
@@ -418,10 +409,7 @@ class ToolPolicy:
         return asked
 
     def _find_hidden_objection(self, target: CallTarget, script: ShellScript, by_arguments: RankedRule | None) -> PolicyFinding | None:
-        """Return the strictest objection to a command that stands only in the text of a script.
-
-        None of the script's commands names it in its own words.
-        """
+        """Return the strictest objection to a command that only the text of a script contains, or None."""
         if not self._watched_programs.may_concern(target.value):
             return None
         fed = any(nested_commands.runs_its_input(command.argv) for command in script.commands)
@@ -570,10 +558,7 @@ class ToolPolicy:
 
 
 def mandatory_refusal(capability: Capability, subject: object, shown: str) -> str | None:
-    """Return why a path is refused whatever the rules say, or None.
-
-    The path is protected, or it is a private key.
-    """
+    """Return why a protected path or a private key is refused whatever the rules say, or None."""
     if not isinstance(subject, PathSubject) or subject.relative is None:
         return None
     if capability == "fs.write":
@@ -602,10 +587,7 @@ def find_protection(capability: Capability, subject: object) -> PathProtection |
 
 
 def _only_reads_replaced(finding: PolicyFinding, replaced: Set[str]) -> bool:
-    """Return whether a finding is only about reading a file that the same call replaces.
-
-    If no rule matches the reading, the answer about writing counts for both.
-    """
+    """Return whether a finding is only about reading a file that the same call writes, without a rule."""
     target = finding.target
     return (
         finding.cause == "no rule"
@@ -758,10 +740,7 @@ class PolicyVerdict:
 
     @property
     def approval_record(self) -> dict[str, Any]:
-        """The record of a call that rules alone allow.
-
-        It is made once for a verdict that serves many calls. Do not change it.
-        """
+        """The record of a call that rules alone allow, made once for many calls. Do not change it."""
         if self._by_rules is None:
             reason = self._reason
             if reason is None:
