@@ -57,7 +57,9 @@ async def test_bash_sees_no_secret_that_no_rule_allows_and_makes_nothing_protect
         session = await kernel.session(headless=True)
         seen = await session.call("bash", {"command": "cat plain .env"})
         assert seen.ok and "TOP-SECRET" not in str(seen.data) and "to be seen" in seen.data["output"]
-        assert "`.env` is hidden from programs" in seen.data["notes"][0] and "allow fs.read .env" in seen.data["notes"][0]
+        assert (
+            "`.env` is hidden from programs" in seen.data["notes"][0] and "allow fs.read .env" in seen.data["notes"][0]
+        )
         made = await session.call("bash", {"command": "mkdir .vscode && touch .vscode/tasks.json; echo made"})
         assert (
             made.error_kind == "denied"

@@ -158,10 +158,10 @@ def test_aliases_are_checked_against_all_names() -> None:
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ({"secrets": ("key",)}, "declares secrets that are not known here: key (nobody gave it; add key = "),
+        ({"secrets": ("key",)}, "declares secrets that are not known here: key (not set; add key = "),
         (
             {"config": {"key": ConfigKey("k", secret=True)}},
-            "it has secret settings without a value: key (nobody set it",
+            "it has secret settings without a value: key (not set",
         ),
         (
             {"config": {"a": ConfigKey("a"), "b": ConfigKey("b", default="x")}},

@@ -83,7 +83,7 @@ def test_a_tool_whose_secrets_nobody_gave_is_withheld_with_the_reason_and_the_re
     store = SecretStore(VALUES, {"BROKEN": "the variable X is not set; set it"})
     withheld = load(place, store)["fetch"].unavailable_reason
     assert withheld is not None and withheld.startswith("available, but needs configuration")
-    assert "GONE (nobody gave it; add GONE = {" in withheld and "BROKEN (the variable X is not set" in withheld
+    assert "GONE (not set; add GONE = {" in withheld and "BROKEN (the variable X is not set" in withheld
     assert "TOKEN" not in withheld and "hunter2" not in withheld
     assert load(place, store.with_values({"GONE": "hunter2-gone", "BROKEN": "hunter2-b"}))["fetch"].unavailable_reason is None
 
@@ -98,7 +98,7 @@ async def test_a_secret_setting_is_delivered_under_its_key_as_the_secret_that_it
     withheld = load(place, SecretStore(VALUES))["mail"].unavailable_reason
     assert withheld is not None and 'add password = { secret = "…" } under [tools."mail".config]' in withheld
     gone = SecretStore(VALUES, settings={"mail": {"password": "GONE"}})
-    assert "GONE (nobody gave it" in (load(place, gone)["mail"].unavailable_reason or "")
+    assert "GONE (not set" in (load(place, gone)["mail"].unavailable_reason or "")
     store = SecretStore(VALUES).with_settings({"mail": {"password": "OTHER", "no such": "TOKEN"}, "else": {}})
     found = await called(place, load(place, store)["mail"], store)
     assert found["given"] == {"TOKEN": VALUES["TOKEN"], "password": VALUES["OTHER"]}

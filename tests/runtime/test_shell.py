@@ -180,7 +180,9 @@ async def test_whoever_hears_output_is_told_once_that_more_of_it_is_not_kept(
 
 async def test_a_machine_that_cannot_confine_runs_nothing(workspace: Path) -> None:
     refusing = tiers.RefusingSandbox(SandboxTier("none", "bubblewrap is not installed", "install it"))
-    with pytest.raises(ToolError, match=r"bubblewrap is not installed\. Ask the user to fix this: install it\.") as caught:
+    with pytest.raises(
+        ToolError, match=r"bubblewrap is not installed\. Ask the user to fix this: install it\."
+    ) as caught:
         await shell_on(refusing, workspace, ANY).run("touch made")
     assert caught.value.kind == "unavailable"
     assert not (workspace / "made").exists()

@@ -57,7 +57,10 @@ async def test_one_that_nothing_can_wait_for_is_ended_and_leaves_nothing_open(
 
     held, given = os.pipe()
     before = traces()
-    with monkeypatch.context() as patch, pytest.raises(ToolError, match=r"was ended right after its start.*Too many open files"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(ToolError, match=r"was ended right after its start.*Too many open files"),
+    ):
         patch.setattr(os, "pidfd_open", full)
         await free.sandbox.start(free.capabilities, free.profile(), ProgramSpec(("/bin/sleep", "1000"), {3: given}))
     assert traces() == before

@@ -71,7 +71,7 @@ async def test_a_folder_without_a_repository_says_what_makes_one(desk: Desk, rep
     await refused(desk.call("git.log", repository="linked"), "failed", "outside the workspace")
     await refused(desk.call("git.log", repository="../outside"), "denied")
     await refused(desk.call("git.log", repository="kept"), "failed", "has no work tree")
-    await refused(desk.call("git.log", repository="nowhere"), "failed", "no folder")
+    await refused(desk.call("git.log", repository="nowhere"), "failed", "not a folder")
     inner = made(desk.workspace / "inner")
     inner.configure("[core]\n\tworktree = ../..\n")
     await refused(desk.call("git.status", repository="inner"), "failed")

@@ -215,7 +215,7 @@ async def test_there_is_a_bound_to_open_terminals_and_to_what_is_typed(
     await asyncio.gather(*(data(session, "resize", id=cat, columns=80, rows=24) for cat in cats))
     await shown(session, blocked, "up")
     end = await ended(session, (await data(session, "start", command="cat"))["job_id"])
-    assert end["state"] == "failed" and f"{MAX_TERMINALS} terminals" in end["error"]
+    assert end["state"] == "failed" and f"{MAX_TERMINALS} open terminals" in end["error"]
     too_long = await refused(session, "send", id=cats[0], text="x" * 4096 + "\n")
     assert "4,095" in str(too_long.error_text)
     await data(session, "send", id=cats[0], text="x" * 4094 + "\n")
