@@ -211,7 +211,7 @@ async def test_a_configuration_that_a_running_program_has_mounted_over_is_a_conf
             await asyncio.sleep(0.01)
     before = (repo.folder / ".git" / "config").read_text()
     found = desk.call("git.create_branch", name="mine", start="other", track=True)
-    await refused(found, "conflict", ".git/config cannot be changed now", "a program of bash (call-")
+    await refused(found, "conflict", "`.git/config` cannot be changed now", "a program of bash (call-")
     assert (await desk.call("git.create_branch", name="plain", start="other"))["branch"] == "plain"
     assert (repo.folder / ".git" / "config").read_text() == before
     (repo.folder / "go").touch()
