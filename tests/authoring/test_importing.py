@@ -221,7 +221,7 @@ def test_a_name_that_stands_for_something_already_is_not_used(tmp_path: Path) ->
 )
 def test_a_name_that_stands_twice_is_refused_since_programs_disagree_about_it(tmp_path: Path, text: str) -> None:
     (file := tmp_path / "other.json").write_text(text)
-    with pytest.raises(UsageError, match="stands twice"):
+    with pytest.raises(UsageError, match="occurs twice"):
         import_servers(file, tmp_path)
 
 
@@ -248,11 +248,11 @@ def test_header_fields_that_differ_in_case_are_refused(tmp_path: Path) -> None:
         ({"url": "https://u:abc@x.example/mcp"}, "looks like a secret"),
         ({"url": "https://x.example/s/sk-abcdefghijkl/mcp"}, "looks like a secret"),
         ({"url": "https://x.example/mcp?v=sk-abcdefghijkl"}, "looks like a secret"),
-        ({"command": "x", "args": ["${input:where}"]}, "only env and headers"),
+        ({"command": "x", "args": ["${input:where}"]}, "only in env and headers"),
         ({"command": "x", "args": "not a list"}, "not a list"),
         ({"url": "https://x.example", "type": "ws"}, "'http' or 'sse'"),
         ({"env": {}}, "neither command nor url"),
-        ("text", "no object"),
+        ("text", "not an object"),
     ],
 )
 def test_what_cannot_be_taken_over_is_left_out_and_says_why(tmp_path: Path, server: object, why: str) -> None:

@@ -62,14 +62,14 @@ def test_there_is_nothing_to_say_about_a_good_tool(tmp_path: Path) -> None:
     [
         (["sh", "build.sh"], "notes/run", None),
         (["./build.sh"], "notes/run", None),
-        (["./make.sh"], "notes/run", "build: starts ./make.sh, which is no executable file in notes"),
+        (["./make.sh"], "notes/run", "build: starts ./make.sh, which is not an executable file in notes"),
         (
             ["build.sh"],
             "notes/run",
-            "build: starts build.sh, which is looked for on PATH, not in notes; write ./build.sh",
+            "build: starts build.sh from PATH, not from notes; write ./build.sh",
         ),
         (["sh", "build.sh"], "run", "runtime.build: needs a folder for the executable and its sources"),
-        (["sh", "build.sh"], "none/run", "runtime.build: there is no folder 'none' beside the manifest"),
+        (["sh", "build.sh"], "none/run", "runtime.build: the folder 'none' next to the manifest is missing"),
         ([""], "notes/run", "runtime.build[0]: "),
         ("sh build.sh", "notes/run", "runtime.build: "),
     ],
@@ -92,13 +92,13 @@ def test_a_source_folder_is_checked_before_it_is_built(
         ({"llm": {"description": "Adds."}}, "description: has 5 characters"),
         ({"llm": {"description": "Adds a line. " * 100}}, "description: has 1,299 characters"),
         ({"without": "side_effect"}, "side_effect: is missing, so it counts as external"),
-        ({"runtime": {"side_effect": "external"}}, "side_effect: is external, and it requires no hosts"),
-        ({"without": "locks"}, "locks: are missing, so each call waits for the whole workspace"),
+        ({"runtime": {"side_effect": "external"}}, "side_effect: is external, but the tool requires no hosts"),
+        ({"without": "locks"}, "locks: are missing, so each call locks the whole workspace"),
         (
             {"runtime": {"side_effect": "read", "requires": {"fs": {"write": ["a"]}}}},
-            "side_effect: is read, and requires.fs.write names files",
+            "side_effect: is read, but requires.fs.write names files",
         ),
-        ({"runtime": {"requires": {"capabilities": ["elicit"]}}}, "locks: notes:X are held while the client thinks"),
+        ({"runtime": {"requires": {"capabilities": ["elicit"]}}}, "locks: notes:X are held while the client decides"),
         ({"runtime": {"timeout_ms": 3_600_000}}, "timeout_ms: is 60 minutes"),
         ({"llm": property_("line", type="string")}, "parameters.line: has no description"),
         ({"llm": property_("line", description="What to add")}, "parameters.line: has no type"),
@@ -107,11 +107,14 @@ def test_a_source_folder_is_checked_before_it_is_built(
             "parameters.api_key: looks like a secret",
         ),
         ({"llm": property_("path", type="string", description="Where")}, "parameters.path: looks like a path"),
-        ({"llm": property_("colour", type="string", description="c")}, "parameters.colour: is named nowhere"),
-        ({"llm": property_("$line", type="string", description="l")}, "takes no property called '$line'"),
+        (
+            {"llm": property_("colour", type="string", description="c")},
+            "parameters.colour: does not occur in the implementation",
+        ),
+        ({"llm": property_("$line", type="string", description="l")}, "does not accept the property name '$line'"),
         (
             {"llm": {"parameters": {"type": "object", "oneOf": [{"required": ["line"]}, {"required": ["run"]}]}}},
-            "parameters: gemini takes no alternatives at the top",
+            "parameters: gemini does not accept alternatives at the top level",
         ),
     ],
 )
@@ -152,7 +155,7 @@ def object_(required: list[str], *names: str, **further: Any) -> dict[str, Any]:
 )
 def test_a_tool_that_no_call_can_ever_fit_is_an_error(tmp_path: Path, parameters: dict[str, Any], where: str) -> None:
     found = [text for severity, text in said(manifest(tmp_path, llm={"parameters": parameters})) if severity == "error"]
-    assert len(found) == 1 and found[0].startswith(f"{where}: names 'word', which properties lacks"), found
+    assert len(found) == 1 and found[0].startswith(f"{where}: names 'word', which is not in properties"), found
     values = [{}, {"line": "a"}, {"word": "b"}, {"line": "a", "word": "b"}, {"line": {"word": "b", "run": "c"}}]
     assert all(compile_schema(parameters).list_problems(value) for value in values)
 
@@ -178,9 +181,9 @@ def test_what_a_call_can_fit_is_no_error(tmp_path: Path, parameters: dict[str, A
     [
         (
             {"type": "integer", "default": "seven"},
-            "has a default that does not fit it: `default`: expected integer, got string of 5 characters",
+            "has a default that does not fit its schema: default: expected integer got string of; 5 characters",
         ),
-        ({"$ref": "#/$defs/n", "default": 9}, "has a default that does not fit it"),
+        ({"$ref": "#/$defs/n", "default": 9}, "has a default that does not fit its schema"),
         ({"enum": []}, "has an empty enum"),
         ({"type": "integer", "minimum": 5, "maximum": 2}, "has minimum 5 and maximum 2"),
         ({"type": "number", "minimum": 2, "exclusiveMaximum": 2}, "has minimum 2 and exclusiveMaximum 2"),
@@ -228,7 +231,7 @@ def test_one_file_is_judged_without_its_neighbours_and_a_folder_with_all_of_them
 @pytest.mark.proves("K-12")
 def test_python_files_of_a_folder_are_not_imported_and_it_is_told_that_one_has_to_be_named(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("raise SystemExit(3)")
-    with pytest.raises(UsageError, match="is named by itself"):
+    with pytest.raises(UsageError, match="name the file itself"):
         said(tmp_path)
 
 
@@ -260,7 +263,7 @@ def test_tools_made_in_code_are_looked_at_too(tmp_path: Path) -> None:
     path.write_text(textwrap.dedent(source))
     tools, findings = lint(path, SANDBOX)
     assert set(tools) >= {"greet", "whole"}
-    about = {(finding.tool, finding.path) for finding in findings if "named nowhere" in finding.text}
+    about = {(finding.tool, finding.path) for finding in findings if "does not occur in" in finding.text}
     assert about == {("greet", "parameters.mood")}
 
 
@@ -332,7 +335,7 @@ def test_a_file_that_cannot_be_imported_is_an_error_and_no_traceback(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "problem"), [("a.txt", "", "neither a manifest"), ("b.py", "x = 1", "no tool was found")]
+    ("name", "text", "problem"), [("a.txt", "", "neither a manifest"), ("b.py", "x = 1", "has no tool")]
 )
 def test_what_holds_no_tool_says_what_was_expected(tmp_path: Path, name: str, text: str, problem: str) -> None:
     (tmp_path / name).write_text(text)

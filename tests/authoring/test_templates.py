@@ -94,7 +94,7 @@ def test_there_is_nothing_to_say_about_a_new_tool(kind: ToolKind, tmp_path: Path
 @pytest.mark.proves("R-13")
 def test_nothing_that_is_there_is_written_over(tmp_path: Path) -> None:
     (tmp_path / "words.py").write_text("mine")
-    with pytest.raises(UsageError, match=r"words\.py is in .* already; nothing was written"):
+    with pytest.raises(UsageError, match=r"words\.py already exists in .*Nothing was written"):
         write_files(tmp_path, make_tool_files("function", "words"))
     assert (tmp_path / "words.py").read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["words.py"]
@@ -105,10 +105,10 @@ def test_nothing_that_is_there_is_written_over(tmp_path: Path) -> None:
     [
         ("9 lives", "is not an id"),
         ("bash", "is a locked id"),
-        ("git.status", "is a built-in tool, and nothing may override one"),
-        ("find_tools", "is kept for a built-in tool of the session itself"),
-        ("get_git_status", "is another name of the built-in tool 'git.status'"),
-        ("git__status", "would both be 'git__status' to a model"),
+        ("git.status", "is a built-in tool, which no tool may override"),
+        ("find_tools", "is reserved for a built-in session tool"),
+        ("get_git_status", "is an alias of the built-in tool 'git.status'"),
+        ("git__status", "would have the same wire name 'git__status'"),
     ],
 )
 def test_an_id_that_no_tool_can_have_is_refused(tool_id: str, problem: str) -> None:

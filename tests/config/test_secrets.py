@@ -108,9 +108,9 @@ async def test_what_cannot_be_had_says_why_and_what_to_do(tmp_path: Path) -> Non
         (SecretReference(file=str(tmp_path / "fifo")), "not a regular file"),
         (SecretReference(file=str(tmp_path / "gone")), "No such file"),
         (SecretReference(file=str(large)), "limit is 64 KiB"),
-        (SecretReference(file=str(odd)), "no UTF-8"),
+        (SecretReference(file=str(odd)), "not UTF-8"),
         (SecretReference(command=("sh", "-c", f"echo {VALUE}; exit 3")), "exit code 3"),
-        (SecretReference(command=("true",)), "gave nothing"),
+        (SecretReference(command=("true",)), "is empty"),
         (SecretReference(command=(str(tmp_path / "gone"),)), "cannot be started"),
         (SecretReference(command=("yes",)), "limit is 64 KiB"),
     ]

@@ -152,7 +152,9 @@ async def test_sessions_of_several_agents_live_side_by_side_each_with_its_own(tm
 @pytest.mark.proves("K-13")
 async def test_an_agent_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path, opened: Opens) -> None:
     put_agent(tmp_path, "reviewer", "")
-    with pytest.raises(UsageError, match=r"'reviewr' does not exist. Did you mean 'reviewer'\? Agents: default, reviewer"):
+    with pytest.raises(
+        UsageError, match=r"'reviewr' does not exist. Did you mean 'reviewer'\? Agents: default, reviewer"
+    ):
         async with opened(tmp_path, "reviewr"):
             pass
     async with opened(tmp_path) as kernel:

@@ -217,9 +217,7 @@ def test_a_name_that_is_neither_on_path_nor_absolute_is_refused(ground: Ground, 
 
 def test_an_absolute_path_is_judged_by_every_link_on_the_way(ground: Ground) -> None:
     planted = Path(through_a_link_in_the_workspace(ground), "asked")
-    with pytest.raises(
-        ProgramRefused, match=f"It is in the workspace {ground.workspace}, or a link there leads to it"
-    ):
+    with pytest.raises(ProgramRefused, match=f"It is in the workspace {ground.workspace}, or a link there leads to it"):
         find_program(str(planted))
     assert find_program(str(ground.real / "asked")) == str(ground.real / "asked")
 

@@ -80,7 +80,9 @@ def test_one_faulty_agent_leaves_the_others_as_they_are(tmp_path: Path) -> None:
 
 def test_an_unknown_agent_is_answered_with_the_nearest_and_all_there_are(tmp_path: Path) -> None:
     put(tmp_path, "reviewer")
-    with pytest.raises(UsageError, match=r"'reviewr' does not exist. Did you mean 'reviewer'\? Agents: default, reviewer"):
+    with pytest.raises(
+        UsageError, match=r"'reviewr' does not exist. Did you mean 'reviewer'\? Agents: default, reviewer"
+    ):
         find_agent(tmp_path, "reviewr")
     with pytest.raises(UsageError, match=r"Its manifest would be .*agents/zzz/agent.toml"):
         find_agent(tmp_path, "zzz")

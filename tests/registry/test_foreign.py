@@ -91,9 +91,7 @@ def test_a_change_turns_it_off_until_the_difference_was_looked_at(
     source.offer(Simple("weather_now", **change))
     generation = load(source, pins=pins)
     changed = entry(generation, "weather_now")
-    assert changed.status == "quarantined" and f"its {what} changed after the user approved it" in str(
-        changed.unavailable_reason
-    )
+    assert changed.status == "quarantined" and f"its {what} changed after the user approved it" in str(changed.unavailable_reason)
     assert entry(generation, "weather_soon").unavailable_reason is None
     review = find_pending_reviews("weather", [changed.spec], pins)["weather_now"]
     assert any(line.startswith("+") and ("keys" in line or "note" in line) for line in review.diff_lines())

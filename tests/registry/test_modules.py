@@ -207,7 +207,10 @@ def test_a_module_without_metadata_is_no_tool(place: Place) -> None:
     [
         ("METADATA = {'description': 'd'}\n", "execute: is missing; expected def execute(topic, params"),
         ("METADATA = {'description': 'd'}\ndef execute(topic): ...\n", "execute: takes topic; expected"),
-        ("METADATA = {'description': 'd'}\ndef execute(topic, params, key): ...\n", "requires key, which the worker does not pass"),
+        (
+            "METADATA = {'description': 'd'}\ndef execute(topic, params, key): ...\n",
+            "requires key, which the worker does not pass",
+        ),
         ("METADATA = {'description': open('x')}\ndef execute(topic, params): ...\n", "METADATA: is not a literal"),
         ("METADATA = [1]\ndef execute(topic, params): ...\n", "METADATA: is a list; expected a dict"),
         ("METADATA = {}\ndef execute(topic, params): ...\n", "llm.description"),

@@ -262,7 +262,7 @@ async def test_nothing_leads_to_a_server_that_was_not_granted(opened: Opens) -> 
 
         async with opened() as (_, session, http):
             http.replies.extend([away, sign_in])
-            assert "redirects elsewhere" in str((await session.call("h_echo", {"text": "x"})).error_text)
+            assert "redirects to another server" in str((await session.call("h_echo", {"text": "x"})).error_text)
             refused = await session.call("h_echo", {"text": "x"})
             assert not refused.ok and "not an allowed host" in str(refused.error_text)
         assert not elsewhere.requests
@@ -285,5 +285,5 @@ async def test_a_call_that_is_made_again_on_a_new_connection_is_made_by_no_defin
         http.tools = [tool_entry("echo", "Something else by now")]
         calls = [one.rpc for one in http.requests].count("tools/call")
         result = await session.call("h_echo", {"text": "x"})
-        assert result.error_kind == "conflict" and "does not describe echo any more" in str(result.error_text)
+        assert result.error_kind == "conflict" and "has changed its definition of echo" in str(result.error_text)
         assert [one.rpc for one in http.requests].count("tools/call") == calls + 1, "only that which was refused unseen"

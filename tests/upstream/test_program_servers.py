@@ -88,7 +88,7 @@ async def test_its_tools_are_called_like_any_other_once_a_person_has_approved_th
             await kernel.components.upstreams.wait_for_unknown()
             session = await kernel.session()
             before = await session.call("t_echo", {"text": "x"})
-            assert before.error_kind == "unavailable" and "nobody has approved" in str(before.error_text)
+            assert before.error_kind == "unavailable" and "the user has not approved" in str(before.error_text)
             await approve_tools(kernel, "t")
             result = await session.call("t_echo", {"text": "x"})
             assert text_of(result) == "x" and result.metadata["untrusted"] == "it comes from mcp server t"
@@ -143,7 +143,7 @@ async def test_what_it_makes_there_in_a_call_that_fails_or_between_two_calls_is_
         await until((hooks / "pre-commit").exists)
         refused = await session.call("t_put", {"path": str(tmp_path / "ws/plain.txt")})
         assert refused.error_kind == "conflict" and "sub/.git" in str(refused.error_text)
-        assert not (tmp_path / "ws/plain.txt").exists(), "nothing was called"
+        assert not (tmp_path / "ws/plain.txt").exists(), "was not called"
         assert text_of(await session.call("t_put", {"path": str(tmp_path / "ws/plain.txt")})) == "put"
 
 
@@ -191,7 +191,7 @@ async def test_one_killed_in_the_middle_of_a_call_answers_with_the_reason_and_ot
         assert text_of(await beside) == "fine"
         os.kill(process_of(kernel), signal.SIGKILL)
         result = await hanging
-        assert result.error_kind == "interrupted" and "mcp server t is unavailable" in str(result.error_text)
+        assert result.error_kind == "interrupted" and "MCP server t was disconnected" in str(result.error_text)
         assert "signal 9" in str(result.error_text) or "137" in str(result.error_text)
         after = await session.call("t_echo", {"text": "x"})
         assert after.error_kind == "unavailable"
@@ -275,10 +275,10 @@ async def test_a_tool_of_a_server_that_nobody_has_reached_yet_is_told_of_with_wh
 
         for name in ("git_merge", "mcp:git:merge", "git"):
             told = await refused(name)
-            assert "mcp server git" in told and "being connected for the first time" in told, name
+            assert "MCP server git" in told and "connecting for the first time" in told, name
             assert "handrail sources review git" in told and "did you mean" not in told, name
         told = await refused("other_thing")
-        assert "mcp server odd" in told and "exit code 3" in told
+        assert "MCP server odd" in told and "exit code 3" in told
         assert "handrail mcp install far" in await refused("far_away")
         for name in ("git.merg", "git__merg"):
             assert "did you mean git.merge" in await refused(name)
@@ -287,10 +287,10 @@ async def test_a_tool_of_a_server_that_nobody_has_reached_yet_is_told_of_with_wh
         assert waiting.keys() == {"project", "mcp:git", "mcp:odd", "mcp:far"} and "exit code 3" in waiting["mcp:odd"]
         found = (await session.call("tool_search", {"query": "frobnicate the quux"})).data
         assert found["not_looked_through"].keys() == {"mcp:git", "mcp:odd", "mcp:far"}
-        assert "being connected" in str((await session.call("load_tools", {"tool": "git_log"})).error_text)
+        assert "is connecting" in str((await session.call("load_tools", {"tool": "git_log"})).error_text)
         assert "exit code 3" in str((await session.call("load_tools", {"category": "mcp:odd"})).error_text)
-        assert "being connected" in str((await session.call("info", {"tool": "git_log"})).error_text)
-        with pytest.raises(ToolError, match="being connected"):
+        assert "is connecting" in str((await session.call("info", {"tool": "git_log"})).error_text)
+        with pytest.raises(ToolError, match="is connecting"):
             await kernel.explain_call("git_log", {})
 
 
@@ -301,7 +301,7 @@ async def test_answers_of_fifty_megabytes_are_not_kept_and_the_connection_goes_o
         huge, small = await asyncio.gather(
             session.call("t_huge", {"bytes": 50 * 2**20}), session.call("t_echo", {"text": "beside"})
         )
-        assert huge.error_kind == "limit" and "longer than 16 MiB" in str(huge.error_text)
+        assert huge.error_kind == "limit" and "limit of 16 MiB" in str(huge.error_text)
         assert text_of(small) == "beside" and upstream.attempts == 1
 
 
@@ -311,7 +311,7 @@ async def test_garbage_floods_and_answers_that_nobody_asked_for_harm_only_the_ca
     tools = ["echo", "garbage", "flood", "chatter", "answers_twice"]
     async with opened(StdioServerProgram(tmp_path, tools)) as (_, session, upstream):
         result = await session.call("t_garbage", {})
-        assert result.error_kind == "interrupted" and "no JSON" in str(result.error_text)
+        assert result.error_kind == "interrupted" and "not valid JSON" in str(result.error_text)
         assert text_of(await session.call("t_flood", {})) == "flooded"
         assert text_of(await session.call("t_chatter", {})) == "said"
         assert text_of(await session.call("t_answers_twice", {})) == "once"
@@ -348,7 +348,7 @@ async def test_a_definition_that_changed_while_nobody_was_connected_is_not_calle
     server.set_plan([tool_entry("echo", "Something else altogether.")])
     async with temporary_kernel(tmp_path, settings=server.settings_toml("t"), rules=["allow mcp:t:*"]) as kernel:
         result = await (await kernel.session()).call("t_echo", {"text": "x"})
-        assert result.error_kind == "conflict" and "does not describe" in str(result.error_text)
+        assert result.error_kind == "conflict" and "has changed its definition" in str(result.error_text)
 
 
 async def test_progress_and_logs_reach_the_face_of_the_call(opened: Opens, tmp_path: Path) -> None:
@@ -375,7 +375,7 @@ async def test_what_it_asks_of_the_client_is_passed_on_only_where_it_was_granted
         (put,) = peer.asks
         assert put["it"].origin == "t"
         refused = json.loads(text_of(await session.call("t_ask", {"method": "roots/list", "params": {}})))
-        assert refused["code"] == -32601 and "not offered" in refused["message"]
+        assert refused["code"] == -32601 and "not granted" in refused["message"]
 
 
 async def test_a_request_of_it_that_could_be_for_either_of_two_calls_is_refused(opened: Opens, tmp_path: Path) -> None:
@@ -386,7 +386,7 @@ async def test_a_request_of_it_that_could_be_for_either_of_two_calls_is_refused(
         await until((Path(kernel.components.store.folders.prepare_tool_home("mcp-t")) / "hanging").exists)
         asks = {"method": "elicitation/create", "params": FORM}
         refused = json.loads(text_of(await session.call("t_ask", asks)))
-        assert "no single call" in refused["message"] and not peer.asks
+        assert "cannot be related to a call" in refused["message"] and not peer.asks
         hanging.cancel()
 
 

@@ -174,7 +174,7 @@ async def test_what_it_may_not_ask_ends_the_call_and_stops_the_task(tmp_path: Pa
     [
         ({"status": "failed", "error": {"code": -32603, "message": "no more disk"}}, "failed", "no more disk"),
         ({"status": "cancelled"}, "failed", "cancelled"),
-        ({"status": "resting"}, "backend", "no state"),
+        ({"status": "resting"}, "backend", "unknown task state"),
         ({"status": "completed", "result": {**content("bad"), "isError": True}}, "failed", "bad"),
     ],
 )

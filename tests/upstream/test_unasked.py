@@ -222,7 +222,7 @@ async def test_a_server_that_knows_no_such_stream_is_not_asked_again_and_nobody_
 
     async with scripted(tmp_path, unknown) as (asked, session, upstream):
         refused = await session.call("resource.subscribe", {"uri": ONE})
-        assert not refused.ok and "does not tell" in str(refused.error_text)
+        assert not refused.ok and "does not report" in str(refused.error_text)
         assert (await session.call("s_echo", {})).data == "x" and upstream.state == "connected"
         assert len([one for one in asked if one.rpc == "subscriptions/listen"]) == 1
 
@@ -324,7 +324,7 @@ async def test_one_that_only_knows_that_transports_own_version_is_spoken_to_in_t
         await streams[-1].event({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
         await until(lambda: kernel.generation.resolve("s_further") is not None)
         lost = await session.call("s_hang", {})
-        assert lost.error_kind == "interrupted" and "its stream of events ended" in str(lost.error_text)
+        assert lost.error_kind == "interrupted" and "stream of events ended" in str(lost.error_text)
 
 
 async def test_no_place_elsewhere_is_told_anything_because_a_stream_says_so(tmp_path: Path) -> None:

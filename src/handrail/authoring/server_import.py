@@ -317,7 +317,7 @@ def _refuse_secret_address(url: str) -> None:
     named = any(value and (SECRET_NAME.search(name) or _SECRET_VALUE.search(value)) for name, value in given)
     if named or "@" in parts.netloc or any(_SECRET_VALUE.search(unquote(part)) for part in parts.path.split("/")):
         raise ValueError(
-            "its url looks like it has a secret, and a url is stored in plain text; pass the secret by a header"
+            "its url has a part that looks like a secret, and a url is stored in plain text; pass it by a header"
         )
 
 

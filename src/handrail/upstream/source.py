@@ -270,7 +270,7 @@ class McpSource:
         """Return why the tools of the server are unknown, for models."""
         if fault := self.configuration_problem():
             return f"MCP server {self.name} cannot be used: {fault}. The user can see more with: handrail mcp list"
-        nobody = f"The tools of MCP server {self.name} are not known yet"
+        nobody = f"the tools of MCP server {self.name} are not known yet"
         review = f"The user then has to approve them with: handrail sources review {self.name}"
         upstream = self.upstream
         if upstream is None:

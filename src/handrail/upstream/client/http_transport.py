@@ -466,7 +466,7 @@ class SseTransport:
                 target = urljoin(url, event.data)
                 here, there = parse_url(url), parse_url(target)
                 if (here.scheme, here.host) != (there.scheme, there.host):
-                    raise ValueError(f"the server names an endpoint on another server, {there.host}")
+                    raise ValueError(f"the server names an endpoint on {there.host}, which is another server")
                 endpoint.set_result(target)
             elif event.event in ("message", "") and event.data:
                 for message in parse_messages(event.data.encode("utf-8", "surrogatepass")):
