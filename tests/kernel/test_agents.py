@@ -355,7 +355,7 @@ async def test_a_process_that_joins_works_as_the_agent_it_names(tmp_path: Path) 
 async def test_a_process_that_joins_as_no_agent_or_a_faulty_one_is_told_and_the_holder_goes_on(tmp_path: Path) -> None:
     put_agent(tmp_path, "broken", "promt = 1")
     async with held_only(tmp_path) as held:
-        with pytest.raises(UsageError, match=r"did you mean 'broken'\? There are: default, broken"):
+        with pytest.raises(UsageError, match=r"Did you mean 'broken'\? Agents: default, broken"):
             async with held_only(tmp_path, "brokn"):
                 pass
         with pytest.raises(LoadError) as caught:

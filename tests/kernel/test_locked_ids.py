@@ -139,7 +139,7 @@ async def test_a_process_that_joined_has_the_locked_id_too(tmp_path: Path) -> No
             assert entry.answered_by is not None and entry.answered_by.id == "acme.fetch"
             assert (await call(kernel, "web_fetch", {"url": "https://example.org/"})).ok
             missing = kernel.generation.entries["web_search"]
-            assert missing.status == "error" and "there is no such tool" in (missing.unavailable_reason or "")
+            assert missing.status == "error" and "does not exist" in (missing.unavailable_reason or "")
 
 
 @tool(id="odd.search", side_effect="read", locks=[])
@@ -179,9 +179,9 @@ ODD = (odd, needs, local, later)
         ("web_fetch", "odd.local", "it declares no hosts"),
         ("web_fetch", "bash", "is a locked id itself"),
         ("web_search", "not an id", "is not an id"),
-        ("read", "odd.local", "only web_search and web_fetch are answered by another tool"),
-        ("tool_search", "odd.search", "only web_search and web_fetch are answered by another tool"),
-        ("acme.search", "odd.search", "only web_search and web_fetch are answered by another tool"),
+        ("read", "odd.local", "only web_search and web_fetch can have another tool that answers"),
+        ("tool_search", "odd.search", "only web_search and web_fetch can have another tool that answers"),
+        ("acme.search", "odd.search", "only web_search and web_fetch can have another tool that answers"),
     ],
 )
 async def test_a_tool_that_cannot_answer_stops_the_start(tmp_path: Path, locked: str, by: str, problem: str) -> None:
@@ -212,7 +212,7 @@ async def test_a_foreign_tool_answers_once_it_is_approved_and_one_that_cannot_wi
     assert status("acme.search")[0] == "quarantined" and "handrail sources review s" in status("acme.search")[1]
     pins.approve("s", [ThirdPartyDefinition.from_spec(search.spec), ThirdPartyDefinition.from_spec(later.spec)])
     found, reason = status("acme.search")
-    assert found == "available" and "that tool is withheld" in reason and "ACME" in reason
+    assert found == "available" and "answers for it and is unavailable" in reason and "ACME" in reason
     assert status("odd.later")[0] == "error" and "mode is 'background'" in status("odd.later")[1]
     assert (
         status("acme.serch") == ("error", status("acme.serch")[1])

@@ -171,7 +171,7 @@ async def test_a_watchdog_of_the_workspace_is_refused_when_the_kernel_opens(
     activated: Activated, command: list[str]
 ) -> None:
     words = [word.format(programs=activated.programs) for word in command]
-    with pytest.raises((StartError, LoadError), match=r"absolute path|keep (it|that) elsewhere"):
+    with pytest.raises((StartError, LoadError), match=r"absolute path|Move (it|the file) elsewhere"):
         async with temporary_kernel(activated.folder, settings=f"[[watchdogs]]\ncommand = {json.dumps(words)}\n"):
             pass
     with pytest.raises(StartError):

@@ -310,7 +310,7 @@ def test_an_agent_that_takes_no_work_cannot_be_listed_as_a_tool(tmp_path: Path) 
         async with kernel_of(tmp_path, {"default": 'tools = ["agent.mine"]', "mine": ""}):
             pass
 
-    with pytest.raises(LoadError, match=r"there is no tool 'agent\.mine'"):
+    with pytest.raises(LoadError, match=r"tool 'agent\.mine' does not exist"):
         asyncio.run(opened())
 
 

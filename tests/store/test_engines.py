@@ -143,7 +143,7 @@ def test_a_workspace_does_not_choose_what_keeps_the_record_of_it(tmp_path: Path)
     (workspace / "handrail.toml").write_text('[state]\nstore = "large"\n')
     (tmp_path / "own.toml").write_text("")
     folders = locate_folders(workspace, tmp_path / "state")
-    with pytest.raises(LoadError, match="cannot say how state is kept"):
+    with pytest.raises(LoadError, match="cannot set up the state"):
         load_configuration(tmp_path / "own.toml", folders=folders, environment={})
 
 
