@@ -94,7 +94,7 @@ def test_there_is_nothing_to_say_about_a_new_tool(kind: ToolKind, tmp_path: Path
 @pytest.mark.proves("R-13")
 def test_nothing_that_is_there_is_written_over(tmp_path: Path) -> None:
     (tmp_path / "words.py").write_text("mine")
-    with pytest.raises(UsageError, match=r"words\.py already exists in .*Nothing was written"):
+    with pytest.raises(UsageError, match=r"already has words\.py\. Nothing was written"):
         write_files(tmp_path, make_tool_files("function", "words"))
     assert (tmp_path / "words.py").read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["words.py"]

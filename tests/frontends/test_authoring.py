@@ -24,7 +24,7 @@ def test_a_new_tool_is_written_and_passes_the_check(
     checked = here("lint", "--config", str(handrail.config / "handrail.toml"), "--json", str(folder))
     assert (checked.code, json.loads(checked.out)) == (0, {"tools": ["text.words"], "findings": []})
     assert run(line) == 2
-    assert "nothing was written" in capfd.readouterr().err
+    assert "Nothing was written" in capfd.readouterr().err
 
 
 @pytest.mark.skipif(not tiers.choose_sandbox().tier.is_confining, reason="programs cannot be confined on this machine")

@@ -141,7 +141,7 @@ def write_files(folder: Path, files: list[NewFile]) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     if taken := [file.name for file in files if (folder / file.name).exists() or (folder / file.name).is_symlink()]:
         raise UsageError(
-            f"{', '.join(taken)} already exists in {folder}. Nothing was written. Choose another name or folder."
+            f"{folder} already has {', '.join(taken)}. Nothing was written. Choose another name or folder."
         )
     written: list[Path] = []
     for file in files:
