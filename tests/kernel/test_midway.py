@@ -120,7 +120,7 @@ async def test_what_a_program_may_not_ask_it_is_told_and_goes_on(kernel: LocalKe
     peer = ScriptedClient()
     result, _ = await taken(kernel, *steps, peer=peer)
     refusals = [one["refused"] for one in result.data["got"]]
-    for refusal, said in zip(refusals, ("roots", "is no request", "1 to 16", "a request is an object"), strict=True):
+    for refusal, said in zip(refusals, ("roots", "is invalid", "1 to 16", "is an object"), strict=True):
         assert said in refusal
     assert peer.asks == []
     alone, _ = await taken(kernel, {"ask": {"a": FORM}}, "read", peer=None)
