@@ -234,12 +234,12 @@ def _no_json(folder: Path) -> None:
     ("tampered", "problem"),
     [
         (_changed, "tools/whisper-files/word.json: was changed after the bundle was built"),
-        (_added, "tools/extra.json: is not of the bundle"),
-        (_taken, "tools/words.py: is gone"),
+        (_added, "tools/extra.json: does not belong to the bundle"),
+        (_taken, "tools/words.py: is missing"),
         (_made_executable, "tools/say.py: was made executable"),
         (_linked, "tools/words.py: cannot be read"),
         (_rules, "handrail.toml: was changed"),
-        (_another_agent, "agents/other/agent.toml: is not of the bundle"),
+        (_another_agent, "agents/other/agent.toml: does not belong to the bundle"),
         (_of_the_future, "format: is 2, and this Handrail reads 1"),
         (_no_json, "build it again with handrail build"),
     ],
@@ -272,7 +272,7 @@ def test_nothing_that_is_there_is_written_over(place: Path) -> None:
     with pytest.raises(UsageError, match="already exists and is not empty"):
         built(place)
     assert [path.name for path in (place / "bundle").iterdir()] == ["mine"]
-    with pytest.raises(UsageError, match="'spaeker' does not exist. Did you mean 'speaker'"):
+    with pytest.raises(UsageError, match=r"'spaeker' does not exist\. Did you mean 'speaker'"):
         built(place, "other", "spaeker")
 
 

@@ -53,7 +53,7 @@ async def test_what_is_published_is_current_at_once_and_its_difference_is_told()
 @pytest.mark.parametrize("number", [0, 1])
 async def test_only_a_higher_number_follows(number: int) -> None:
     succession = GenerationLifecycle(first := generation(1))
-    with pytest.raises(ValueError, match=f"Generation {number} cannot be published. Its number must be above 1"):
+    with pytest.raises(ValueError, match=rf"Generation {number} cannot be published\. Its number must be above 1"):
         succession.publish(generation(number))
     assert succession.current is first
 
