@@ -241,7 +241,7 @@ def _no_json(folder: Path) -> None:
         (_rules, "handrail.toml: was changed"),
         (_another_agent, "agents/other/agent.toml: does not belong to the bundle"),
         (_of_the_future, "format: is 2, and this Handrail reads 1"),
-        (_no_json, "build it again with handrail build"),
+        (_no_json, "rebuild the bundle with handrail build"),
     ],
 )
 async def test_whatever_differs_from_what_was_built_stops_the_start(
