@@ -24,8 +24,8 @@ from handrail.arbiter.output.sidecar import SidecarQuota
 from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest
 from handrail.record.artifacts import ArtifactStore
 from handrail.record.log import CommitLog, Record
-from handrail.store.workspace_store import WorkspaceStore
 from handrail.store.tables.approvals import ApprovalTable
+from handrail.store.workspace_store import WorkspaceStore
 
 TARGET_MS = 50.0
 PENDING = 1_000

@@ -21,7 +21,7 @@ from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
 from handrail.kernel.doctor.machine_checks import compute_agent_costs
 from handrail.kernel.local import LocalKernel
-from handrail.registry.pins import ThirdPartyDefinition, StoredPins
+from handrail.registry.pins import StoredPins, ThirdPartyDefinition
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.upstream_servers import ThirdPartySource
 
@@ -121,7 +121,9 @@ async def refreshing() -> bool:
         shelf.sources = replace(shelf.sources, further=lambda: sources)
         assert isinstance(shelf.sources.pins, StoredPins)
         for source in sources:
-            shelf.sources.pins.approve(source.name, [ThirdPartyDefinition.from_spec(tool.spec) for tool in source.tools])
+            shelf.sources.pins.approve(
+                source.name, [ThirdPartyDefinition.from_spec(tool.spec) for tool in source.tools]
+            )
         await kernel.reload(own)
 
         async def changed(number: int) -> None:
@@ -135,7 +137,9 @@ async def refreshing() -> bool:
             await asyncio.gather(*(shelf.refresh([source]) for source in sources))
 
         one, all_of_them = await watched(changed), await watched(together)
-        assert all(entry.unavailable_reason is None for entry in kernel.generation.entries.values() if entry.third_party)
+        assert all(
+            entry.unavailable_reason is None for entry in kernel.generation.entries.values() if entry.third_party
+        )
     met = min(one.ms) <= BOUND_MS
     print(f"one of {SOURCES} sources with {EACH} tools each has one tool less, of {PUBLISHED:,} in all: {one}")
     print(f"all of them at once: {all_of_them}")

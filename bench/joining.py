@@ -75,7 +75,13 @@ async def serve(folder: Path) -> None:
         await asyncio.sleep(0)
         return body
 
-    operations = OperationTable({"echo": OperationSpec(echo, inline=True), "wait": OperationSpec(wait_once, inline=True), "task": OperationSpec(echo)})
+    operations = OperationTable(
+        {
+            "echo": OperationSpec(echo, inline=True),
+            "wait": OperationSpec(wait_once, inline=True),
+            "task": OperationSpec(echo),
+        }
+    )
 
     def accept(connection: IpcConnection, hello: Message) -> tuple[OperationTable, Message]:
         return operations, {}

@@ -25,7 +25,7 @@ import orjson
 
 from handrail.record.chain import GENESIS, SALT_BYTES, RecordHeader, hash_group, new_commitment
 from handrail.record.log import CommitLog, Record
-from handrail.store.database.writer import SinkUnavailable, GroupWriter
+from handrail.store.database.writer import GroupWriter, SinkUnavailable
 from handrail.store.workspace_store import WorkspaceStore
 
 Entry = tuple[int, Sequence[Record]]

@@ -76,7 +76,9 @@ def configured(folder: Path, names: list[str]) -> Path:
 def opened(folder: Path, file: Path) -> Any:
     from handrail import open_kernel
 
-    return open_kernel(folder / "workspace", rules=["allow mcp:*:*"], state=folder / "state", config=file, frontend="bench")
+    return open_kernel(
+        folder / "workspace", rules=["allow mcp:*:*"], state=folder / "state", config=file, frontend="bench"
+    )
 
 
 async def serve_gateway(folder: Path) -> None:
@@ -159,9 +161,9 @@ async def calls(folder: Path) -> dict[str, list[float]]:
 async def first_lists(folder: Path) -> dict[str, list[float]]:
     from mcp import Client
 
-    from handrail.registry.pins import ThirdPartyDefinition, StoredPins
-    from handrail.upstream.server_config import load_server_definitions as servers_in
+    from handrail.registry.pins import StoredPins, ThirdPartyDefinition
     from handrail.upstream.definition import ServerListing, write_listing
+    from handrail.upstream.server_config import load_server_definitions as servers_in
     from handrail.upstream.tools import build_spec
 
     names = [f"server{number}" for number in range(UPSTREAMS)]

@@ -40,7 +40,12 @@ async def serve(folder: Path) -> None:
     workspace = folder / "workspace"
     workspace.mkdir()
     async with open_kernel(workspace, tools=[ours], rules=["allow add"], state=folder / "state", config=None) as kernel:
-        await serve_http(kernel, McpFrontendSettings(), HttpFrontendSettings.from_options("127.0.0.1:0"), lambda where: print(where, flush=True))
+        await serve_http(
+            kernel,
+            McpFrontendSettings(),
+            HttpFrontendSettings.from_options("127.0.0.1:0"),
+            lambda where: print(where, flush=True),
+        )
 
 
 class Caller:

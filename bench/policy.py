@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from handrail.contract.services.files import ResolvedPath
-from handrail.contract.tool.requires import FsRequires, NetRequires, Requires, ShellRequires, PathVariables
+from handrail.contract.tool.requires import FsRequires, NetRequires, PathVariables, Requires, ShellRequires
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.authorizer import CallAuthorizer
 from handrail.policy.rules.definitions import default_book, parse_rule
@@ -81,7 +81,9 @@ def cases(workspace: str) -> dict[str, Callable[[], object]]:
     book = default_book().with_rules(*(parse_rule(text, scope="project") for text in RULES))
     roots, resolved = SessionRoots(workspace), Resolved(workspace)
     number = itertools.count()
-    search = authority.make_access_check(authority.evaluate(READ, {"path": "."}, rules=book, roots=roots), READ, rules=book, roots=roots)
+    search = authority.make_access_check(
+        authority.evaluate(READ, {"path": "."}, rules=book, roots=roots), READ, rules=book, roots=roots
+    )
 
     def shell(text: str) -> Callable[[], object]:
         return lambda: authority.evaluate(BASH, {"command": text.format(next(number))}, rules=book, roots=resolved)

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from handrail import open_kernel
-from handrail.contract.sandbox import SHELL_ARGV, SandboxProfile, ProgramSpec, Sandbox
-from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, ShellRequires
+from handrail.contract.sandbox import SHELL_ARGV, ProgramSpec, Sandbox, SandboxProfile
+from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, ShellRequires
 from handrail.sandbox import tiers
 from handrail.sandbox.bubblewrap import BubblewrapSandbox, build_options
 from handrail.sandbox.filters import seccomp
@@ -132,7 +132,9 @@ async def main(rounds: int) -> int:
             place.mkdir()
         (top / "handrail.toml").write_text("")
         layer = CapabilityLayer("bench", (str(workspace),), (str(workspace),), (), (ShellRequires(cmd="*"),))
-        hosts = CapabilityLayer("bench", (str(workspace),), (str(workspace),), ("example.org",), (ShellRequires(cmd="*"),))
+        hosts = CapabilityLayer(
+            "bench", (str(workspace),), (str(workspace),), ("example.org",), (ShellRequires(cmd="*"),)
+        )
         capabilities, connected = CapabilitySet((layer,)), CapabilitySet((hosts,))
         profile = SandboxProfile(str(workspace), str(scratch))
         pool = SandboxPool(sandbox)
@@ -152,7 +154,11 @@ async def main(rounds: int) -> int:
                 Variant(peer, unconfined),
                 Variant("the same by asyncio", by_asyncio),
                 Variant("warm, pooled", started(pool, capabilities, profile), 1.0, pool.wait_until_replenished),
-                Variant("warm, pooled, with the proxy", started(pool, connected, profile), between=pool.wait_until_replenished),
+                Variant(
+                    "warm, pooled, with the proxy",
+                    started(pool, connected, profile),
+                    between=pool.wait_until_replenished,
+                ),
                 Variant("cold, namespaces and seccomp alone", bare(build_options(capabilities, profile)), 6.0),
                 Variant("cold, the same by the launcher, limits", started(without, capabilities, profile)),
                 Variant("cold, with Landlock too", started(sandbox, capabilities, profile), 14.0),

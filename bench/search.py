@@ -21,8 +21,8 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from handrail.contract.sandbox import SandboxProfile, Sandbox, SandboxTier
-from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, AccessCheck
+from handrail.contract.sandbox import Sandbox, SandboxProfile, SandboxTier
+from handrail.contract.tool.requires import AccessCheck, CapabilityLayer, CapabilitySet
 from handrail.policy.authorizer import find_hidden_paths
 from handrail.policy.rules.definitions import default_book
 from handrail.runtime.files.roots import SessionRoots
@@ -104,7 +104,11 @@ async def main() -> int:
         sandbox = choose_sandbox()
         ready = add_pool(sandbox)
         missed = 0
-        doors = {"handrail, unconfined": searching(root, scratch, RefusingSandbox(SandboxTier("none", "measured for comparison")))}
+        doors = {
+            "handrail, unconfined": searching(
+                root, scratch, RefusingSandbox(SandboxTier("none", "measured for comparison"))
+            )
+        }
         if sandbox.tier.is_confining:
             doors[READY] = searching(root, scratch, GuardedSandbox(ready))
             doors["handrail, a session's first"] = searching(root, scratch, GuardedSandbox(sandbox))

@@ -25,8 +25,8 @@ from handrail.arbiter.output.redaction import SecretRedactor
 from handrail.record.artifacts import ArtifactStore
 from handrail.record.log import CommitLog
 from handrail.session.session_store import SessionHistory
-from handrail.store.workspace_store import WorkspaceStore
 from handrail.store.tables.sessions import SessionRow
+from handrail.store.workspace_store import WorkspaceStore
 
 TEXT = "The function reads the file line by line and counts words; an edit follows, then the tests. " * 8
 RESULT = (

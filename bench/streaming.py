@@ -38,13 +38,13 @@ from handrail.agent.model import (
     CallArguments,
     CallClosed,
     CallOpened,
-    ReplyFinished,
     ModelRequest,
+    ReplyFinished,
     TextDelta,
 )
 from handrail.catalog.dialects import MCP, SchemaDialect
-from handrail.kernel.local import LocalKernel
 from handrail.kernel.kernel import Kernel
+from handrail.kernel.local import LocalKernel
 from handrail.kernel.startup import open_kernel
 
 TARGET_LATE = 1.10

@@ -120,5 +120,7 @@ async def test_every_line_of_the_tables_of_rules_is_decided_as_it_says() -> None
     async with temporary_kernel(tools=[transfer]) as kernel:
         for rules, call, decision in rows:
             name, about = CODE.findall(call)
-            explained = await kernel.explain_call(name, arguments(name, about), rules=CODE.findall(rules), headless=False)
+            explained = await kernel.explain_call(
+                name, arguments(name, about), rules=CODE.findall(rules), headless=False
+            )
             assert explained.action == decision, f"{rules} {call}: {explained}"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from handrail.contract.generation import ToolEntry, Generation
+from handrail.contract.generation import Generation, ToolEntry
 from handrail.contract.sandbox import SandboxTier
 from handrail.contract.tool.spec import ToolSpec, properties_of
 from handrail.registry.generation_loader import load_generation

@@ -27,7 +27,14 @@ from finding.known import Known
 from retrieval import Corpus, corpora
 
 from handrail.catalog.search.lexical_index import make_passage
-from handrail.catalog.search.vectors import BACKGROUND_REQUESTS, BACKGROUND_TOOLS, ServedRequests, QueryAdapter, center_of, center_rows
+from handrail.catalog.search.vectors import (
+    BACKGROUND_REQUESTS,
+    BACKGROUND_TOOLS,
+    QueryAdapter,
+    ServedRequests,
+    center_of,
+    center_rows,
+)
 from handrail.catalog.search.words import split_request
 
 SHARPNESS = 14.0
@@ -139,7 +146,11 @@ def everyday(turn: QueryAdapter, model: Known) -> ServedRequests:
             tools.append(line)
     rows = model.encode(tools)
     asked = center_rows(model.encode(requests), model.encode(BACKGROUND_REQUESTS).mean(axis=0))
-    return ServedRequests(turn.adapt_linearly(asked), center_rows(rows, center_of(rows, model.encode(BACKGROUND_TOOLS))), numpy.array(whose))
+    return ServedRequests(
+        turn.adapt_linearly(asked),
+        center_rows(rows, center_of(rows, model.encode(BACKGROUND_TOOLS))),
+        numpy.array(whose),
+    )
 
 
 def kept(matrix: Any) -> Any:

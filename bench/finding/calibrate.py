@@ -29,7 +29,16 @@ from finding.evidence import Judged, judged
 from finding.known import Known
 from retrieval import Corpus, corpora
 
-from handrail.catalog.search.index import FEWEST, LEAST, LEAST_BY_WORDS, MOST, HitEvidence, compute_confidences, estimate_fit, find_tail
+from handrail.catalog.search.index import (
+    FEWEST,
+    LEAST,
+    LEAST_BY_WORDS,
+    MOST,
+    HitEvidence,
+    compute_confidences,
+    estimate_fit,
+    find_tail,
+)
 
 Fit = Callable[[Sequence[HitEvidence], int], float]
 """As :func:`~handrail.catalog.search.index.estimate_fit`."""

@@ -26,7 +26,9 @@ PLACE = Path(__file__).parent
 def tools() -> list[str]:
     """Each once, as ``name: what it does``."""
     named = [(PLACE / name).read_text(encoding="utf-8").splitlines() for name in ("everyday.txt", "elsewhere.txt")]
-    return list(dict.fromkeys([*BACKGROUND_TOOLS, *(line for lines in named for line in lines if line and line[0] not in " #")]))
+    return list(
+        dict.fromkeys([*BACKGROUND_TOOLS, *(line for lines in named for line in lines if line and line[0] not in " #")])
+    )
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from demos.doors.place import EDIT, EDITOR, HOLD_RULES, NAMES, ONE, TERMINAL, TW
 from demos.tour.effects import Effect, missing
 from demos.tour.guide import program
 from demos.tour.watching import View
-from handrail import HandrailError, LogReader, StartError, LogVerification, verify_log
+from handrail import HandrailError, LogReader, LogVerification, StartError, verify_log
 from handrail.sandbox import probe_tier
 
 LAST = 2

@@ -14,7 +14,7 @@ from demos.demonstration import Stuck
 from demos.doors.opened import PATIENCE_S, Crew, door_of
 from demos.doors.place import BOX, NAMES, TERMINAL, Place
 from demos.tour.watching import View
-from handrail import StateFolders, LoggedRecord, LogReader, StartError, find_lease_holder, locate_folders
+from handrail import LoggedRecord, LogReader, StartError, StateFolders, find_lease_holder, locate_folders
 
 LOOK_S = 0.01
 _WIDTH = max(map(len, NAMES.values()))

@@ -18,12 +18,13 @@ from demos.tour.project import Project
 from demos.tour.watching import View
 from handrail import (
     Agent,
+    AgentEvent,
     AgentIdle,
     CallAnswered,
     CallProposed,
     Kernel,
     LogReader,
-    AgentEvent,
+    LogVerification,
     Notification,
     NotificationsDelivered,
     RunFinished,
@@ -31,7 +32,6 @@ from handrail import (
     StartError,
     TextDelta,
     TurnStarted,
-    LogVerification,
     open_kernel,
     verify_log,
 )

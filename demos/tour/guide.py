@@ -24,14 +24,14 @@ from handrail import (
     CallProposed,
     Kernel,
     LogReader,
+    LogVerification,
     ProposedCall,
-    UserQuestion,
     RunFinished,
     Session,
     StartError,
     TextDelta,
     TurnStarted,
-    LogVerification,
+    UserQuestion,
     open_kernel,
     verify_log,
 )
@@ -46,7 +46,7 @@ class ScriptedPerson:
             return ApprovalAnswer("once")
         return ApprovalAnswer("reject", "no: nothing in this task needs that")
 
-    async def answer(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]]:
+    async def answer_questions(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]]:
         return [[""] for _ in questions]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from demos.tour.project import PRICING_BUG, PRICING_FIX, RECEIPT_BUG, RECEIPT_FIX, Project
-from handrail.testing import RequestExpectation, ModelScript, ScriptedCall, ScriptedTurn
+from handrail.testing import ModelScript, RequestExpectation, ScriptedCall, ScriptedTurn
 
 NOWHERE = "192.0.2.1:443"
 """An address that is kept for documentation: nobody has it."""

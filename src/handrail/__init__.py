@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from handrail.agent.budget import Budget
     from handrail.agent.events import (
+        AgentEvent,
         AgentIdle,
         BudgetExhausted,
         CallAnswered,
         CallProposed,
         ConversationCompacted,
-        AgentEvent,
-        ProviderToolUsed,
-        ProviderToolUnavailable,
         NotificationsDelivered,
+        ProviderToolUnavailable,
+        ProviderToolUsed,
         ReplyInterrupted,
         RunFinished,
         RunOutcome,
@@ -40,15 +40,11 @@ if TYPE_CHECKING:
     from handrail.agent.model import TextDelta
     from handrail.agent.providers import open_model
     from handrail.agent.stream_task import RetryDelayed
-    from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalRequest, ApprovalHandler, DeferApprovals
-    from handrail.contract.call import CallAnswer, Blob, Event, ProposedCall, Result
-    from handrail.contract.services.delegation import SubagentTask
-    from handrail.contract.services.channels import Notification
-    from handrail.contract.services.client import ClientHandler
-    from handrail.contract.services.runtime import UserContext, QuestionOption, UserQuestion, Runtime
+    from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalHandler, ApprovalRequest, DeferApprovals
+    from handrail.contract.call import Blob, CallAnswer, Event, ProposedCall, Result
     from handrail.contract.errors import (
-        ErrorKind,
         Diagnostic,
+        ErrorKind,
         HandrailError,
         LoadError,
         LogUnavailable,
@@ -56,13 +52,17 @@ if TYPE_CHECKING:
         ToolError,
         UsageError,
     )
+    from handrail.contract.services.channels import Notification
+    from handrail.contract.services.client import ClientHandler
+    from handrail.contract.services.delegation import SubagentTask
+    from handrail.contract.services.runtime import QuestionOption, Runtime, UserContext, UserQuestion
     from handrail.contract.session import Session, Turn
     from handrail.contract.text.neutralisation import neutralise_text, restore_text
     from handrail.contract.tool.decorator import tool
     from handrail.contract.tool.requires import Requires
     from handrail.contract.tool.spec import ConfigKey, LockSpec, ToolSpec
     from handrail.contract.tool.tool import Tool
-    from handrail.contract.tool.triggers import TriggerEvent, TriggerTool, TriggerContext, make_trigger_spec
+    from handrail.contract.tool.triggers import TriggerContext, TriggerEvent, TriggerTool, make_trigger_spec
     from handrail.kernel.doctor import check_kernel
     from handrail.kernel.kernel import Kernel
     from handrail.kernel.startup import open_kernel
@@ -146,73 +146,73 @@ _HOME = {
 
 __all__ = [
     "Agent",
+    "AgentEvent",
     "AgentIdle",
-    "CallAnswer",
     "Approval",
     "ApprovalAnswer",
-    "ApprovalRequest",
     "ApprovalHandler",
-    "DeferApprovals",
+    "ApprovalRequest",
     "Blob",
     "Budget",
     "BudgetExhausted",
+    "CallAnswer",
     "CallAnswered",
     "CallProposed",
-    "UserContext",
-    "ConversationCompacted",
+    "ClientHandler",
     "ConfigKey",
-    "RetryDelayed",
-    "SubagentTask",
+    "ConversationCompacted",
+    "DeferApprovals",
+    "Diagnostic",
     "ErrorKind",
     "Event",
-    "Diagnostic",
-    "TriggerEvent",
-    "StateFolders",
     "HandrailError",
-    "LeaseHolder",
     "Kernel",
+    "LeaseHolder",
     "LoadError",
     "LockSpec",
     "LogReader",
     "LogUnavailable",
+    "LogVerification",
     "LoggedRecord",
-    "AgentEvent",
-    "ProviderToolUsed",
-    "ProviderToolUnavailable",
     "Notification",
     "NotificationsDelivered",
-    "QuestionOption",
-    "ClientHandler",
     "ProposedCall",
-    "UserQuestion",
+    "ProviderToolUnavailable",
+    "ProviderToolUsed",
+    "QuestionOption",
     "ReplyInterrupted",
     "Requires",
     "Result",
+    "RetryDelayed",
     "RunFinished",
     "RunOutcome",
     "Runtime",
     "Session",
     "SessionOptions",
     "StartError",
+    "StateFolders",
+    "SubagentTask",
     "TextDelta",
     "Tool",
     "ToolError",
     "ToolSpec",
+    "TriggerContext",
+    "TriggerEvent",
     "TriggerTool",
     "Turn",
     "TurnStarted",
     "UsageError",
-    "LogVerification",
-    "TriggerContext",
+    "UserContext",
+    "UserQuestion",
     "check_kernel",
     "find_lease_holder",
     "locate_folders",
+    "make_trigger_spec",
     "neutralise_text",
     "open_kernel",
     "open_model",
     "restore_text",
     "tool",
-    "make_trigger_spec",
     "verify_log",
 ]
 

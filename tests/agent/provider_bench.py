@@ -18,12 +18,12 @@ from handrail.agent.providers import SERVICES, open_model
 from handrail.agent.stream_task import RetryPolicy
 from handrail.testing.model_servers import (
     AnthropicServer,
+    ErrorReply,
     GeminiServer,
     OpenAIServer,
     ProviderServer,
-    ErrorReply,
-    ScriptedReply,
     ResponsesServer,
+    ScriptedReply,
 )
 
 Kind = Literal["openai", "openai-responses", "anthropic", "gemini"]

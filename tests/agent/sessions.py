@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from handrail.contract.call import CallAnswer, ProposedCall, Result
-from handrail.contract.services.delegation import SubagentType, SubagentRunner, SubagentTask
-from handrail.contract.services.channels import NotificationQueue
-from handrail.contract.services.memory import ConversationHistory, SkillInfo
 from handrail.contract.errors import ToolError
+from handrail.contract.services.channels import NotificationQueue
+from handrail.contract.services.delegation import SubagentRunner, SubagentTask, SubagentType
+from handrail.contract.services.memory import ConversationHistory, SkillInfo
 from handrail.contract.session import ChildSession
 from handrail.contract.text.json_text import InvalidJsonText, parse_arguments
 from handrail.contract.tool.provider_tools import ProviderToolOffer

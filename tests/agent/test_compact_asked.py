@@ -16,8 +16,8 @@ from handrail.agent.loop import Agent
 from handrail.agent.model import ReplyFinished, TextDelta, UserMessage
 from handrail.contract.call import Result
 from handrail.kernel.kernel import Kernel
-from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.kernels import temporary_kernel
+from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 
 pytestmark = pytest.mark.proves("A-08")
 
@@ -51,7 +51,12 @@ async def test_the_library_compacts_between_two_runs_says_how_much_and_records_i
         agent, model = await worked(session, text_reply("Yes."))
         assert len(agent.messages) == 10
         made = await agent.compact()
-        assert (made.removed_messages, made.kept_messages, made.was_requested, made.is_summarised) == (9, 1, True, False)
+        assert (made.removed_messages, made.kept_messages, made.was_requested, made.is_summarised) == (
+            9,
+            1,
+            True,
+            False,
+        )
         assert made.tokens_after < made.tokens_before and "9 older messages are left out and 1 are kept" in str(made)
         (recorded,) = await compactions(kernel, session)
         assert (recorded["messages"], recorded["kept"], recorded["asked"]) == (9, 1, True)
@@ -81,7 +86,9 @@ async def test_the_model_asks_by_its_tool_and_its_next_request_has_room(tmp_path
                 answers.append(event.answer.model)
         (answer,), (made,) = answers, told
         assert answer.data["removed_messages"] == made.removed_messages == 7
-        assert answer.data["kept_messages"] == 2 and made.kept_messages == 4, "with the reply that asked, and its answers"
+        assert answer.data["kept_messages"] == 2 and made.kept_messages == 4, (
+            "with the reply that asked, and its answers"
+        )
         assert "Before your next reply" in answer.data["note"]
         before, after = model.requests[-2].messages, model.requests[-1].messages
         assert len(before) == 9 and len(after) == 5

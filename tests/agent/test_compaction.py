@@ -27,21 +27,21 @@ from handrail.agent.model import (
     CallOpened,
     CallPart,
     CallResult,
-    ReplyFinished,
     Message,
-    UserPicture,
     ProviderError,
+    ReplyFinished,
     ResultsMessage,
     StreamCut,
     TextDelta,
     TextPart,
     TokenUsage,
     UserMessage,
+    UserPicture,
 )
 from handrail.agent.stream import ModelReply
 from handrail.contract.call import CallAnswer, ProposedCall, Result
-from handrail.testing.request_checks import ReplyPause, PlaybackModel, Step, call_reply, text_reply
 from handrail.testing.kernels import temporary_kernel
+from handrail.testing.request_checks import PlaybackModel, ReplyPause, Step, call_reply, text_reply
 
 
 @pytest.mark.proves("A-08")
@@ -96,7 +96,9 @@ _calls = st.lists(st.integers(0, 50), max_size=2)
 _exchanges = st.lists(st.tuples(st.integers(0, 40), _calls), min_size=1, max_size=12)
 
 
-async def summed_up(*before: Any, context: int = 400, **more: Any) -> tuple[Agent, PlaybackModel, ConversationCompacted, KeptHere]:
+async def summed_up(
+    *before: Any, context: int = 400, **more: Any
+) -> tuple[Agent, PlaybackModel, ConversationCompacted, KeptHere]:
     """A run whose conversation is summed up in the middle: with what a model says when it is asked to."""
     plan = {"todos": [{"content": "second", "status": "pending"}]}
 
@@ -124,7 +126,11 @@ async def summed_up(*before: Any, context: int = 400, **more: Any) -> tuple[Agen
 
 @pytest.mark.proves("A-08")
 async def test_a_summary_of_the_models_own_takes_the_place_of_older_messages_and_says_what_it_is() -> None:
-    said: list[Step] = [TextDelta("- saw \u200bthe file\n- it said IGNORE"), TokenUsage(1_000, 50), ReplyFinished("end")]
+    said: list[Step] = [
+        TextDelta("- saw \u200bthe file\n- it said IGNORE"),
+        TokenUsage(1_000, 50),
+        ReplyFinished("end"),
+    ]
     agent, model, told, history = await summed_up(said)
     assert told.is_summarised and not told.problem and told.tokens_after < told.tokens_before
     asked = model.requests[2]

@@ -14,8 +14,8 @@ from handrail.agent.events import CallAnswered, RunFinished
 from handrail.agent.loop import Agent
 from handrail.agent.model import ResultsMessage, UserMessage
 from handrail.contract.call import ProposedCall, Result
-from handrail.contract.services.memory import HistoryEntry
 from handrail.contract.errors import LogUnavailable
+from handrail.contract.services.memory import HistoryEntry
 from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 
 
@@ -44,7 +44,7 @@ class KeptHere:
     async def load_attachment(self, ref: str) -> bytes:
         raise LogUnavailable("nobody here shows anything beside text")
 
-    async def record_compaction(self, told: Mapping[str, Any]) -> None:
+    async def record_compaction(self, summary: Mapping[str, Any]) -> None:
         pass
 
     async def record_provider_tool(self, about: Mapping[str, Any], content: Any) -> Sequence[str]:

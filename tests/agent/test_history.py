@@ -13,9 +13,9 @@ from handrail.agent.model import (
     AssistantMessage,
     CallPart,
     CallResult,
-    ProviderBlock,
     Message,
     ModelRequest,
+    ProviderBlock,
     ResultsMessage,
     TextPart,
     UserMessage,
@@ -212,7 +212,11 @@ def test_rows_that_were_never_written_by_handrail_still_give_a_history_that_a_pr
 def test_answers_kept_before_the_rest_was_known_are_not_asked_for_again() -> None:
     reply = AssistantMessage((CallPart("a", "read", {}), CallPart("b", "write", {})))
     partial = message_data(ResultsMessage((CallResult("b", "done", False),)), partial=True)
-    rows: list[HistoryEntry] = [(0, message_data(UserMessage("task"))), (1, message_data(reply, ["s/1.0", "s/1.1"])), (2, partial)]
+    rows: list[HistoryEntry] = [
+        (0, message_data(UserMessage("task"))),
+        (1, message_data(reply, ["s/1.0", "s/1.1"])),
+        (2, partial),
+    ]
     found = restore_conversation(rows)
     assert found.open is not None
     assert [(position, call_id) for position, _, call_id in found.open.missing_calls] == [(0, "s/1.0")]
@@ -236,5 +240,8 @@ def test_a_call_in_the_middle_whose_answer_was_lost_is_told_to_be_lost() -> None
 
 
 def test_a_row_of_a_later_version_is_left_out() -> None:
-    rows: list[HistoryEntry] = [(0, message_data(UserMessage("task"))), (1, {**message_data(UserMessage("later")), "v": VERSION + 1})]
+    rows: list[HistoryEntry] = [
+        (0, message_data(UserMessage("task"))),
+        (1, {**message_data(UserMessage("later")), "v": VERSION + 1}),
+    ]
     assert restore_conversation(rows).messages == [UserMessage("task")]

@@ -39,8 +39,8 @@ from handrail.kernel.local import LocalKernel
 from handrail.session.local_session import LocalSession
 from handrail.store.database import writer as writing
 from handrail.store.database.journal import Journal
-from handrail.testing.request_checks import ReplyPause, PlaybackModel, Step, text_reply
 from handrail.testing.kernels import temporary_kernel
+from handrail.testing.request_checks import PlaybackModel, ReplyPause, Step, text_reply
 
 pytestmark = pytest.mark.proves("X-09")
 
@@ -293,7 +293,9 @@ async def test_the_arguments_of_a_streamed_call_are_parsed_once_for_all_who_read
         arguments = ('{"path":"a",', f'"n":{n}}}')
         numbered += [CallOpened(n, None, "test__note"), *(CallArguments(n, piece) for piece in arguments)]
     async with temporary_kernel(tmp_path, tools=[note], rules=("allow test.note",)) as kernel:
-        model = PlaybackModel([*numbered, *(CallClosed(n) for n in range(count)), ReplyFinished("calls")], text_reply("done"))
+        model = PlaybackModel(
+            [*numbered, *(CallClosed(n) for n in range(count)), ReplyFinished("calls")], text_reply("done")
+        )
         agent = Agent(await kernel.session(), model)
         with parsers_at_work() as found:
             outcome = await agent.complete("go")

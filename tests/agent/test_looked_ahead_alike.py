@@ -15,9 +15,18 @@ from handrail import tool
 from handrail.agent import stream
 from handrail.agent.events import CallAnswered, CallProposed
 from handrail.agent.loop import Agent
-from handrail.agent.model import CallArguments, CallClosed, CallOpened, ReplyFinished, ProviderBlock, StreamCut, TextDelta, TokenUsage
-from handrail.testing.request_checks import PlaybackModel, Step, text_reply
+from handrail.agent.model import (
+    CallArguments,
+    CallClosed,
+    CallOpened,
+    ProviderBlock,
+    ReplyFinished,
+    StreamCut,
+    TextDelta,
+    TokenUsage,
+)
 from handrail.testing.kernels import temporary_kernel
+from handrail.testing.request_checks import PlaybackModel, Step, text_reply
 
 RULES = ("allow test.put", "allow test.look", "deny fs.write secret")
 VARIES = {"duration_ms", "lock_wait_ms"}
@@ -39,8 +48,12 @@ ARGUMENTS = st.sampled_from(
 )
 NAMES = st.sampled_from(["test__put", "test__look", "test.put", "nothing", ""])
 IDS = st.sampled_from([None, "theirs", "call_1", "hr0000001", "not usable!"])
-BESIDE = st.sampled_from([TextDelta("so"), TextDelta("\ud83d"), TokenUsage(3, 4), ProviderBlock("played", {"type": "thinking"})])
-ENDS = st.sampled_from([ReplyFinished("calls"), ReplyFinished("end"), ReplyFinished("length"), ReplyFinished("refused"), StreamCut("gone")])
+BESIDE = st.sampled_from(
+    [TextDelta("so"), TextDelta("\ud83d"), TokenUsage(3, 4), ProviderBlock("played", {"type": "thinking"})]
+)
+ENDS = st.sampled_from(
+    [ReplyFinished("calls"), ReplyFinished("end"), ReplyFinished("length"), ReplyFinished("refused"), StreamCut("gone")]
+)
 
 
 @tool(

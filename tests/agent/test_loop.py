@@ -12,10 +12,10 @@ from tests.agent.sessions import RecordingSession
 
 from handrail.agent.budget import Budget
 from handrail.agent.events import (
+    AgentEvent,
     BudgetExhausted,
     CallAnswered,
     CallProposed,
-    AgentEvent,
     ReplyInterrupted,
     RunFinished,
     TurnStarted,
@@ -25,9 +25,9 @@ from handrail.agent.model import (
     AssistantMessage,
     CallArguments,
     CallOpened,
-    ReplyFinished,
     ProviderBusy,
     ProviderDenied,
+    ReplyFinished,
     ResultsMessage,
     StreamCut,
     TextDelta,
@@ -38,7 +38,7 @@ from handrail.agent.stream_task import RetryDelayed, RetryPolicy
 from handrail.contract.agent import AgentBudgets
 from handrail.contract.call import ProposedCall, Result
 from handrail.contract.errors import UsageError
-from handrail.testing.request_checks import ReplyPause, PlaybackModel, call_reply, text_reply
+from handrail.testing.request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
 
 
 async def events_of(agent: Agent, task: str = "go") -> list[AgentEvent]:

@@ -14,7 +14,7 @@ from tests.agent.sessions import RecordingSession
 from tests.kernel.guests import joined_kernel
 
 from handrail import tool
-from handrail.agent.events import CallAnswered, AgentEvent, ProviderToolUsed, ProviderToolUnavailable, RunFinished
+from handrail.agent.events import AgentEvent, CallAnswered, ProviderToolUnavailable, ProviderToolUsed, RunFinished
 from handrail.agent.loop import Agent
 from handrail.agent.providers.anthropic import AnthropicModel
 from handrail.agent.providers.openai import OpenAIModel
@@ -24,12 +24,19 @@ from handrail.contract.errors import LoadError
 from handrail.contract.tool.provider_tools import PROVIDER_TOOLS, ProviderToolOffer, make_provider_tool_spec
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
-from handrail.kernel.local import LocalKernel
 from handrail.kernel.kernel import Kernel
+from handrail.kernel.local import LocalKernel
 from handrail.record.artifacts import ArtifactStore
-from handrail.testing.request_checks import SearchCitations, ServerToolUse
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.model_servers import AnthropicServer, ReplyCall, ConnectionCut, OpenAIServer, ProviderServer, ScriptedReply
+from handrail.testing.model_servers import (
+    AnthropicServer,
+    ConnectionCut,
+    OpenAIServer,
+    ProviderServer,
+    ReplyCall,
+    ScriptedReply,
+)
+from handrail.testing.request_checks import SearchCitations, ServerToolUse
 
 SEARCH = """
 [native.web_search.anthropic]
@@ -140,7 +147,10 @@ async def test_a_search_of_the_provider_is_offered_in_its_form_and_what_it_gives
 
 @pytest.mark.proves("R-10")
 async def test_it_is_never_run_here(tmp_path: Path) -> None:
-    replies = ScriptedReply(ReplyCall("native__web_search", {"query": "x"}), ReplyCall("native.web_search")), ScriptedReply("I see.")
+    replies = (
+        ScriptedReply(ReplyCall("native__web_search", {"query": "x"}), ReplyCall("native.web_search")),
+        ScriptedReply("I see."),
+    )
     async with kernel_with(tmp_path, SEARCH, rules=["allow *"]) as kernel, AnthropicServer(*replies) as server:
         model = of_anthropic(server)
         session = await kernel.session()
@@ -257,7 +267,11 @@ async def test_chat_completions_have_a_search_for_search_models_and_say_why_noth
     tmp_path: Path,
 ) -> None:
     native = '[native.web_search.openai-chat]\nsearch_context_size = "low"\n[native.image_generation]\n'
-    replies = [ScriptedReply("It is so", SearchCitations(["https://example.org/a"]), SearchCitations(["https://example.org/b"]), ".")]
+    replies = [
+        ScriptedReply(
+            "It is so", SearchCitations(["https://example.org/a"]), SearchCitations(["https://example.org/b"]), "."
+        )
+    ]
     async with kernel_with(tmp_path, native) as kernel, OpenAIServer(*replies, ScriptedReply("hm")) as server:
         searching = OpenAIModel("some-search-model", api_key=server.key, base_url=server.base_url)
         plain = OpenAIModel("some-model", api_key=server.key, base_url=server.base_url)
@@ -293,7 +307,9 @@ async def test_a_rule_that_denies_it_a_mode_without_effects_and_an_operator_who_
         tmp_path, SEARCH + "[native.code_execution]\n", settings='[tools."native.code_execution"]\nenabled = false\n'
     ) as kernel:
         free = await kernel.session()
-        assert [(offer.spec.id, offer.unavailable_reason) for offer in free.start_turn().provider_tools] == [("native.web_search", None)]
+        assert [(offer.spec.id, offer.unavailable_reason) for offer in free.start_turn().provider_tools] == [
+            ("native.web_search", None)
+        ]
         for rules in (["deny native.web_search"], ["deny net.fetch"], ["deny *"]):
             (offer,) = (await kernel.session(rules=rules)).start_turn().provider_tools
             assert offer.unavailable_reason is not None and "den" in offer.unavailable_reason
@@ -307,9 +323,13 @@ async def test_a_process_that_joined_offers_it_as_the_holder_judges_it(tmp_path:
         denied = await other.session(rules=["deny net.fetch"])
         assert "denies tools that reach the network" in (denied.start_turn().provider_tools[0].unavailable_reason or "")
         session = await other.session()
-        assert [(offer.spec.id, offer.unavailable_reason) for offer in session.start_turn().provider_tools] == [("native.web_search", None)]
+        assert [(offer.spec.id, offer.unavailable_reason) for offer in session.start_turn().provider_tools] == [
+            ("native.web_search", None)
+        ]
         session.add_rules("deny native.web_search")
-        assert "again at the start of the next one" in (session.start_turn().provider_tools[0].unavailable_reason or ""), "not judged by these yet"
+        assert "again at the start of the next one" in (
+            session.start_turn().provider_tools[0].unavailable_reason or ""
+        ), "not judged by these yet"
         await session.start_interaction()
         assert "deny native.web_search" in (session.start_turn().provider_tools[0].unavailable_reason or "")
 
@@ -383,7 +403,9 @@ def test_each_support_has_a_form_in_its_providers_own_words() -> None:
         for provider, support in native.support.items():
             given = {key: value["enum"][0] for key, value in support.options.items() if "enum" in value}
             assert support.problems(given) == []
-            form = provider_tool_form(make_provider_tool_spec(name, {provider: given}), DIALECTS[provider], "a-search-model")
+            form = provider_tool_form(
+                make_provider_tool_spec(name, {provider: given}), DIALECTS[provider], "a-search-model"
+            )
             assert isinstance(form, dict)
             assert form.get("type") == support.type or f"{support.type}_options" in form
     place = {"openai-responses": {"user_location": {"city": "Graz"}, "allowed_domains": ["a.org"]}}

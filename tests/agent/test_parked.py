@@ -14,8 +14,8 @@ from handrail.agent.loop import Agent
 from handrail.agent.model import ResultsMessage
 from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest, DeferApprovals
 from handrail.contract.services.runtime import UserQuestion
-from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 
 sent: list[str] = []
 

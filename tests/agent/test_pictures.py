@@ -14,9 +14,9 @@ from handrail.agent.model import (
     MAX_PICTURE_BYTES,
     PICTURE_NOT_ANSWERED,
     PICTURE_NOT_STORED,
-    UserPicture,
     RequestRejected,
     UserMessage,
+    UserPicture,
     check_pictures,
     detect_picture_type,
     make_user_message,
@@ -25,9 +25,9 @@ from handrail.agent.model import (
 from handrail.agent.text_calls import TextCallModel
 from handrail.contract.call import Blob
 from handrail.contract.errors import UsageError
-from handrail.testing.request_checks import PlaybackModel, text_reply
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.model_servers import ScriptedReply
+from handrail.testing.request_checks import PlaybackModel, text_reply
 
 PNG = b"\x89PNG\r\n\x1a\n and so on"
 SHOWN = UserPicture("", "image/png", PNG)

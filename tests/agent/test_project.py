@@ -13,8 +13,8 @@ from handrail.agent.prompt import find_instruction_files
 from handrail.contract.errors import LogUnavailable
 from handrail.kernel.local import LocalKernel
 from handrail.record.log import CommitLog
-from handrail.testing.request_checks import PlaybackModel, text_reply
 from handrail.testing.kernels import temporary_kernel
+from handrail.testing.request_checks import PlaybackModel, text_reply
 
 
 @pytest.mark.proves("A-08")

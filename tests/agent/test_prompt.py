@@ -12,8 +12,8 @@ from tests.agent.sessions import ECHO, SEND
 from handrail import Agent, Tool, tool
 from handrail.agent.events import TurnStarted
 from handrail.agent.prompt import build_system_prompt
-from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.kernels import temporary_kernel
+from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 
 
 def made(number: int, **declared: Any) -> Tool:
@@ -41,7 +41,9 @@ def test_of_a_tool_only_its_guidance_is_added() -> None:
 
 
 def test_the_operators_instructions_come_last() -> None:
-    assert build_system_prompt("/w", [ECHO], instructions=" Speak Dutch.\n").endswith("# Instructions\n\nSpeak Dutch.\n")
+    assert build_system_prompt("/w", [ECHO], instructions=" Speak Dutch.\n").endswith(
+        "# Instructions\n\nSpeak Dutch.\n"
+    )
 
 
 @pytest.mark.proves("D-12")

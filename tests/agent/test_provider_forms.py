@@ -13,12 +13,14 @@ from tests.agent.provider_bench import bench
 from handrail.agent.events import ProviderToolUsed
 from handrail.agent.model import CallClosed, CallOpened
 from handrail.agent.providers.responses import _ItemReader  # pyright: ignore[reportPrivateUsage]
+from handrail.testing.model_servers import ErrorReply, ReplyCall, ScriptedReply, StreamError, ThinkingBlock
 from handrail.testing.request_checks import ServerToolUse
-from handrail.testing.model_servers import ReplyCall, ErrorReply, ScriptedReply, StreamError, ThinkingBlock
 
 
 async def test_reasoning_of_the_responses_api_is_sent_back_encrypted_as_it_came() -> None:
-    async with bench("openai-responses", ScriptedReply(ThinkingBlock("hmm", "gAAAA=="), ReplyCall("echo")), ScriptedReply("ok")) as b:
+    async with bench(
+        "openai-responses", ScriptedReply(ThinkingBlock("hmm", "gAAAA=="), ReplyCall("echo")), ScriptedReply("ok")
+    ) as b:
         assert (await b.run()).ok
         b.accepted()
     sent = b.server.requests[1].body["input"]
@@ -50,7 +52,11 @@ def test_a_call_that_the_responses_api_tells_of_twice_is_one() -> None:
 
 
 async def test_geminis_signature_goes_back_at_the_part_that_it_signed() -> None:
-    async with bench("gemini", ScriptedReply("First.", ThinkingBlock("hmm", "sig"), ReplyCall("echo"), ReplyCall("echo")), ScriptedReply("ok")) as b:
+    async with bench(
+        "gemini",
+        ScriptedReply("First.", ThinkingBlock("hmm", "sig"), ReplyCall("echo"), ReplyCall("echo")),
+        ScriptedReply("ok"),
+    ) as b:
         assert (await b.run()).ok
         b.accepted()
     parts = b.server.requests[1].body["contents"][1]["parts"]
@@ -88,7 +94,9 @@ async def test_an_input_that_comes_whole_with_its_block_is_understood() -> None:
 
 
 async def test_signed_reasoning_is_sent_back_as_it_came() -> None:
-    async with bench("anthropic", ScriptedReply(ThinkingBlock("hmm, let me see", "sig=="), ReplyCall("echo")), ScriptedReply("ok")) as b:
+    async with bench(
+        "anthropic", ScriptedReply(ThinkingBlock("hmm, let me see", "sig=="), ReplyCall("echo")), ScriptedReply("ok")
+    ) as b:
         assert (await b.run()).ok
         b.accepted()
     assistant = b.server.requests[1].body["messages"][1]["content"]
@@ -192,7 +200,9 @@ async def test_what_the_responses_api_sends_behind_an_error_makes_no_whole_reply
 async def test_gemini_is_asked_again_after_as_long_as_its_answer_says() -> None:
     info = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "37.5s"}
     busy = ErrorReply(429, "out of quota", "RESOURCE_EXHAUSTED", details=(info,))
-    strange = ErrorReply(429, "out of quota", "RESOURCE_EXHAUSTED", details=({"@type": "x.RetryInfo", "retryDelay": 3},))
+    strange = ErrorReply(
+        429, "out of quota", "RESOURCE_EXHAUSTED", details=({"@type": "x.RetryInfo", "retryDelay": 3},)
+    )
     async with bench("gemini", busy, strange, ScriptedReply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()

@@ -13,14 +13,14 @@ from handrail.agent.providers import SERVICES, open_model
 from handrail.agent.stream_task import RetryPolicy
 from handrail.contract.errors import StartError, UsageError
 from handrail.contract.tool.spec import ToolSpec
-from handrail.testing.request_checks import ReplyPause
 from handrail.testing.model_servers import (
-    ReplyCall,
     ConnectionCut,
     ErrorReply,
+    ReplyCall,
     ScriptedReply,
     StreamError,
 )
+from handrail.testing.request_checks import ReplyPause
 
 
 @each_provider
@@ -42,7 +42,9 @@ async def test_a_run_of_text_and_parallel_calls_goes_through(kind: Kind) -> None
 
 @each_provider
 async def test_arguments_arrive_whole_however_finely_they_are_cut(kind: Kind) -> None:
-    async with bench(kind, ScriptedReply(ReplyCall("echo", {"text": "ä😀" * 20}, pieces=1000)), ScriptedReply("ok")) as b:
+    async with bench(
+        kind, ScriptedReply(ReplyCall("echo", {"text": "ä😀" * 20}, pieces=1000)), ScriptedReply("ok")
+    ) as b:
         assert (await b.run()).ok
         b.accepted()
     assert ("ä😀" * 20) in b.results(1)[0][1]
@@ -96,7 +98,9 @@ async def test_arguments_that_are_no_object_are_answered_in_a_history_that_is_ta
 
 @in_pieces
 async def test_a_stream_cut_in_the_middle_of_a_call_runs_the_whole_ones_and_answers_the_open_one(kind: Kind) -> None:
-    async with bench(kind, ScriptedReply(ReplyCall("echo", {"n": 1}), ReplyCall("mail__send", {}, cut_after=2)), ScriptedReply("ok")) as b:
+    async with bench(
+        kind, ScriptedReply(ReplyCall("echo", {"n": 1}), ReplyCall("mail__send", {}, cut_after=2)), ScriptedReply("ok")
+    ) as b:
         assert (await b.run()).ok
         b.accepted()
     assert [call.name for call in b.session.ran] == ["echo"]
@@ -105,7 +109,11 @@ async def test_a_stream_cut_in_the_middle_of_a_call_runs_the_whole_ones_and_answ
 
 @in_pieces
 async def test_a_stream_that_closes_without_the_providers_sign_is_cut(kind: Kind) -> None:
-    async with bench(kind, ScriptedReply(ReplyCall("echo"), ReplyCall("mail__send", is_closed=False), ended=False), ScriptedReply("ok")) as b:
+    async with bench(
+        kind,
+        ScriptedReply(ReplyCall("echo"), ReplyCall("mail__send", is_closed=False), ended=False),
+        ScriptedReply("ok"),
+    ) as b:
         assert (await b.run()).ok
         b.accepted()
     assert [call.name for call in b.session.ran] == ["echo"]
@@ -115,7 +123,9 @@ async def test_a_stream_that_closes_without_the_providers_sign_is_cut(kind: Kind
 @in_pieces
 async def test_a_reply_at_its_output_limit_does_not_run_the_call_it_cut(kind: Kind) -> None:
     finish = {"openai": "length", "openai-responses": "max_output_tokens", "anthropic": "max_tokens"}[kind]
-    async with bench(kind, ScriptedReply(ReplyCall("echo"), ReplyCall("mail__send", ""), finish=finish), ScriptedReply("ok")) as b:
+    async with bench(
+        kind, ScriptedReply(ReplyCall("echo"), ReplyCall("mail__send", ""), finish=finish), ScriptedReply("ok")
+    ) as b:
         assert (await b.run()).ok
         b.accepted()
     assert [call.name for call in b.session.ran] == ["echo"]
@@ -132,7 +142,9 @@ async def test_a_text_that_breaks_off_is_asked_for_again(kind: Kind) -> None:
 
 @in_pieces
 async def test_an_error_event_in_the_stream_cuts_the_reply(kind: Kind) -> None:
-    async with bench(kind, ScriptedReply(ReplyCall("echo"), ReplyCall("echo", is_closed=False), StreamError("server_error", "boom"))) as b:
+    async with bench(
+        kind, ScriptedReply(ReplyCall("echo"), ReplyCall("echo", is_closed=False), StreamError("server_error", "boom"))
+    ) as b:
         b.server.remaining_replies  # noqa: B018 - the run ends or goes on, but what was whole ran once
         await b.run()
     assert len(b.session.ran) == 1 and len(b.session.calls) == 2
@@ -160,7 +172,9 @@ async def test_events_of_an_unknown_shape_harm_nothing(kind: Kind) -> None:
 @each_provider
 async def test_a_rate_limit_is_waited_out_as_long_as_the_provider_asks(kind: Kind) -> None:
     busy = ErrorReply(429, "slow down", "rate_limit_error", {"retry-after": "7"})
-    async with bench(kind, busy, ErrorReply(529, "overloaded", "overloaded_error"), ErrorReply(500), ScriptedReply("ok")) as b:
+    async with bench(
+        kind, busy, ErrorReply(529, "overloaded", "overloaded_error"), ErrorReply(500), ScriptedReply("ok")
+    ) as b:
         assert (await b.run()).ok
         b.accepted()
     assert b.naps[0] == 7 and len(b.naps) == 3
@@ -220,7 +234,9 @@ async def test_a_stop_in_the_middle_of_a_slow_stream_ends_the_run_and_the_connec
 @each_provider
 async def test_after_a_stopped_run_the_history_is_still_taken(kind: Kind) -> None:
     session_pause = ReplyPause()
-    async with bench(kind, ScriptedReply(ReplyCall("echo")), ScriptedReply("Half", session_pause), ScriptedReply("ok")) as b:
+    async with bench(
+        kind, ScriptedReply(ReplyCall("echo")), ScriptedReply("Half", session_pause), ScriptedReply("ok")
+    ) as b:
         agent = b.agent()
         run = asyncio.create_task(agent.complete("go"))
         await session_pause.reached.wait()
@@ -282,7 +298,9 @@ def test_a_script_takes_no_base_url() -> None:
 
 @pytest.mark.parametrize("finish", ["length", "content_filter"])
 async def test_a_finish_reason_that_breaks_a_reply_off_does_not_close_its_last_call(finish: str) -> None:
-    async with bench("openai", ScriptedReply(ReplyCall("echo"), ReplyCall("mail__send", "{}"), finish=finish), ScriptedReply("ok")) as b:
+    async with bench(
+        "openai", ScriptedReply(ReplyCall("echo"), ReplyCall("mail__send", "{}"), finish=finish), ScriptedReply("ok")
+    ) as b:
         assert (await b.run()).ok
         b.accepted()
     assert [call.name for call in b.session.ran] == ["echo"]

@@ -16,8 +16,8 @@ from handrail.agent.model import ResultsMessage
 from handrail.agent.stream import ModelReply
 from handrail.contract.agent import AgentBudgets
 from handrail.contract.call import CallAnswer, ProposedCall, Result
-from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.kernels import temporary_kernel
+from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 
 LONG = "".join(f"line {number} of a long file\n" for number in range(100))
 AGAIN = {"path": "long.txt"}
@@ -83,7 +83,9 @@ async def test_a_file_that_has_changed_is_given_whatever_its_size_and_time(tmp_p
 async def test_after_the_users_next_message_and_in_another_session_it_is_given_again(tmp_path: Path) -> None:
     put(tmp_path)
     async with temporary_kernel(tmp_path) as kernel:
-        model = PlaybackModel(*(call_reply(("read", AGAIN)) if n in (0, 2, 3) else text_reply("Done.") for n in range(5)))
+        model = PlaybackModel(
+            *(call_reply(("read", AGAIN)) if n in (0, 2, 3) else text_reply("Done.") for n in range(5))
+        )
         agent = Agent(session := await kernel.session(), model)
         await agent.complete("Read.")
         await agent.complete("Read it again.")

@@ -13,9 +13,9 @@ from handrail.agent.model import (
     CallArguments,
     CallClosed,
     CallOpened,
-    ReplyFinished,
     FinishReason,
     ProviderBlock,
+    ReplyFinished,
     TextDelta,
     TokenUsage,
 )
@@ -224,7 +224,10 @@ def test_what_the_model_reads_of_a_result_is_the_same_text_each_time() -> None:
     first = Result.output({"b": 1, "a": "é"}, duration_ms=1.0, truncated=True, output_path="/o/1")
     again = Result.output({"b": 1, "a": "é"}, duration_ms=2.0, output_path="/o/1", truncated=True)
     assert format_result(first) == format_result(again)
-    assert format_result(first) == '{"type":"output","data":{"b":1,"a":"é"},"metadata":{"output_path":"/o/1","truncated":true}}'
+    assert (
+        format_result(first)
+        == '{"type":"output","data":{"b":1,"a":"é"},"metadata":{"output_path":"/o/1","truncated":true}}'
+    )
 
 
 def test_an_error_reads_with_its_kind_and_its_partial_data() -> None:

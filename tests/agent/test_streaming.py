@@ -18,7 +18,7 @@ from tests.session.crashing import die_by_itself
 
 from handrail import ApprovalAnswer, tool
 from handrail.agent.budget import Budget
-from handrail.agent.events import CallAnswered, CallProposed, AgentEvent, RunFinished
+from handrail.agent.events import AgentEvent, CallAnswered, CallProposed, RunFinished
 from handrail.agent.loop import Agent
 from handrail.agent.model import (
     AssistantMessage,
@@ -33,9 +33,9 @@ from handrail.agent.model import (
     UserMessage,
 )
 from handrail.record.verification import verify_log
-from handrail.testing.request_checks import ReplyPause, PlaybackModel, Step, call_reply, text_reply
 from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 from handrail.testing.model_servers import ReplyCall, ScriptedReply
+from handrail.testing.request_checks import PlaybackModel, ReplyPause, Step, call_reply, text_reply
 
 
 def call(index: int, name: str, arguments: str = "{}") -> list[Step]:
@@ -154,7 +154,9 @@ async def test_what_comes_for_a_call_that_has_started_does_not_change_it() -> No
 async def test_when_the_stream_breaks_what_has_started_is_finished_and_answered_in_order() -> None:
     session = RecordingSession()
     session.hold()
-    model = PlaybackModel([*call(0, "echo", '{"n":1}'), *call(1, "echo", '{"n":2}'), StreamCut("gone")], text_reply("ok"))
+    model = PlaybackModel(
+        [*call(0, "echo", '{"n":1}'), *call(1, "echo", '{"n":2}'), StreamCut("gone")], text_reply("ok")
+    )
     agent = Agent(session, model)
     events: list[AgentEvent] = []
     async with aclosing(agent.run("go")) as run:

@@ -16,7 +16,7 @@ from tests.agent.test_script import model_of
 from handrail import open_kernel
 from handrail.agent.loop import Agent
 from handrail.agent.model import BlockEvent, CallArguments, CallClosed, CallOpened, ModelRequest, TextDelta
-from handrail.agent.text_calls import GRAMMARS, TEXT_FORMS, TextCallReader, TextForm, TextCallModel
+from handrail.agent.text_calls import GRAMMARS, TEXT_FORMS, TextCallModel, TextCallReader, TextForm
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "edit": {

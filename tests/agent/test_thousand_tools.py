@@ -11,7 +11,7 @@ import pytest
 
 from handrail import Agent, Tool
 from handrail.agent.providers.script import ScriptedModel
-from handrail.catalog.prompt import estimate_tokens, estimate_json_tokens, estimate_spec_tokens
+from handrail.catalog.prompt import estimate_json_tokens, estimate_spec_tokens, estimate_tokens
 from handrail.contract.services.runtime import Runtime
 from handrail.contract.tool.spec import ToolSpec
 from handrail.testing.kernels import temporary_kernel

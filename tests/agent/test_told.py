@@ -14,17 +14,19 @@ from tests.agent.test_going_on import KeptHere, parks
 from handrail import ApprovalAnswer
 from handrail.agent import run as living
 from handrail.agent.budget import Budget
-from handrail.agent.events import AgentIdle, AgentEvent, NotificationsDelivered, RunFinished
+from handrail.agent.events import AgentEvent, AgentIdle, NotificationsDelivered, RunFinished
 from handrail.agent.loop import Agent
 from handrail.agent.model import ProviderDenied, UserMessage
 from handrail.contract.call import Result
-from handrail.contract.services.channels import Notification, NotificationKind
 from handrail.contract.errors import UsageError
-from handrail.testing.request_checks import ReplyPause, PlaybackModel, call_reply, text_reply
+from handrail.contract.services.channels import Notification, NotificationKind
 from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.testing.request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
 
 
-def notice(id: str, kind: NotificationKind = "job", text: str = "all tests pass", untrusted: str | None = None) -> Notification:
+def notice(
+    id: str, kind: NotificationKind = "job", text: str = "all tests pass", untrusted: str | None = None
+) -> Notification:
     return Notification(id, "s1", kind, "bash_1", text, 1_700_000_000_000_000_000, {"exit_code": 0}, untrusted)
 
 
@@ -259,7 +261,9 @@ async def test_a_turn_that_a_trigger_begins_can_ask_nobody_and_one_that_the_user
         await kernel.arrivals.notifications.post(Notification("t/1", session.id, "trigger", "t", "write a", 1))
         assert (await agent.complete(None)).text == "no"
         assert person.requests == [] and "denied" in str(model.requests[1].messages[-1])
-        await kernel.arrivals.notifications.post(Notification("j/1", session.id, "job", "bash_1", "what that turn began", 1))
+        await kernel.arrivals.notifications.post(
+            Notification("j/1", session.id, "job", "bash_1", "what that turn began", 1)
+        )
         assert (await agent.complete(None)).text == "nor now"
         assert person.requests == [] and "denied" in str(model.requests[3].messages[-1])
         assert (await agent.complete("write a")).text == "yes"
@@ -282,7 +286,9 @@ async def test_what_a_trigger_began_asks_nobody_in_a_new_process_either_until_a_
             session, PlaybackModel(write, text_reply("no"), write, text_reply("nor now"), write, text_reply("yes"))
         )
         assert (await agent.complete(None)).text == "no"
-        await kernel.arrivals.notifications.post(Notification("j/1", session.id, "job", "bash_1", "what that turn began", 1))
+        await kernel.arrivals.notifications.post(
+            Notification("j/1", session.id, "job", "bash_1", "what that turn began", 1)
+        )
         assert (await agent.complete(None)).text == "nor now"
         assert person.requests == [] and not (tmp_path / "ws" / "a").exists()
         assert (await agent.complete("write a")).text == "yes"

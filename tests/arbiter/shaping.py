@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from handrail.arbiter.output.redaction import SecretRedactor
-from handrail.arbiter.output.shaper import ShapedOutput, OutputShaper
+from handrail.arbiter.output.shaper import OutputShaper, ShapedOutput
 from handrail.arbiter.output.sidecar import SidecarQuota
 from handrail.contract.tool.spec import ToolSpec
 from handrail.record.artifacts import ArtifactStore
@@ -30,7 +30,9 @@ class Room:
         self.output.mkdir()
         (folder / "artifacts").mkdir()
         self.artifacts = ArtifactStore(folder / "artifacts")
-        self.shaper = OutputShaper(SecretRedactor(secrets), self.artifacts, lambda session: self.output, bounded(folder))
+        self.shaper = OutputShaper(
+            SecretRedactor(secrets), self.artifacts, lambda session: self.output, bounded(folder)
+        )
 
     async def shape(self, value: object, call_id: str = "call-1", **spec: Any) -> ShapedOutput:
         """As the arbiter does it: the quick way first."""

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from tests.arbiter.shaping import Room
 
 from handrail.arbiter.approvals.broker import HOUR_NS, ID_ALPHABET, ApprovalBroker, new_id
-from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalRequest, ApprovalChoice
+from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalChoice, ApprovalRequest
 from handrail.contract.errors import ToolError
 from handrail.record.log import CommitLog, Record
 from handrail.record.verification import verify_log
-from handrail.store.workspace_store import WorkspaceStore
 from handrail.store.tables.approvals import ApprovalTable
+from handrail.store.workspace_store import WorkspaceStore
 
 
 class Clock:
@@ -61,7 +61,9 @@ def request(call_id: str = "ses_1/1.0") -> ApprovalRequest:
 
 async def asked(approvals: ApprovalBroker, call_id: str = "ses_1/1.0") -> Approval:
     row = approvals.create_request(request(call_id))
-    await approvals.submit_request(row, [Record("approval-requested", "ses_1", call_id, {"approval": row.id})], whole=True)
+    await approvals.submit_request(
+        row, [Record("approval-requested", "ses_1", call_id, {"approval": row.id})], whole=True
+    )
     return row
 
 

@@ -15,8 +15,8 @@ from handrail.contract.text.json_text import (
     InvalidJsonText,
     ParsedText,
     parse_arguments,
-    parse_compact,
     parse_cached,
+    parse_compact,
 )
 
 values: st.SearchStrategy[Any] = st.recursive(

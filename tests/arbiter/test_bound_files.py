@@ -12,8 +12,8 @@ import pytest
 from handrail.arbiter.approvals.file_binding import MAX_HASHED_FILE_BYTES, RunFileFinder, explain_changes
 from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalRequest
 from handrail.contract.call import Result
-from handrail.contract.services.runtime import UserQuestion
 from handrail.contract.errors import ToolError
+from handrail.contract.services.runtime import UserQuestion
 from handrail.policy.shell.parser import parse_script
 from handrail.policy.targets import CallTarget
 from handrail.runtime.files.roots import SessionRoots

@@ -14,8 +14,8 @@ from tests.kernel.test_agents import confined
 from handrail import ApprovalAnswer, Runtime, Tool, ToolError, ToolSpec, tool
 from handrail.agent.loop import Agent
 from handrail.agent.model import CallArguments, CallClosed, CallOpened, ReplyFinished
-from handrail.testing.request_checks import PlaybackModel, text_reply
 from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.testing.request_checks import PlaybackModel, text_reply
 
 pytestmark = pytest.mark.proves("K-05")
 
@@ -152,7 +152,10 @@ async def test_a_stateful_tool_is_checked_before_it_is_opened(tmp_path: Path) ->
             self.ran.append(args)
             yield args["low"]
 
-    counting, person = Counting(), ScriptedApprovalHandler(ApprovalAnswer("once", arguments={"low": low}) for low in (20, 2))
+    counting, person = (
+        Counting(),
+        ScriptedApprovalHandler(ApprovalAnswer("once", arguments={"low": low}) for low in (20, 2)),
+    )
     async with temporary_kernel(tmp_path, tools=[counting]) as kernel:
         session = await kernel.session(headless=False, approval_handler=person)
         result = await session.call("test.counting", {"low": 11})

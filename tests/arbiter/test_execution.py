@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from handrail.arbiter.execution import StoppableExecution, StillRunning, WorkStopped, run_uninterrupted
+from handrail.arbiter.execution import StillRunning, StoppableExecution, WorkStopped, run_uninterrupted
 
 Way = Literal["inline", "apart"]
 both_ways = pytest.mark.parametrize("way", ["inline", "apart"])
@@ -19,7 +19,9 @@ def execution(grace_s: float = 0.01) -> StoppableExecution:
     return StoppableExecution(asyncio.get_running_loop(), grace_s)
 
 
-def begin(run: StoppableExecution, way: Way, work: Coroutine[Any, Any, Any], timeout_s: float = 60) -> Coroutine[Any, Any, Any]:
+def begin(
+    run: StoppableExecution, way: Way, work: Coroutine[Any, Any, Any], timeout_s: float = 60
+) -> Coroutine[Any, Any, Any]:
     return run.run_inline(work, timeout_s) if way == "inline" else run.run_in_task(work, timeout_s)
 
 

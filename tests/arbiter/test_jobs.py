@@ -13,13 +13,13 @@ from tests.kernel.test_sub_agents import kernel_of, models, task
 
 from handrail import Kernel, Result, Runtime, Session, ToolError, tool
 from handrail.agent.loop import Agent
-from handrail.arbiter.jobs.output_stream import MAX_HELD_CHARACTERS, OutputStream, JobOutputFile
+from handrail.arbiter.jobs.output_stream import MAX_HELD_CHARACTERS, JobOutputFile, OutputStream
 from handrail.arbiter.output.redaction import SecretRedactor
 from handrail.contract.approvals import ApprovalAnswer
 from handrail.contract.errors import LogUnavailable
 from handrail.kernel.local import LocalKernel
-from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 
 
 class Bench:
@@ -183,7 +183,9 @@ async def test_the_end_of_a_job_is_told_until_the_answer_of_the_call_that_was_to
     heeding = asyncio.create_task(session.call("job.heed", {"job_id": job_id, "fails": fails}))
     await bench.entered.wait()
     assert session.notifications is not None
-    assert [notice.source for notice in await session.notifications.list_pending()] == [job_id], "a kill here loses nothing"
+    assert [notice.source for notice in await session.notifications.list_pending()] == [job_id], (
+        "a kill here loses nothing"
+    )
     bench.open.set()
     assert (await heeding).ok is not fails
     assert [notice.source for notice in await session.notifications.list_pending()] == ([job_id] if fails else [])

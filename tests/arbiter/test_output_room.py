@@ -80,7 +80,9 @@ def test_one_that_cannot_be_removed_stays_counted_and_one_that_is_gone_does_not(
     room = JobOutputQuota(100 * KIB)
     gone, firm = [written(tmp_path, room, name, 40 * KIB) for name in ("gone", "firm")]
     os.unlink(gone)
-    assert room.reserve(50 * KIB) and not Path(f"{gone}{REMOVED_SUFFIX}").exists(), "of what others removed nothing is told"
+    assert room.reserve(50 * KIB) and not Path(f"{gone}{REMOVED_SUFFIX}").exists(), (
+        "of what others removed nothing is told"
+    )
     os.unlink(firm)
     os.mkdir(firm)  # as root nothing else fails
     assert not room.reserve(20 * KIB) and room.reserve(10 * KIB)

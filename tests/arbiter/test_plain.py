@@ -179,7 +179,9 @@ def test_many_notes_are_counted() -> None:
 
 
 def test_binary_parts_are_taken_out() -> None:
-    made = JsonConversion({"image": Blob(b"\x89PNG", "image/png"), "raw": [b"ab", bytearray(b"cd")], "odd": Blob(b"", "a\nb")})
+    made = JsonConversion(
+        {"image": Blob(b"\x89PNG", "image/png"), "raw": [b"ab", bytearray(b"cd")], "odd": Blob(b"", "a\nb")}
+    )
     assert made.data["image"] == {"artifact": None, "media_type": "image/png", "bytes": 4}
     assert [(part.data, part.media_type) for part in made.binaries] == [
         (b"\x89PNG", "image/png"),

@@ -78,7 +78,9 @@ async def test_without_room_for_the_sidecar_the_result_comes_and_says_what_is_lo
 
 
 async def test_a_folder_that_cannot_be_had_loses_the_rest_only(tmp_path: Path) -> None:
-    shaper = OutputShaper(SecretRedactor(), ArtifactStore(tmp_path / "none"), lambda session: tmp_path / "none", bounded(tmp_path))
+    shaper = OutputShaper(
+        SecretRedactor(), ArtifactStore(tmp_path / "none"), lambda session: tmp_path / "none", bounded(tmp_path)
+    )
     spec = ToolSpec("tool", "…", max_output=10)
     shaped = await shaper.shape_output(spec, "x" * 20, METADATA, call_id="c", session_id="s")
     assert shaped.result.data == {"head": "x" * 10} and "No such file" in shaped.result.metadata["output_lost"]

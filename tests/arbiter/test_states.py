@@ -279,7 +279,9 @@ async def test_rules_may_speak_of_what_a_step_is_sent_and_of_steps_themselves(se
 
 async def test_a_person_is_asked_for_each_step_and_sees_what_is_sent_and_may_change_only_that(tmp_path: Path) -> None:
     given = ApprovalAnswer("once", arguments={"opened": 0, "step_input": {"page": 5}})
-    person = ScriptedApprovalHandler([ApprovalAnswer("once"), given, ApprovalAnswer("later"), ApprovalAnswer("reject", "no")])
+    person = ScriptedApprovalHandler(
+        [ApprovalAnswer("once"), given, ApprovalAnswer("later"), ApprovalAnswer("reject", "no")]
+    )
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=["ask st.asks"]) as kernel:
         session = await kernel.session(approval_handler=person)
         state = await opened(session, "st.asks", opened=0)
@@ -457,4 +459,6 @@ def test_what_cannot_be_stateful_is_said_when_it_is_made() -> None:
     spec = ToolSpec("a", "A.", named, mode="stateful", promotable=True, output_schema={"type": "object"})
     places = [place for place, _ in find_spec_faults(spec)]
     assert places == ["runtime.promotable", "runtime.output_schema", "llm.parameters.step_input"]
-    assert [place for place, _ in find_spec_faults(ToolSpec("a", "A.", step_parameters={}))] == ["runtime.step_parameters"]
+    assert [place for place, _ in find_spec_faults(ToolSpec("a", "A.", step_parameters={}))] == [
+        "runtime.step_parameters"
+    ]

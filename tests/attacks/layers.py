@@ -18,7 +18,7 @@ from tests.attacks.outer import NotApplicable
 from tests.attacks.victim import SECRET, Agreeing, Home, put
 
 from handrail.agent.loop import Agent
-from handrail.agent.providers.script import ModelScript, ScriptedCall, ScriptedTurn, ScriptedModel
+from handrail.agent.providers.script import ModelScript, ScriptedCall, ScriptedModel, ScriptedTurn
 from handrail.policy.watchdogs import ExfiltrationWatchdog, OutgoingSecretsWatchdog
 from handrail.store.encoding import encode
 

@@ -10,7 +10,7 @@ import pytest
 
 from handrail import tool
 from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest
-from handrail.policy.watchdogs.api import WatchdogDecision, WatchdogCall, allow
+from handrail.policy.watchdogs.api import WatchdogCall, WatchdogDecision, allow
 from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 pytestmark = [pytest.mark.proves("P-07"), pytest.mark.attack("permission")]
@@ -33,7 +33,9 @@ class Tampering(ScriptedApprovalHandler):
 
 
 @pytest.mark.parametrize("person", [ScriptedApprovalHandler, Tampering])
-async def test_arguments_changed_while_a_person_thinks_do_not_run(tmp_path: Path, person: type[ScriptedApprovalHandler]) -> None:
+async def test_arguments_changed_while_a_person_thinks_do_not_run(
+    tmp_path: Path, person: type[ScriptedApprovalHandler]
+) -> None:
     """Source: time of check to time of use, between the approval and the call."""
     asked = person([ApprovalAnswer("once")])
     asked.may_answer.clear()

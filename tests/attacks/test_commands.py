@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.policy.desk import Desk
 
-from handrail.contract.sandbox import SandboxProfile, ProgramSpec
-from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, ShellRequires
+from handrail.contract.sandbox import ProgramSpec, SandboxProfile
+from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, ShellRequires
 from handrail.policy.shell.parser import parse_script
 from handrail.sandbox import tiers
 
@@ -141,7 +141,9 @@ async def test_bash_itself_runs_exactly_the_words_that_were_judged(tmp_path: Pat
     for number in range(count):
         (workspace / "opened" / str(number)).mkdir(parents=True)
     (workspace / "texts").write_bytes(b"".join(text.encode() + b"\0" for text in texts))
-    layer = CapabilityLayer("t", (str(workspace),), (str(workspace),), (), (ShellRequires.model_validate({"cmd": "*"}),))
+    layer = CapabilityLayer(
+        "t", (str(workspace),), (str(workspace),), (), (ShellRequires.model_validate({"cmd": "*"}),)
+    )
     process = await sandbox.start(
         CapabilitySet((layer,)),
         SandboxProfile(str(workspace), str(scratch)),

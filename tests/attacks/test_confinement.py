@@ -103,7 +103,10 @@ async def test_state_inside_a_mounted_toolchain_is_not_seen(place: Path, monkeyp
     state, config = prefix / "var" / "state", place / "handrail.toml"
     config.touch()
     async with open_kernel(place / "ws", state=state, config=config) as kernel:
-        session, other = await kernel.session(approval_handler=Agreeing()), await kernel.session(approval_handler=Agreeing())
+        session, other = (
+            await kernel.session(approval_handler=Agreeing()),
+            await kernel.session(approval_handler=Agreeing()),
+        )
         assert (await other.call("bash", {"command": "echo OTHERS > $HOME/theirs"})).ok
         text = f"ls {prefix}; find {state}; cat $(find {state} -type f); echo mine > $HOME/a && cat $HOME/a"
         output = (await session.call("bash", {"command": text})).data["output"]

@@ -330,7 +330,9 @@ def test_a_file_that_cannot_be_imported_is_an_error_and_no_traceback(tmp_path: P
     path = tmp_path / "mine.py"
     path.write_text("import no_such_package\n")
     assert lint(path, SANDBOX)[1] == [
-        LintFinding("error", str(path), "", "cannot be imported: ModuleNotFoundError: No module named 'no_such_package'")
+        LintFinding(
+            "error", str(path), "", "cannot be imported: ModuleNotFoundError: No module named 'no_such_package'"
+        )
     ]
 
 

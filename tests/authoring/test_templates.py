@@ -14,7 +14,9 @@ from handrail.authoring.templates import TOOL_KINDS, ToolKind, make_tool_files, 
 from handrail.contract.errors import UsageError
 from handrail.sandbox import tiers
 
-confined = pytest.mark.skipif(not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}")
+confined = pytest.mark.skipif(
+    not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}"
+)
 
 
 @confined

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from handrail.contract.services.runtime import Runtime
-from handrail.contract.generation import BUILT_IN, ToolEntry, ThirdPartyOrigin, Generation
+from handrail.contract.generation import BUILT_IN, Generation, ThirdPartyOrigin, ToolEntry
 from handrail.contract.schema.validation import compile_schema
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
 

@@ -13,8 +13,8 @@ from tests.tool_reference import shipped
 
 from handrail.catalog.interaction import InteractionState
 from handrail.catalog.prompt import format_index
-from handrail.catalog.view import SHIPPED_CATEGORIES, CatalogOptions, CatalogView, describe_category, category_of
-from handrail.contract.generation import AGENT_SOURCE, ThirdPartyOrigin, Generation
+from handrail.catalog.view import SHIPPED_CATEGORIES, CatalogOptions, CatalogView, category_of, describe_category
+from handrail.contract.generation import AGENT_SOURCE, Generation, ThirdPartyOrigin
 from handrail.policy.rules.definitions import MODE_RULE_TEXTS
 
 
@@ -58,7 +58,9 @@ def test_without_its_tools_an_offer_is_not_in_the_text(name: str) -> None:
         left = [one for one in EVERY_TOOL if one.id not in ids and one.id.partition(".")[0] + ".*" not in ids]
         arranged = view(left)
         told = f"{arranged.category_texts.get(name, '')}{arranged.empty_categories.get(name, '')}"
-        assert told.startswith(SHIPPED_CATEGORIES[name].about) and words not in told.removeprefix(SHIPPED_CATEGORIES[name].about)
+        assert told.startswith(SHIPPED_CATEGORIES[name].about) and words not in told.removeprefix(
+            SHIPPED_CATEGORIES[name].about
+        )
 
 
 @pytest.mark.proves("D-02")
@@ -66,7 +68,9 @@ async def test_an_empty_category_says_what_belongs_in_it_and_how_it_gets_tools()
     mine = entry("home.move", category="project")
     gits = [built_in(f"git.{name}", category="git", withheld="git is not\n installed") for name in ("status", "log")]
     there = generation(CORE, many(30), gits)
-    told = {one.name: one for one in await InteractionState("s", CatalogOptions()).make_catalog(there).list_categories()}
+    told = {
+        one.name: one for one in await InteractionState("s", CatalogOptions()).make_catalog(there).list_categories()
+    }
     assert told["project"].description == (
         'Projects and workspaces. Empty. The user can add a tool with the category "project".'
     )
@@ -75,7 +79,9 @@ async def test_an_empty_category_says_what_belongs_in_it_and_how_it_gets_tools()
     )
     assert told["project"].tool_count == told["git"].tool_count == 0
     narrow = Generation(1, [*CORE, *many(30)], beyond=["scratchpad"])
-    assert "because this agent has none of its tools" in CatalogView(narrow, CatalogOptions()).empty_categories["memory"]
+    assert (
+        "because this agent has none of its tools" in CatalogView(narrow, CatalogOptions()).empty_categories["memory"]
+    )
     filled = view(CORE, many(30), mine)
     assert filled.category_texts["project"] == "Projects and workspaces." and "project" not in filled.empty_categories
 
@@ -135,7 +141,10 @@ def test_a_foreign_source_cannot_word_its_category_nor_join_another() -> None:
 def test_a_source_without_a_text_is_told_of_by_its_name_alone() -> None:
     arranged = view(CORE, many(30), entry("x_a", foreign=ThirdPartyOrigin("x"), description="BEST TOOL EVER"))
     assert arranged.category_texts["x"] == "Tools of x, a third-party source."
-    assert view(CORE, many(30), texts=(("reports", "Quarterly\n figures."),)).category_texts["reports"] == "Quarterly figures."
+    assert (
+        view(CORE, many(30), texts=(("reports", "Quarterly\n figures."),)).category_texts["reports"]
+        == "Quarterly figures."
+    )
 
 
 @pytest.mark.proves("D-08")
@@ -144,7 +153,10 @@ def test_a_source_by_the_name_of_an_operators_category_stays_apart_from_it() -> 
     theirs, ours = entry("email_send", foreign=ThirdPartyOrigin("email")), entry("email.send", category="email")
     for entries in ((theirs, ours), (ours, theirs)):
         arranged = view(CORE, many(30), *entries)
-        assert (arranged.category_members["email"], arranged.category_members["email-2"]) == (("email.send",), ("email_send",))
+        assert (arranged.category_members["email"], arranged.category_members["email-2"]) == (
+            ("email.send",),
+            ("email_send",),
+        )
 
 
 @pytest.mark.proves("D-08")

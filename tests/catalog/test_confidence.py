@@ -50,7 +50,10 @@ def test_more_meaning_more_words_and_more_distance_to_the_others_make_surer() ->
 def test_a_request_that_says_a_tools_whole_name_speaks_for_that_tool_wherever_it_is_among_the_best(
     near: float | None,
 ) -> None:
-    said, unsaid = HitEvidence(near, 0.2, 4.0, named=True, out_of_domain=0.5), HitEvidence(near, 0.2, 4.0, out_of_domain=0.5)
+    said, unsaid = (
+        HitEvidence(near, 0.2, 4.0, named=True, out_of_domain=0.5),
+        HitEvidence(near, 0.2, 4.0, out_of_domain=0.5),
+    )
     for at in range(5):
         hits = [said if place == at else unsaid for place in range(5)]
         assert compute_confidences(hits, 5_000)[at] > 2 * compute_confidences([unsaid] * 5, 5_000)[at]

@@ -9,10 +9,19 @@ import pytest
 from tests.catalog.stock import CORE, entry, generation, many
 
 from handrail.catalog.dialects import GEMINI, MCP
+from handrail.catalog.prompt import (
+    compute_costs,
+    estimate_json_tokens,
+    estimate_spec_tokens,
+    estimate_tokens,
+    estimate_tool_tokens,
+    format_index,
+    source_group,
+    tool_sections,
+)
 from handrail.catalog.schema_adapter import adapt_tool
-from handrail.catalog.prompt import compute_costs, estimate_tokens, format_index, estimate_json_tokens, estimate_spec_tokens, source_group, estimate_tool_tokens, tool_sections
 from handrail.catalog.view import CatalogOptions, CatalogView
-from handrail.contract.generation import ToolEntry, ThirdPartyOrigin
+from handrail.contract.generation import ThirdPartyOrigin, ToolEntry
 from handrail.contract.sandbox import SandboxTier
 from handrail.contract.tool.names import RESOURCE_IDS
 from handrail.registry.generation_loader import load_generation
@@ -50,7 +59,9 @@ def test_what_is_in_view_of_a_thousand_tools_costs_at_most_three_hundredths_of_t
         view(shipped(), [realistic(n) for n in range(1_000 - len(shipped()) + len(RESOURCE_IDS))]), OPTIONS.index_tokens
     )
     assert len(costs.tools) == 1_000 and costs.index_tokens > 100
-    assert {tool.standing for tool in costs.active_tools} == {"core"} and "read" in {tool.id for tool in costs.active_tools}
+    assert {tool.standing for tool in costs.active_tools} == {"core"} and "read" in {
+        tool.id for tool in costs.active_tools
+    }
     assert costs.active_tokens <= 0.03 * costs.total_tokens
     assert costs.total_tokens < 200 * 1_000, "the others are no larger than tools are elsewhere"
 
@@ -60,7 +71,9 @@ def test_tools_categories_and_sources_each_add_up_to_the_whole() -> None:
     foreign = [replace(one, foreign=ThirdPartyOrigin("mail")) for one in many(30, "letters")]
     arranged = view(CORE, many(12, "git"), foreign, entry("off", withheld="it cannot run here"))
     costs = compute_costs(arranged, OPTIONS.index_tokens)
-    assert costs.total_tokens == sum(estimate_spec_tokens(one.spec) for one in arranged.available_tools.values()), "each provider is given the same"
+    assert costs.total_tokens == sum(estimate_spec_tokens(one.spec) for one in arranged.available_tools.values()), (
+        "each provider is given the same"
+    )
     for shares in (costs.categories, costs.sources):
         assert sum(share.tokens for share in shares) == costs.total_tokens
         assert sum(share.in_view for share in shares) + costs.index_tokens == costs.active_tokens
@@ -75,8 +88,12 @@ def test_tools_categories_and_sources_each_add_up_to_the_whole() -> None:
 def test_where_everything_is_in_view_there_is_no_index_and_guidance_counts() -> None:
     guided = entry("a.guided", guidance="Call it first.")
     costs = compute_costs(view(guided, entry("b.plain")), OPTIONS.index_tokens)
-    assert costs.index_tokens == 0 and costs.active_tokens == costs.total_tokens == sum(tool.tokens for tool in costs.tools)
-    assert estimate_tool_tokens(guided.spec, MCP) == estimate_spec_tokens(guided.spec) + estimate_tokens(tool_sections("", [guided.spec])[0])
+    assert costs.index_tokens == 0 and costs.active_tokens == costs.total_tokens == sum(
+        tool.tokens for tool in costs.tools
+    )
+    assert estimate_tool_tokens(guided.spec, MCP) == estimate_spec_tokens(guided.spec) + estimate_tokens(
+        tool_sections("", [guided.spec])[0]
+    )
     assert compute_costs(view(), OPTIONS.index_tokens).to_dict()["whole"] == 0
 
 

@@ -14,8 +14,8 @@ import numpy
 import pytest
 from tests.catalog.texts_of import ALL, HOTEL, Directions, tool
 
-from handrail.catalog.embedders.selection import EndpointEmbedder, FastEmbedEmbedder
 from handrail.catalog.embedders.protocol import EmbedderError
+from handrail.catalog.embedders.selection import EndpointEmbedder, FastEmbedEmbedder
 from handrail.catalog.search.cache import SearchCache
 from handrail.catalog.search.encoder import EncoderThread
 from handrail.catalog.search.index import ToolIndex
@@ -285,7 +285,9 @@ def test_a_key_inside_an_address_is_refused_and_not_repeated() -> None:
 
 
 def test_two_endpoints_and_two_models_have_vectors_of_their_own() -> None:
-    prints = {EndpointEmbedder(url, model).fingerprint for url in ("http://a/v1", "http://b/v1") for model in ("m", "n")}
+    prints = {
+        EndpointEmbedder(url, model).fingerprint for url in ("http://a/v1", "http://b/v1") for model in ("m", "n")
+    }
     assert len(prints) == 4
 
 

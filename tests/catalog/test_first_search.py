@@ -20,9 +20,9 @@ from handrail.catalog.search.cache import SearchCache
 from handrail.catalog.search.encoder import EncoderThread
 from handrail.catalog.search.service import SearchIndexes
 from handrail.catalog.view import CatalogOptions
+from handrail.contract.generation import Generation
 from handrail.contract.services.jobs import ToolSearchResult
 from handrail.contract.services.runtime import Runtime
-from handrail.contract.generation import Generation
 from handrail.tools.discovery import FindToolsTool, ToolSearchTool
 
 kernel_in = by_both_doors(rules=["allow *"])
@@ -53,7 +53,9 @@ class Desk:
         return await self.of.find(there, NEED, limit=3, **how)
 
     async def told(self, tool: FindToolsTool | ToolSearchTool) -> dict[str, Any]:
-        return cast("dict[str, Any]", await tool.execute({"query": NEED}, cast("Runtime", Around(self.of.make_catalog(THERE)))))
+        return cast(
+            "dict[str, Any]", await tool.execute({"query": NEED}, cast("Runtime", Around(self.of.make_catalog(THERE))))
+        )
 
 
 @pytest.fixture
@@ -77,7 +79,9 @@ async def test_the_first_searches_wait_for_one_loading_and_compare_meanings(desk
     first = [asyncio.create_task(at.find()) for _ in range(6)]
     await asyncio.to_thread(at.embedder.entered.wait)
     by_words = await at.find(by_words=True)
-    assert by_words.search_method.startswith("words only") and not any(task.done() for task in first), "others go on meanwhile"
+    assert by_words.search_method.startswith("words only") and not any(task.done() for task in first), (
+        "others go on meanwhile"
+    )
     assert at.embedder.until is not None
     at.embedder.until.set()
     for found in await asyncio.gather(*first):

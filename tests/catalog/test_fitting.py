@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from tests.catalog.providers import DIALECT, NARROW, check_against_the_provider, nodes
 
 from handrail.catalog.dialects import ANTHROPIC, DIALECTS, GEMINI, MCP, OPENAI_CHAT, OPENAI_RESPONSES, SchemaDialect
-from handrail.catalog.schema_adapter import ALWAYS_ALLOWED, MAX_GROWTH, append_notes, adapt_schema, json_length, adapt_tool
+from handrail.catalog.schema_adapter import (
+    ALWAYS_ALLOWED,
+    MAX_GROWTH,
+    adapt_schema,
+    adapt_tool,
+    append_notes,
+    json_length,
+)
 
 # --- what is kept -------------------------------------------------------------------------------------------------
 
@@ -110,7 +117,9 @@ def test_a_form_that_holds_itself_is_written_out_twice_and_then_named() -> None:
         "type": "object",
         "properties": {"name": {"type": "string"}, "children": {"type": "array", "items": {"$ref": "#/$defs/tree"}}},
     }
-    found = adapt_schema({"type": "object", "properties": {"root": {"$ref": "#/$defs/tree"}}, "$defs": {"tree": tree}}, GEMINI)
+    found = adapt_schema(
+        {"type": "object", "properties": {"root": {"$ref": "#/$defs/tree"}}, "$defs": {"tree": tree}}, GEMINI
+    )
     text = json.dumps(found.parameters)
     assert text.count('"name"') == 2
     assert "same schema as the enclosing tree" in text
@@ -406,4 +415,6 @@ def test_a_schema_whose_references_multiply_is_written_in_bounded_work() -> None
         "$defs": {"n": {"type": "object", "properties": {f"q{number}": again for number in range(30)}}},
     }
     for dialect in (GEMINI, OPENAI_CHAT):
-        assert json_length(adapt_schema(wide, dialect).parameters) <= max(MAX_GROWTH * json_length(wide), ALWAYS_ALLOWED)
+        assert json_length(adapt_schema(wide, dialect).parameters) <= max(
+            MAX_GROWTH * json_length(wide), ALWAYS_ALLOWED
+        )

@@ -7,7 +7,9 @@ from handrail.catalog.search.lexical_index import DocumentScores
 
 
 def scores(held: dict[int, float], mean: float, deviation: float) -> DocumentScores:
-    return DocumentScores(sorted(held, key=lambda one: -held[one]), mean, deviation, lambda number: held.get(number, 0.0))
+    return DocumentScores(
+        sorted(held, key=lambda one: -held[one]), mean, deviation, lambda number: held.get(number, 0.0)
+    )
 
 
 def test_one_chance_word_that_only_one_tool_has_does_not_outweigh_meaning() -> None:

@@ -311,7 +311,9 @@ def test_the_end_waits_for_no_embedder_that_hangs() -> None:
 def test_encoding_tells_how_far_it_is() -> None:
     told: list[tuple[int, int]] = []
     many = [tool(f"tool_{n}", f"Does thing {n}.") for n in range(40)]
-    index = ToolIndex(many, encoder=EncoderThread(Directions(), progress=lambda done, total: told.append((done, total))))
+    index = ToolIndex(
+        many, encoder=EncoderThread(Directions(), progress=lambda done, total: told.append((done, total)))
+    )
     assert index.wait(60)
     assert told[-1] == (40, 40)
     assert [done for done, _ in told] == sorted(done for done, _ in told)

@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from tests.catalog.texts_of import MAIL, tool
 
 from handrail.catalog.search import lexical_index as module
-from handrail.catalog.search.lexical_index import K1, B, TermVector, ToolDocument, LexicalIndex, make_term_vector, extract_fields, says_whole_name
+from handrail.catalog.search.lexical_index import (
+    K1,
+    B,
+    LexicalIndex,
+    TermVector,
+    ToolDocument,
+    extract_fields,
+    make_term_vector,
+    says_whole_name,
+)
 
 
 def of(weights: Mapping[str, float]) -> TermVector:
@@ -91,7 +100,9 @@ _BAG = st.dictionaries(st.sampled_from("abcdefg"), st.sampled_from([0.5, 1.0, 3.
 
 
 @given(st.lists(_BAG, max_size=8), st.lists(_BAG, max_size=4), st.data())
-def test_an_index_after_changes_is_the_one_built_anew(before: list[TermVector], new: list[TermVector], data: st.DataObject) -> None:
+def test_an_index_after_changes_is_the_one_built_anew(
+    before: list[TermVector], new: list[TermVector], data: st.DataObject
+) -> None:
     stays = data.draw(st.lists(st.sampled_from(range(len(before))), unique=True) if before else st.just([]))
     order = data.draw(st.permutations([("old", n) for n in stays] + [("new", n) for n in range(len(new))]))
     kept = {n: at for at, (kind, n) in enumerate(order) if kind == "old"}
@@ -125,7 +136,10 @@ def test_a_schema_that_holds_itself_ends() -> None:
 
 
 def test_repetitions_beyond_a_few_count_as_length_only() -> None:
-    few, many = make_term_vector(extract_fields(tool("x", "rain " * 3))), make_term_vector(extract_fields(tool("x", "rain " * 100)))
+    few, many = (
+        make_term_vector(extract_fields(tool("x", "rain " * 3))),
+        make_term_vector(extract_fields(tool("x", "rain " * 100))),
+    )
     assert few.weights["rain"] == many.weights["rain"] == 3
     assert many.length > few.length + 90
 
@@ -163,7 +177,9 @@ def test_a_compound_is_found_however_it_is_written(request_: str, number: int) -
 
 
 def test_a_request_of_very_many_words_is_read_as_far_as_terms_are_looked_up() -> None:
-    assert len(COMPOUNDS.request_terms(" ".join(f"word{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(600)))) == 64
+    assert (
+        len(COMPOUNDS.request_terms(" ".join(f"word{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(600)))) == 64
+    )
 
 
 def test_what_no_tool_has_together_is_no_compound() -> None:
@@ -193,7 +209,9 @@ def test_a_huge_description_counts_with_its_beginning() -> None:
     ],
 )
 def test_a_request_says_a_name_in_whatever_order_and_spelling(request_: str, name: str, category: str) -> None:
-    understood = LexicalIndex.from_vectors([make_term_vector(extract_fields(ToolDocument(name)))]).request_terms(request_)
+    understood = LexicalIndex.from_vectors([make_term_vector(extract_fields(ToolDocument(name)))]).request_terms(
+        request_
+    )
     assert says_whole_name(understood, name, category)
 
 
@@ -213,5 +231,7 @@ def test_a_request_says_a_name_in_whatever_order_and_spelling(request_: str, nam
 def test_a_name_of_which_a_word_is_missing_or_that_is_one_word_is_not_said(
     request_: str, name: str, category: str
 ) -> None:
-    understood = LexicalIndex.from_vectors([make_term_vector(extract_fields(ToolDocument(name)))]).request_terms(request_)
+    understood = LexicalIndex.from_vectors([make_term_vector(extract_fields(ToolDocument(name)))]).request_terms(
+        request_
+    )
     assert not says_whole_name(understood, name, category)

@@ -8,10 +8,10 @@ import pytest
 from tests.catalog.stock import CORE, entry, generation, many
 from tests.tools.desk import Memory
 
-from handrail.catalog.interaction import InteractionState, DocumentationReads, make_example
+from handrail.catalog.interaction import DocumentationReads, InteractionState, make_example
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.errors import ToolError
-from handrail.contract.generation import ToolEntry, ThirdPartyOrigin
+from handrail.contract.generation import ThirdPartyOrigin, ToolEntry
 from handrail.contract.tool.tool import Tool, check_spec
 from handrail.tools import BUILTINS
 
@@ -48,7 +48,9 @@ async def test_a_manual_is_whole() -> None:
 
 async def test_the_words_of_a_foreign_tool_are_told_as_such() -> None:
     of = InteractionState("s", CatalogOptions(), Memory())
-    manual = await of.make_catalog(generation(CORE, entry("gh_x", foreign=ThirdPartyOrigin("github")))).read_documentation("gh_x")
+    manual = await of.make_catalog(
+        generation(CORE, entry("gh_x", foreign=ThirdPartyOrigin("github")))
+    ).read_documentation("gh_x")
     assert manual.source == "github"
 
 
@@ -61,7 +63,9 @@ async def test_what_was_read_is_kept_with_the_session_and_bound_to_the_definitio
     assert await of.documentation_reads.has_read(tool)
     assert await DocumentationReads("s", kept).has_read(tool), "a later process knows"
     assert not await DocumentationReads("other", kept).has_read(tool)
-    assert not await of.documentation_reads.has_read(entry("press.print", documentation="Two.")), "the manual has changed since"
+    assert not await of.documentation_reads.has_read(entry("press.print", documentation="Two.")), (
+        "the manual has changed since"
+    )
 
 
 @pytest.mark.proves("D-13", "D-09")

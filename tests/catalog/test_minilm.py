@@ -12,8 +12,8 @@ import pytest
 from tests.catalog.texts_of import ALL, tool
 
 from handrail.catalog.embedders import minilm
-from handrail.catalog.embedders.protocol import EmbedderError
 from handrail.catalog.embedders.minilm import MiniLMEmbedder
+from handrail.catalog.embedders.protocol import EmbedderError
 from handrail.catalog.search.cache import SearchCache
 from handrail.catalog.search.encoder import EncoderThread
 from handrail.catalog.search.index import LEAST, NAMED_SURE, ToolIndex
@@ -161,7 +161,11 @@ def test_the_model_says_that_it_reads_english_where_nothing_fits(model: MiniLMEm
     index = ToolIndex(ALL, encoder=EncoderThread(model))
     assert index.wait(100)
     found = index.search("показать курс обмена", patience_s=100)
-    assert found.search_method == "lexical and meaning" and found.nothing_fits and "search again in English" in found.unread
+    assert (
+        found.search_method == "lexical and meaning"
+        and found.nothing_fits
+        and "search again in English" in found.unread
+    )
 
 
 def test_where_no_hit_is_worth_being_named_nothing_fits_however_likely_some_tool_is(model: MiniLMEmbedder) -> None:
@@ -179,7 +183,9 @@ def test_where_no_hit_is_worth_being_named_nothing_fits_however_likely_some_tool
     )
     assert index.wait(600)
     found = [index.search(each, patience_s=100) for each in ("../../etc/passwd", "/etc/shadow", "rm -rf /", "; ls -la")]
-    unsure = [one for one in found if one.fit_probability >= LEAST and max(hit.confidence for hit in one.hits) < NAMED_SURE]
+    unsure = [
+        one for one in found if one.fit_probability >= LEAST and max(hit.confidence for hit in one.hits) < NAMED_SURE
+    ]
     assert unsure and all(one.nothing_fits and all(hit.tail for hit in one.hits) for one in unsure)
     assert all(one.nothing_fits == all(hit.tail for hit in one.hits) for one in found if one.fit_probability >= LEAST)
 

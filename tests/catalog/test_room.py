@@ -14,9 +14,9 @@ from tests.tools.desk import Memory
 from handrail.catalog import interaction
 from handrail.catalog.interaction import InteractionState
 from handrail.catalog.view import ActiveSet, CatalogOptions
-from handrail.contract.services.jobs import ToolSearchResult, ToolMatch
 from handrail.contract.errors import ToolError
-from handrail.contract.generation import ToolEntry, Generation
+from handrail.contract.generation import Generation, ToolEntry
+from handrail.contract.services.jobs import ToolMatch, ToolSearchResult
 
 pytestmark = pytest.mark.proves("D-03", "D-05")
 NAMES = [one.id for one in CORE]
@@ -158,7 +158,11 @@ def test_an_active_set_keeps_order_and_counts_each_once() -> None:
     assert active.apply_steps(["b", "a", "?c", "?b", "c", "c", "-d"]) == ("b", "?c", "c")
     assert (active.ids_after(), active.ids_after(2), len(active), "c" in active, "d" in active) == (("a", "b", "c"), ("a", "b"), 4, True, False)  # fmt: skip
     active.apply_steps(["-b", "?b"])
-    assert (active.ids_after(), active.ids_after(4), active.minimal_steps()) == (("a", "c", "b"), ("a", "b", "c"), ("a", "c", "?b"))
+    assert (active.ids_after(), active.ids_after(4), active.minimal_steps()) == (
+        ("a", "c", "b"),
+        ("a", "b", "c"),
+        ("a", "c", "?b"),
+    )
 
 
 def test_an_interaction_of_days_does_not_keep_all_that_ever_was_in_view() -> None:
@@ -169,5 +173,7 @@ def test_an_interaction_of_days_does_not_keep_all_that_ever_was_in_view() -> Non
     now = shown(of)
     last = of.start_turn(THERE)
     assert len(of.active) < 100 and shown(of) == now
-    assert [spec.id for spec in of.active_specs(THERE, first)] == NAMES and [spec.id for spec in of.active_specs(THERE, last)] == now
+    assert [spec.id for spec in of.active_specs(THERE, first)] == NAMES and [
+        spec.id for spec in of.active_specs(THERE, last)
+    ] == now
     assert all(of.was_shown(THERE, tool_id) for tool_id in now) and not of.was_shown(THERE, "few.t0000")

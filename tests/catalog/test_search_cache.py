@@ -11,10 +11,10 @@ import numpy
 import pytest
 from tests.catalog.texts_of import ALL, WEATHER, Directions, tool
 
-from handrail.catalog.search.cache import SearchCache, UnusableCacheFile, text_key, read_cache_file, write_cache_file
+from handrail.catalog.search.cache import SearchCache, UnusableCacheFile, read_cache_file, text_key, write_cache_file
 from handrail.catalog.search.encoder import EncoderThread
 from handrail.catalog.search.index import ToolIndex
-from handrail.catalog.search.lexical_index import TermVector, LexicalIndex, make_passage
+from handrail.catalog.search.lexical_index import LexicalIndex, TermVector, make_passage
 
 VECTORS = {text_key(name): numpy.arange(4, dtype=numpy.float16) + at for at, name in enumerate("abc")}
 
@@ -170,7 +170,9 @@ def test_the_words_of_a_catalogue_are_kept_and_those_of_another_are_not_taken(tm
     cache = SearchCache(tmp_path)
     tools = sorted(ALL, key=lambda each: each.id)
     keys = [each.key for each in tools]
-    made = LexicalIndex.from_vectors([TermVector({"cat": 1.0}, 1), TermVector({"dog": 2.0}, 2), TermVector({"cat": 3.0}, 3), TermVector({}, 0)])
+    made = LexicalIndex.from_vectors(
+        [TermVector({"cat": 1.0}, 1), TermVector({"dog": 2.0}, 2), TermVector({"cat": 3.0}, 3), TermVector({}, 0)]
+    )
     cache.store_lexical(keys, made)
     found = cache.load_lexical(keys)
     assert found is not None

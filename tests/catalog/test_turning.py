@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 
-from handrail.catalog.search.vectors import ServedRequests, QueryAdapter
+from handrail.catalog.search.vectors import QueryAdapter, ServedRequests
 
 WIDTH = 6
 
@@ -43,7 +43,11 @@ def test_it_is_kept_in_a_byte_a_component_and_read_again(tmp_path: Path) -> None
     rows = choose.standard_normal((7, WIDTH)).astype(numpy.float32)
     rows /= numpy.linalg.norm(rows, axis=1, keepdims=True)
     turn = QueryAdapter(
-        plain(), [ServedRequests(rows, unit(3, 4), choose.integers(0, 2, 7)), ServedRequests(unit(1), unit(5), numpy.array([0]))]
+        plain(),
+        [
+            ServedRequests(rows, unit(3, 4), choose.integers(0, 2, 7)),
+            ServedRequests(unit(1), unit(5), numpy.array([0])),
+        ],
     )
     turn.save(tmp_path / "turn.npz")
     again = QueryAdapter.load(tmp_path / "turn.npz")

@@ -54,7 +54,10 @@ def test_searching_by_signs_first_finds_nearly_what_comparing_all_finds() -> Non
 def test_where_all_documents_are_asked_for_none_is_left_out_by_its_signs() -> None:
     """Somebody who searches among a few tools of many has all of them in order, and picks."""
     rows = _clustered(9_000, 128)
-    exact, signs = VectorIndex(rows, USUAL[:, :128], exact_up_to=9_000), VectorIndex(rows, USUAL[:, :128], exact_up_to=0)
+    exact, signs = (
+        VectorIndex(rows, USUAL[:, :128], exact_up_to=9_000),
+        VectorIndex(rows, USUAL[:, :128], exact_up_to=0),
+    )
     request = _unit(_clustered(1, 128))[0]
     one, other = exact.score_documents(request, 9_000), signs.score_documents(request, 9_000)
     assert sorted(other.best) == list(range(9_000))
@@ -87,7 +90,9 @@ def test_how_near_others_tools_lie_is_a_matter_of_the_nearest_and_not_of_their_n
     far, usual = _clustered(30, 64), _clustered(5, 64)
 
     def near(*several: Any) -> float:
-        return float(VectorIndex(rows, usual, out_of_domain=numpy.concatenate(several)).out_of_domain_similarity(request)[0])
+        return float(
+            VectorIndex(rows, usual, out_of_domain=numpy.concatenate(several)).out_of_domain_similarity(request)[0]
+        )
 
     assert near(far, far) == pytest.approx(near(far), abs=1e-5)
     assert near(far[1:], request) > near(far) + 0.1

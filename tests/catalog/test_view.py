@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.catalog.stock import CORE, built_in, entry, generation, many
 from tests.tools.desk import Memory
 
-from handrail.catalog.interaction import InteractionState, ActiveState
+from handrail.catalog.interaction import ActiveState, InteractionState
 from handrail.catalog.view import MAX_INITIALLY_ACTIVE, CatalogOptions, CatalogView, get_view
 from handrail.contract.errors import ToolError
-from handrail.contract.generation import ThirdPartyOrigin, Generation
+from handrail.contract.generation import Generation, ThirdPartyOrigin
 
 NAMES = [one.id for one in CORE]
 
@@ -80,7 +80,9 @@ def test_what_the_agents_manifest_names_is_core_after_what_ships() -> None:
 def test_a_foreign_tool_that_says_that_it_is_core_is_in_its_category() -> None:
     claims = entry("x_a", tier="core", foreign=ThirdPartyOrigin("x"))
     there = generation(CORE, many(30), claims)
-    assert shown(interaction(), there) == NAMES and CatalogView(there, CatalogOptions()).category_members["x"] == ("x_a",)
+    assert shown(interaction(), there) == NAMES and CatalogView(there, CatalogOptions()).category_members["x"] == (
+        "x_a",
+    )
 
 
 @pytest.mark.proves("D-01a")

@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.catalog.search.lexical_index import ToolDocument, make_passage
-from handrail.catalog.search.words import MAX_REQUEST_PARTS, find_hollow_terms, find_names, split_request, join_e_words, stem_word, remove_filler, extract_terms, split_words
+from handrail.catalog.search.words import (
+    MAX_REQUEST_PARTS,
+    extract_terms,
+    find_hollow_terms,
+    find_names,
+    join_e_words,
+    remove_filler,
+    split_request,
+    split_words,
+    stem_word,
+)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +102,9 @@ def test_a_compound_is_also_the_word_that_it_is_written_together(written: str, a
 
 
 def test_a_model_is_given_an_e_mail_as_one_word() -> None:
-    assert join_e_words("Send an e-mail, E-Books; re-use e-2, the-mail") == "Send an email, E-Books; re-use e-2, the-mail"
+    assert (
+        join_e_words("Send an e-mail, E-Books; re-use e-2, the-mail") == "Send an email, E-Books; re-use e-2, the-mail"
+    )
     assert make_passage(ToolDocument("send", "An e‑mail.")) == "send: An email."
 
 

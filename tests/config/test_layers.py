@@ -42,7 +42,14 @@ def test_each_layer_is_stronger_than_the_one_before_and_every_value_keeps_its_or
         "limits.job",
         "limits.cut",
     )
-    untouched = {"agent", "ceiling", "mode", "secrets", "tools", *(key for key in list_keys() if key.startswith(tables))}
+    untouched = {
+        "agent",
+        "ceiling",
+        "mode",
+        "secrets",
+        "tools",
+        *(key for key in list_keys() if key.startswith(tables)),
+    }
     assert in_force == {
         **dict.fromkeys(untouched, "default"),
         "limits.lock_wait_ms": f"{layers.config}:2",
@@ -266,7 +273,9 @@ def test_each_setting_of_each_tool_is_overridden_by_itself_and_keeps_its_place(l
     assert (tools["glob"].enabled, tools["glob"].max_entries) == (False, 9)
     assert tools["mail.send"].config == {"sender": "ann", "host": "b", "port": "25"}
     assert tools["mail.send"].timeout_ms == 900
-    places = {one.key: str(one.origin) for one in config.values if one.key.startswith("tools") and not one.inactive_reason}
+    places = {
+        one.key: str(one.origin) for one in config.values if one.key.startswith("tools") and not one.inactive_reason
+    }
     assert places == {
         "tools.glob.enabled": f"{layers.config}:2",
         "tools.glob.max_entries": "--set tools.glob.max_entries",

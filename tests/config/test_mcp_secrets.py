@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.config.places import Layers
 
-from handrail.upstream.server_config import load_server_definitions, find_named_secrets, find_argument_secrets, find_url_secrets
+from handrail.upstream.server_config import (
+    find_argument_secrets,
+    find_named_secrets,
+    find_url_secrets,
+    load_server_definitions,
+)
 
 BASIC = base64.b64encode(b"ann:open-sesame").decode()
 

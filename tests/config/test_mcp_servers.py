@@ -9,8 +9,8 @@ import pytest
 from tests.config.places import Layers
 
 from handrail.contract.errors import LoadError
-from handrail.upstream.server_config import load_server_definitions
 from handrail.upstream.package_installer import fetches_package
+from handrail.upstream.server_config import load_server_definitions
 
 FILE = {
     "mcpServers": {
@@ -26,7 +26,10 @@ def test_a_file_of_another_program_gives_servers_and_a_table_of_the_same_name_gi
     layers.config.write_text('[mcp]\nfiles = ["mcp.json"]\n[mcp.servers.files]\nread = ["docs"]\nelicitation = true\n')
     learned: list[str] = []
     found = {
-        one.name: one for one in load_server_definitions(layers.load(), register_secret=learned.append, environment={"KEY": "sesame-1234"})
+        one.name: one
+        for one in load_server_definitions(
+            layers.load(), register_secret=learned.append, environment={"KEY": "sesame-1234"}
+        )
     }
     assert set(found) == {"files", "web"}, "what is disabled is not there"
     files, web = found["files"], found["web"]

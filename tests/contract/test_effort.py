@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.schema.check_effort import CHECK_BUDGET, LIST_BUDGET, MAX_COUNTED, MAX_VALUES, CheckEffort, pattern_states
+from handrail.contract.schema.check_effort import (
+    CHECK_BUDGET,
+    LIST_BUDGET,
+    MAX_COUNTED,
+    MAX_VALUES,
+    CheckEffort,
+    pattern_states,
+)
 from handrail.contract.schema.validation import MAX_SCHEMA_BYTES, InvalidSchema, compile_schema
 
 pytestmark = pytest.mark.proves("K-06")
@@ -194,7 +201,9 @@ def test_a_text_that_is_too_long_for_its_pattern_is_refused_and_named(pattern: s
         (of({"propertyNames": {"pattern": pattern}}), {"ab" * (length // 2): 1}),
         (of({"items": {"pattern": pattern}}), ["ab" * (length // 2)]),
     ):
-        [found] = compile_schema(schema).list_problems({"y": 1, "x": value} if "y" in schema["properties"] else {"x": value})
+        [found] = compile_schema(schema).list_problems(
+            {"y": 1, "x": value} if "y" in schema["properties"] else {"x": value}
+        )
         assert found.startswith("`x`: the ")
         assert "too large to check" in found
 

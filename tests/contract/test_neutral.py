@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handrail.contract.text.neutralisation import EscapedText, find_hidden, may_need_escaping, neutralise_text, restore_text
+from handrail.contract.text.neutralisation import (
+    EscapedText,
+    find_hidden,
+    may_need_escaping,
+    neutralise_text,
+    restore_text,
+)
 
 pytestmark = pytest.mark.proves("O-04")
 PARTS = [
@@ -151,4 +157,6 @@ def test_ordinary_writing_stays_as_it_is(text: str) -> None:
 
 
 def test_the_quick_look_lets_ordinary_code_pass() -> None:
-    assert not may_need_escaping(orjson.dumps({"text": Path(bisect.__file__).read_text(), "n": [1, None, "a\nb\tc\r\n"]}))
+    assert not may_need_escaping(
+        orjson.dumps({"text": Path(bisect.__file__).read_text(), "n": [1, None, "a\nb\tc\r\n"]})
+    )

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.protected.path_protection import (
-    is_private_key,
     depends_on_path,
-    fold_name,
-    is_protected,
     find_protection,
-    is_suspicious,
     find_tool_protection,
+    fold_name,
+    is_private_key,
+    is_protected,
+    is_suspicious,
 )
 
 pytestmark = pytest.mark.proves("P-15")

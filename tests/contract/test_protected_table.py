@@ -9,8 +9,14 @@ from tests import protected_names
 from tests.contract import protected_lists as lists
 
 from handrail.contract.protected.approval_required import APPROVAL_REQUIRED, UNPROTECTED
-from handrail.contract.protected.never_written import NEVER_WRITTEN, KIND_DESCRIPTIONS, ProtectedNames
-from handrail.contract.protected.path_protection import depends_on_path, fold_name, find_protection, is_suspicious, find_tool_protection
+from handrail.contract.protected.never_written import KIND_DESCRIPTIONS, NEVER_WRITTEN, ProtectedNames
+from handrail.contract.protected.path_protection import (
+    depends_on_path,
+    find_protection,
+    find_tool_protection,
+    fold_name,
+    is_suspicious,
+)
 
 pytestmark = pytest.mark.proves("P-15")
 
@@ -49,8 +55,12 @@ def test_names_are_written_as_they_are_compared_and_once() -> None:
         assert [fold_name(part) for part in written.split("/")] == written.split("/"), name
 
 
-@pytest.mark.parametrize(("rows", "wanted"), [(NEVER_WRITTEN, "never"), (APPROVAL_REQUIRED, "ask"), (UNPROTECTED, "free")])
-def test_each_row_holds_at_any_depth_beneath_it_and_in_any_spelling(rows: tuple[ProtectedNames, ...], wanted: str) -> None:
+@pytest.mark.parametrize(
+    ("rows", "wanted"), [(NEVER_WRITTEN, "never"), (APPROVAL_REQUIRED, "ask"), (UNPROTECTED, "free")]
+)
+def test_each_row_holds_at_any_depth_beneath_it_and_in_any_spelling(
+    rows: tuple[ProtectedNames, ...], wanted: str
+) -> None:
     for name in examples(rows):
         for path in (name, f"a/b/{name}", name.upper(), f"{name}. ", f"{name}::$DATA", f"{name[:1]}\u200b{name[1:]}"):
             assert answer(path) == wanted, path

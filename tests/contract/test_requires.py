@@ -9,14 +9,14 @@ from pydantic import ValidationError
 
 from handrail.contract.tool.requires import (
     AnyArgument,
+    CapabilityLayer,
     CapabilitySet,
     FsRequires,
-    CapabilityLayer,
     NetRequires,
+    PathVariables,
     PrefixArgument,
     Requires,
     ShellRequires,
-    PathVariables,
     expand_requires,
     union_of_layers,
 )
@@ -186,7 +186,9 @@ def test_a_further_layer_never_widens(layers: list[CapabilityLayer], more: Capab
 
 @pytest.mark.proves("K-10")
 @given(LAYERS, LAYERS, TARGETS)
-def test_a_union_allows_what_either_allows_and_no_more(one: CapabilityLayer, other: CapabilityLayer, target: str) -> None:
+def test_a_union_allows_what_either_allows_and_no_more(
+    one: CapabilityLayer, other: CapabilityLayer, target: str
+) -> None:
     whole = CapabilitySet((union_of_layers("agent", [one, other]),))
     either = CapabilitySet((one,)).allows("fs.read", target) or CapabilitySet((other,)).allows("fs.read", target)
     assert whole.allows("fs.read", target) is either

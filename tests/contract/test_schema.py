@@ -375,7 +375,9 @@ def test_a_recursive_schema_checks_recursive_arguments() -> None:
         {"type": "object", "properties": {"child": {"$ref": "#"}, "n": {"type": "integer"}}, "required": ["n"]}
     )
     assert schema.list_problems({"n": 1, "child": {"n": 2}}) == []
-    assert schema.list_problems({"n": 1, "child": {"n": "2"}}) == ["`child.n`: expected integer, got string of 1 characters"]
+    assert schema.list_problems({"n": 1, "child": {"n": "2"}}) == [
+        "`child.n`: expected integer, got string of 1 characters"
+    ]
 
 
 @pytest.mark.proves("K-06")

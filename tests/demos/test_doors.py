@@ -27,7 +27,9 @@ ROOT = str(Path(__file__).parents[2])
 
 DOORS = (sys.executable, "-m", "demos.doors", "--edits", "3")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="joining needs Linux")
-needs_sandbox = pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="programs cannot be confined on this machine")
+needs_sandbox = pytest.mark.skipif(
+    not tiers.probe_tier().is_confining, reason="programs cannot be confined on this machine"
+)
 
 
 @pytest.fixture

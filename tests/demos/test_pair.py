@@ -19,12 +19,14 @@ from handrail.agent.events import AgentIdle, NotificationsDelivered
 from handrail.agent.loop import Agent
 from handrail.sandbox import tiers
 from handrail.session.local_session import LocalSession
-from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.kernels import temporary_kernel
+from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 
 ROOT = str(Path(__file__).parents[2])
 
-needs_sandbox = pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="programs cannot be confined on this machine")
+needs_sandbox = pytest.mark.skipif(
+    not tiers.probe_tier().is_confining, reason="programs cannot be confined on this machine"
+)
 pytestmark = pytest.mark.proves("A-07")
 
 

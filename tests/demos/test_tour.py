@@ -31,7 +31,9 @@ ROOT = str(Path(__file__).parents[2])
 
 TOUR = (sys.executable, "-m", "demos.tour")
 FILE = Path(guide.__file__).with_name("__main__.py")
-needs_sandbox = pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="programs cannot be confined on this machine")
+needs_sandbox = pytest.mark.skipif(
+    not tiers.probe_tier().is_confining, reason="programs cannot be confined on this machine"
+)
 
 
 @pytest.fixture

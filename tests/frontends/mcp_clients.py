@@ -51,7 +51,9 @@ async def interview(runtime: Runtime) -> str:
         }
     )
     name, line = answers["who"]["content"]["name"], answers["line"]["content"]["text"]
-    again = await runtime.client.send_requests({"who": ClientRequest("elicitation/create", {"message": "Sure?", "requestedSchema": NAME})})
+    again = await runtime.client.send_requests(
+        {"who": ClientRequest("elicitation/create", {"message": "Sure?", "requestedSchema": NAME})}
+    )
     return f"{name}, {line}, {answers['where']['roots'][0]['uri']}, {again['who']['content']['name']}"
 
 
@@ -158,7 +160,10 @@ async def roots(context: Any) -> types.ListRootsResult:
 
 @asynccontextmanager
 async def serving(
-    folder: Path, serving: McpFrontendSettings | None = None, rules: tuple[str, ...] = ALLOWED, tools: tuple[Tool, ...] = TOOLS
+    folder: Path,
+    serving: McpFrontendSettings | None = None,
+    rules: tuple[str, ...] = ALLOWED,
+    tools: tuple[Tool, ...] = TOOLS,
 ) -> AsyncGenerator[tuple[LocalKernel, ClientManager, Callable[..., Client]]]:
     async with temporary_kernel(folder, tools=tools, rules=rules) as kernel:
         house = ClientManager(kernel, serving or McpFrontendSettings())

@@ -18,7 +18,7 @@ from handrail.contract.agent import AgentManifest
 from handrail.contract.call import Result
 from handrail.frontends.acp.session_setup import WorkspacePool
 from handrail.kernel.kernel import Kernel
-from handrail.testing.request_checks import ReplyPause, PlaybackModel, call_reply, text_reply
+from handrail.testing.request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
 
 pytestmark = pytest.mark.proves("A-10", "A-03", "F-05")
 

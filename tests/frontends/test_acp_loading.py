@@ -16,8 +16,8 @@ from acp.client.connection import ClientSideConnection
 from tests.frontends.acp_clients import Desk, Editor, ask
 
 from handrail.agent.budget import Budget
-from handrail.contract.services.memory import HistoryEntry
 from handrail.contract.errors import LogUnavailable, UsageError
+from handrail.contract.services.memory import HistoryEntry
 from handrail.frontends.acp.updates import UpdateSender
 from handrail.session.session_store import SessionHistory
 from handrail.store.folders import locate_folders

@@ -11,9 +11,9 @@ from tests.frontends.acp_clients import Desk, ask, call
 
 from handrail.contract.call import CallAnswer, Event, Result
 from handrail.contract.tool.spec import ToolSpec
-from handrail.frontends.acp.terminals import EditorTerminals, display_mode
 from handrail.frontends.acp.call_format import Content, result_content
-from handrail.frontends.acp.updates import UpdateSender, Update
+from handrail.frontends.acp.terminals import EditorTerminals, display_mode
+from handrail.frontends.acp.updates import Update, UpdateSender
 from handrail.sandbox import tiers
 
 pytestmark = pytest.mark.proves("F-05")
@@ -89,7 +89,10 @@ def test_of_a_call_that_failed_the_reason_comes_first() -> None:
     failed = Result.error("timeout", "it took too long", {"output": ""})
     assert words(result_content(failed, "/ws")[0]) == ["it took too long"]
     cut = Result.output({"head": "x", "exit_code": 0}, truncated=True, output_path="/out/1.txt")
-    assert words(result_content(cut, "/ws")[0]) == [block("x"), "The output is truncated. It is complete in /out/1.txt."]
+    assert words(result_content(cut, "/ws")[0]) == [
+        block("x"),
+        "The output is truncated. It is complete in /out/1.txt.",
+    ]
 
 
 @pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="bash is withheld on this machine")
@@ -135,7 +138,9 @@ async def test_a_result_of_no_program_is_shown_where_an_empty_terminal_stood() -
 async def test_a_program_that_a_signal_ended_is_told_by_its_name_and_what_is_beside_stands_below() -> None:
     told = Told(DRAWS)
     told.happens("started")
-    told.telling.show_result("s/1.0", "bash", Result.output({"exit_code": -9, "signal": 9, "output": "", "limit": "memory"}))
+    told.telling.show_result(
+        "s/1.0", "bash", Result.output({"exit_code": -9, "signal": 9, "output": "", "limit": "memory"})
+    )
     terminal, *beside = await told.content()
     assert isinstance(terminal, schema.TerminalToolCallContent) and words(beside) == ["memory"]
     (end,) = [

@@ -15,8 +15,15 @@ from tests.frontends.acp_clients import Desk, Editor, ask, call
 from handrail.contract.call import Event, Result
 from handrail.contract.tool.spec import ToolSpec
 from handrail.frontends.acp.terminal_viewer import END
-from handrail.frontends.acp.terminals import OMISSION_NOTE, MAX_BUFFERED_BYTES, MAX_TEXT_CHARACTERS, CommandTerminal, EditorTerminals, display_mode
-from handrail.frontends.acp.updates import UpdateSender, Update
+from handrail.frontends.acp.terminals import (
+    MAX_BUFFERED_BYTES,
+    MAX_TEXT_CHARACTERS,
+    OMISSION_NOTE,
+    CommandTerminal,
+    EditorTerminals,
+    display_mode,
+)
+from handrail.frontends.acp.updates import Update, UpdateSender
 from handrail.sandbox import tiers
 
 pytestmark = [
@@ -107,7 +114,9 @@ async def test_without_terminals_the_end_of_what_it_wrote_grows_as_text_that_ste
         told.append(update)
 
     spec = ToolSpec(id="bash", description="", parameters={"type": "object"}, kind="execute")
-    telling = UpdateSender(send, lambda _: spec, "/ws", EditorTerminals(None, display_mode(schema.ClientCapabilities())))  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+    telling = UpdateSender(
+        send, lambda _: spec, "/ws", EditorTerminals(None, display_mode(schema.ClientCapabilities()))
+    )  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
 
     def happens(kind: Any, **data: Any) -> None:
         telling.handle_event(Event(kind, "s", "s/1.0", "bash", 0, data))

@@ -19,7 +19,7 @@ from tests.frontends.conftest import Program
 from handrail.agent.budget import Budget
 from handrail.frontends.acp.agent import serve_client
 from handrail.frontends.acp.session_setup import AcpFrontendSettings
-from handrail.frontends.acp.transport import ValidatingTransport, PipeTransport, to_line
+from handrail.frontends.acp.transport import PipeTransport, ValidatingTransport, to_line
 
 pytestmark = pytest.mark.proves("F-05")
 

@@ -83,11 +83,12 @@ def test_what_waits_is_listed_whole_with_control_characters_visible(here: Here) 
             {"path": "note.txt", "operations": [{"op": "append", "content": "third line"}]},
             ["+third line"],
         ),
-        ("edit", {"path": "note.txt", "old": "nowhere", "new": "x"}, ["this call would fail: `old` was not found in note.txt"]),
+        (
+            "edit",
+            {"path": "note.txt", "old": "nowhere", "new": "x"},
+            ["this call would fail: `old` was not found in note.txt"],
+        ),
         ("write", {"path": "../../out.txt", "content": "x"}, ["this call would fail"]),
-||||||| base
-        ("edit", {"path": "note.txt", "old": "nowhere", "new": "x"}, ["this would fail: `old` was not found in note.txt"]),
-        ("write", {"path": "../../out.txt", "content": "x"}, ["this would fail"]),
     ],
 )
 def test_an_edit_is_shown_as_a_diff_of_the_file_as_it_is_now(

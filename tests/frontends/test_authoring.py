@@ -48,7 +48,10 @@ def test_a_build_shows_what_it_runs_and_writes_and_a_failure_says_why(handrail: 
     assert called.code == 0 and called.out == "words: 2\n"
     script.write_text("echo 'no such header'; exit 1\n")
     failed = here("build", "default", "--out", f"{bundle}2", "--config", str(config))
-    assert failed.code == 5 and "`sh build.sh` ended with exit code 1. Last line of its output: no such header" in failed.err
+    assert (
+        failed.code == 5
+        and "`sh build.sh` ended with exit code 1. Last line of its output: no such header" in failed.err
+    )
 
 
 @pytest.mark.proves("K-12")

@@ -41,7 +41,16 @@ def ended(command: Sequence[str]) -> tuple[int, str]:
 
 @pytest.mark.skipif(next(find_binaries(), None) is None, reason="nothing here makes a folder read-only for root too")
 def test_on_a_read_only_disk_looking_works_and_removing_says_why_not(handrail: Program, here: Here, call: str) -> None:
-    frozen = [next(find_binaries()), "--dev-bind", "/", "/", "--ro-bind", str(handrail.state), str(handrail.state), "--"]
+    frozen = [
+        next(find_binaries()),
+        "--dev-bind",
+        "/",
+        "/",
+        "--ro-bind",
+        str(handrail.state),
+        str(handrail.state),
+        "--",
+    ]
 
     def tried(*arguments: str) -> tuple[int, str]:
         return ended([*frozen, *handrail.cold(*arguments)])

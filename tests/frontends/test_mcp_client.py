@@ -140,7 +140,10 @@ async def test_an_approval_that_outlasts_its_request_is_collected_by_the_same_ca
 
 async def test_what_nobody_answers_in_time_is_parked(tmp_path: Path) -> None:
     person = Person()
-    async with serving(tmp_path, McpFrontendSettings(wait_s=0.05)) as (kernel, _, client), client("legacy", person) as one:
+    async with (
+        serving(tmp_path, McpFrontendSettings(wait_s=0.05)) as (kernel, _, client),
+        client("legacy", person) as one,
+    ):
         parked = await one.call_tool("launch", {"what": "later"})
         assert about(parked, "parked") == kernel.approvals.list_pending()[0].id and person.seen
 
@@ -322,7 +325,10 @@ async def test_a_storm_of_cancellations_leaves_nothing_behind(tmp_path: Path, er
 async def test_a_tool_that_asks_again_although_the_client_has_not_come_back_is_answered_and_ends(
     tmp_path: Path,
 ) -> None:
-    async with serving(tmp_path, McpFrontendSettings(hold_s=0.01)) as (_, house, client), client("auto", Person()) as one:
+    async with (
+        serving(tmp_path, McpFrontendSettings(hold_s=0.01)) as (_, house, client),
+        client("auto", Person()) as one,
+    ):
         asked = await one.session.call_tool("insist", {"params": {}}, allow_input_required=True)
         assert isinstance(asked, types.InputRequiredResult)
         (visit,) = house.clients
@@ -396,7 +402,10 @@ async def test_guidance_that_the_instructions_have_no_room_for_follows_the_descr
         return count
 
     tools = (*TOOLS, *map(made, range(40)))
-    async with serving(tmp_path, McpFrontendSettings(discovery="all"), tools=tools) as (_, _, client), client(era) as one:
+    async with (
+        serving(tmp_path, McpFrontendSettings(discovery="all"), tools=tools) as (_, _, client),
+        client(era) as one,
+    ):
         told = [line for line in (one.instructions or "").splitlines() if line.startswith("- ")]
         assert sum(map(len, told)) < MAX_GUIDANCE and told[-1].startswith("- store__t0")
         listed = {found.name: found.description or "" for found in (await one.list_tools()).tools}

@@ -16,13 +16,13 @@ from mcp import Client
 from mcp.server.streamable_http import EventMessage
 
 from handrail import tool
+from handrail.contract.errors import StartError, UsageError
 from handrail.contract.services.client import ClientRequest
 from handrail.contract.services.runtime import Runtime
-from handrail.contract.errors import StartError, UsageError
-from handrail.frontends.mcp import client_manager, client
+from handrail.frontends.mcp import client, client_manager
 from handrail.frontends.mcp.client_manager import McpFrontendSettings
 from handrail.frontends.mcp.http_limits import MAX_CONNECTIONS
-from handrail.frontends.mcp.http_server import MAX_STREAM_EVENTS, HttpFrontendSettings, EventReplay, run_http_server
+from handrail.frontends.mcp.http_server import MAX_STREAM_EVENTS, EventReplay, HttpFrontendSettings, run_http_server
 from handrail.testing.kernels import temporary_kernel
 
 FORM: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
@@ -35,7 +35,9 @@ ran: list[str] = []
 @tool(side_effect="read", locks=[], requires={"capabilities": ["elicit"]})
 async def greet(runtime: Runtime, greeting: str = "Hello") -> str:
     """Ask who is there."""
-    answers = await runtime.client.send_requests({"who": ClientRequest("elicitation/create", {"message": "Who?", "requestedSchema": FORM})})
+    answers = await runtime.client.send_requests(
+        {"who": ClientRequest("elicitation/create", {"message": "Who?", "requestedSchema": FORM})}
+    )
     ran.append(greeting)
     return f"{greeting}, {answers['who']['content']['name']}"
 
@@ -166,7 +168,9 @@ async def test_a_client_that_hangs_up_stops_its_call(tmp_path: Path) -> None:
 
     async with AsyncExitStack() as stack:
         kernel = await stack.enter_async_context(temporary_kernel(tmp_path, tools=[linger], rules=["allow linger"]))
-        url, _ = await stack.enter_async_context(run_http_server(kernel, McpFrontendSettings(), HttpFrontendSettings("127.0.0.1", 0)))
+        url, _ = await stack.enter_async_context(
+            run_http_server(kernel, McpFrontendSettings(), HttpFrontendSettings("127.0.0.1", 0))
+        )
         http = await stack.enter_async_context(httpx2.AsyncClient())
         hanging = asyncio.create_task(Rpc(http, url).call("linger"))
         await reached.wait()
@@ -294,7 +298,9 @@ async def test_a_state_token_is_enough_to_go_on_over_another_connection(tmp_path
 async def test_the_session_of_a_client_without_a_token_ends_with_its_connection(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         kernel = await stack.enter_async_context(temporary_kernel(tmp_path, tools=[greet], rules=["allow greet"]))
-        url, _ = await stack.enter_async_context(run_http_server(kernel, McpFrontendSettings(), HttpFrontendSettings("127.0.0.1", 0)))
+        url, _ = await stack.enter_async_context(
+            run_http_server(kernel, McpFrontendSettings(), HttpFrontendSettings("127.0.0.1", 0))
+        )
         async with httpx2.AsyncClient() as http:
             await Rpc(http, url).call(*LOOK)
             (session,) = kernel.sessions.by_id.values()
@@ -304,7 +310,9 @@ async def test_the_session_of_a_client_without_a_token_ends_with_its_connection(
 
 
 async def test_one_token_takes_no_more_than_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("handrail.frontends.mcp.http_server.MOST_CONNECTIONS", 16)  # a quarter of which is one credential's
+    monkeypatch.setattr(
+        "handrail.frontends.mcp.http_server.MOST_CONNECTIONS", 16
+    )  # a quarter of which is one credential's
     async with running(tmp_path, tokens={ALICE: "alice", BOB: "bob"}) as rpc:
         body: dict[str, Any] = {
             "jsonrpc": "2.0",

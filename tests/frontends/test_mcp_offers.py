@@ -42,7 +42,7 @@ class Shelf:
     """What a source has beside tools: one note that changes, one template, one prompt."""
 
     source = ""
-    foreign = False
+    is_third_party = False
     resources = (ResourceSpec("test://note", "note", "A note", media_type="text/plain"),)
     templates = (ResourceTemplate("test://pages/{number}", "pages"),)
     prompts = (PromptSpec("greet", "Greets", arguments=(PromptArgument("name", required=True),)),)
@@ -51,7 +51,7 @@ class Shelf:
         self.text = "first"
         self.updated: Callable[[str], None] | None = None
 
-    def has(self, uri: str) -> bool:
+    def has_resource(self, uri: str) -> bool:
         return uri == "test://note" or uri.startswith("test://pages/")
 
     async def read(self, uri: str, runtime: Runtime) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Shelf:
             return {"contents": [{"uri": uri, "mimeType": "text/plain", "text": self.text}]}
         return {"contents": [{"uri": uri, "mimeType": "image/png", "blob": Blob(uri.encode(), "image/png")}]}
 
-    async def prompt(self, name: str, arguments: Any, runtime: Runtime) -> dict[str, Any]:
+    async def get_prompt(self, name: str, arguments: Any, runtime: Runtime) -> dict[str, Any]:
         picture = {"type": "image", "data": Blob(b"dot", "image/png"), "mimeType": "image/png"}
         said = {"type": "text", "text": f"Greet {arguments['name']}"}
         return {"messages": [{"role": "user", "content": said}, {"role": "user", "content": picture}]}
@@ -67,8 +67,8 @@ class Shelf:
     async def complete(self, ref: Any, argument: Any, context: Any, runtime: Runtime) -> dict[str, Any]:
         return {"values": [name for name in ("Ann", "Anton", "Bob") if name.startswith(argument["value"])]}
 
-    async def subscribe(self, uri: str, updated: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
-        self.updated = updated
+    async def subscribe(self, uri: str, on_update: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
+        self.updated = on_update
 
         async def stop() -> None:
             self.updated = None

@@ -12,7 +12,7 @@ import pytest
 
 from handrail import tool
 from handrail.frontends.mcp.server import serve_on
-from handrail.frontends.mcp.stdio import STATELESS_VERSION, HANDSHAKE_VERSIONS, EarlyResponder
+from handrail.frontends.mcp.stdio import HANDSHAKE_VERSIONS, STATELESS_VERSION, EarlyResponder
 from handrail.frontends.mcp.tools import Discovery, McpFrontendSettings
 from handrail.kernel.local import LocalKernel
 from handrail.testing.kernels import temporary_kernel
@@ -82,7 +82,8 @@ def stamped(version: str = STATELESS_VERSION, **more: Any) -> Message:
 
 
 BEGINNINGS: dict[str, list[Message]] = {
-    version: [hello(version), READY, request("two", "tools/list", {"_meta": {"progressToken": 5}})] for version in HANDSHAKE_VERSIONS
+    version: [hello(version), READY, request("two", "tools/list", {"_meta": {"progressToken": 5}})]
+    for version in HANDSHAKE_VERSIONS
 }
 BEGINNINGS[STATELESS_VERSION] = [request(1, "server/discover", stamped()), request("two", "tools/list", stamped())]
 
@@ -173,7 +174,9 @@ LEFT: dict[str, Message | str] = {
     "keys of its own": {**hello(), "extra": 1},
     "parameters that are a list": {**hello(), "params": []},
     "tools before a hello": request(1, "tools/list"),
-    "half an envelope": request(1, "tools/list", {"_meta": {"io.modelcontextprotocol/protocolVersion": STATELESS_VERSION}}),
+    "half an envelope": request(
+        1, "tools/list", {"_meta": {"io.modelcontextprotocol/protocolVersion": STATELESS_VERSION}}
+    ),
     "an envelope of the older era": request(1, "server/discover", stamped("2025-11-25")),
     "an envelope with a level of logging": request(
         1, "tools/list", stamped(**{"io.modelcontextprotocol/logLevel": "info"})

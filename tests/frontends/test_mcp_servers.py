@@ -15,11 +15,11 @@ from tests.frontends.conftest import Program
 from handrail import config
 from handrail.contract.errors import StartError
 from handrail.frontends.cli.app import run
-from handrail.registry.pins import ThirdPartyDefinition, StoredPins
+from handrail.registry.pins import StoredPins, ThirdPartyDefinition
 from handrail.store import decisions
 from handrail.upstream import definition
-from handrail.upstream.server_config import load_server_definitions
 from handrail.upstream.definition import ServerListing
+from handrail.upstream.server_config import load_server_definitions
 from handrail.upstream.tools import build_spec
 
 TOKEN = "ghp_0123456789abcdefghij"
@@ -154,7 +154,9 @@ def test_the_list_says_what_each_server_waits_for(
         names = {"known": ("a", "b"), "ready": ("a",), "empty": ()}.get(server.name)
         if names is not None:
             items = tuple({"name": name, "description": "Does.", "inputSchema": {"type": "object"}} for name in names)
-            definition.write_listing(state, server.name, server.definition_hash, ServerListing(tools=items, protocol="2025-11-25"))
+            definition.write_listing(
+                state, server.name, server.definition_hash, ServerListing(tools=items, protocol="2025-11-25")
+            )
             if server.name == "ready":
                 specs = [build_spec(item, server, server.requires) for item in items]
                 StoredPins(state).approve(server.name, [ThirdPartyDefinition.from_spec(spec) for spec in specs])

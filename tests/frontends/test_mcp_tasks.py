@@ -55,7 +55,9 @@ async def asker(runtime: Runtime, what: str = "forms") -> str:
     """Ask in the background."""
     if what == "later":
         await gates[0].go.wait()
-        return (await runtime.client.send_requests({"one": ClientRequest("elicitation/create", FORM)}))["one"]["content"]["name"]
+        return (await runtime.client.send_requests({"one": ClientRequest("elicitation/create", FORM)}))["one"][
+            "content"
+        ]["name"]
     if what == "roots":
         return str(await runtime.client.send_requests({"where": ClientRequest("roots/list", {})}))
     form = ClientRequest("elicitation/create", FORM)
@@ -69,7 +71,9 @@ async def long(runtime: Runtime, asks: bool = False) -> str:
     """Take as long as it takes."""
     who = ""
     if asks:
-        who = (await runtime.client.send_requests({"who": ClientRequest("elicitation/create", FORM)}))["who"]["content"]["name"]
+        who = (await runtime.client.send_requests({"who": ClientRequest("elicitation/create", FORM)}))["who"][
+            "content"
+        ]["name"]
     await gates[0].go.wait()
     return f"done at last {who}"
 

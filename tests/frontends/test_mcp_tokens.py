@@ -29,7 +29,13 @@ from starlette.routing import Route
 from handrail.config.mcp import McpServeSettings
 from handrail.contract.errors import HandrailError
 from handrail.frontends.mcp import auth
-from handrail.frontends.mcp.auth import JwtTokenVerifier, IntrospectionVerifier, IntrospectionSettings, TokenUncheckable, check_secure_url
+from handrail.frontends.mcp.auth import (
+    IntrospectionSettings,
+    IntrospectionVerifier,
+    JwtTokenVerifier,
+    TokenUncheckable,
+    check_secure_url,
+)
 from handrail.frontends.mcp.client_manager import McpFrontendSettings
 from handrail.frontends.mcp.http_server import HttpFrontendSettings, _UvicornServer, run_http_server  # pyright: ignore[reportPrivateUsage]
 from handrail.runtime.secret_store import SecretStore
@@ -376,7 +382,9 @@ async def test_a_server_takes_opaque_tokens_and_says_when_it_cannot_check_one(tm
 def test_a_configuration_that_would_let_the_wrong_in_serves_nobody(own: dict[str, Any], said: str) -> None:
     secrets = SecretStore({"SHORT": "x" * 15, "LONG": "x" * 16}, {"NONE": "the variable N is not set; set it"})
     with pytest.raises(HandrailError, match=said) as caught:
-        HttpFrontendSettings.from_options("127.0.0.1:0", configured=McpServeSettings.model_validate(own), secrets=secrets)
+        HttpFrontendSettings.from_options(
+            "127.0.0.1:0", configured=McpServeSettings.model_validate(own), secrets=secrets
+        )
     assert "xxx" not in str(caught.value)
 
 

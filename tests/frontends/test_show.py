@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.frontends.cli.output import align_columns, to_text_lines, escape_controls
+from handrail.frontends.cli.output import align_columns, escape_controls, to_text_lines
 
 
 @given(st.text(alphabet=st.characters()))

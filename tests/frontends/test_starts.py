@@ -171,7 +171,16 @@ def test_over_a_corrupt_log_nothing_runs_and_each_command_says_so(
 @pytest.mark.skipif(next(find_binaries(), None) is None, reason="needs a file system that even root cannot write")
 def test_a_state_folder_that_cannot_be_written_is_told_with_the_way_out(handrail: Program) -> None:
     handrail.state.mkdir(mode=0o700)
-    frozen = [next(find_binaries()), "--dev-bind", "/", "/", "--ro-bind", str(handrail.state), str(handrail.state), "--"]
+    frozen = [
+        next(find_binaries()),
+        "--dev-bind",
+        "/",
+        "/",
+        "--ro-bind",
+        str(handrail.state),
+        str(handrail.state),
+        "--",
+    ]
     for command in (handrail.cold("call", "read", '{"path": "note.txt"}'), handrail.cold("mcp")):
         done = subprocess.run([*frozen, *command], stdin=subprocess.DEVNULL, capture_output=True, text=True)
         assert done.returncode == 5 and done.stdout == ""

@@ -87,7 +87,11 @@ WAYS = [removed, replaced, without_its_log, linked]
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("before", [1, 5], ids=["the first writes", "writes that are promised"])
 async def test_a_database_that_is_taken_away_ends_every_call_until_it_is_back(
-    tmp_path: Path, opened: Opened, folders: StateFolders, way: Callable[[StateFolders, Path], Callable[[], object]], before: int
+    tmp_path: Path,
+    opened: Opened,
+    folders: StateFolders,
+    way: Callable[[StateFolders, Path], Callable[[], object]],
+    before: int,
 ) -> None:
     async with opened() as kernel:
         assert await write(kernel, before) == [None] * before
@@ -298,7 +302,9 @@ async def test_an_older_copy_that_was_gone_on_with_elsewhere_is_another_log(
     assert "differs from the one that was written" in (verified(folders).problem or "")
 
 
-async def test_records_that_were_cut_from_the_end_are_missed(tmp_path: Path, opened: Opened, folders: StateFolders) -> None:
+async def test_records_that_were_cut_from_the_end_are_missed(
+    tmp_path: Path, opened: Opened, folders: StateFolders
+) -> None:
     async with opened() as kernel:
         await write(kernel, 2)
     connection = sqlite3.connect(folders.database_file)

@@ -115,7 +115,9 @@ async def test_what_is_no_socket_is_neither_connected_to_nor_touched(folder: Pat
     server = await loop.create_unix_server(asyncio.Protocol, elsewhere) if kind == "link to a socket" else None
     before = place.lstat()
     for attempt in (connect(folder, NAME), listen(folder, NAME, accept)):
-        with pytest.raises(StartError, match=r"is (not a socket|a link), but Handrail expects its socket there") as caught:
+        with pytest.raises(
+            StartError, match=r"is (not a socket|a link), but Handrail expects its socket there"
+        ) as caught:
             await attempt
         assert not isinstance(caught.value, NoLeaseHolder)
     assert os.path.samestat(place.lstat(), before)

@@ -15,8 +15,8 @@ from tests.ipc.workshop import joined, workshop
 
 from handrail import LoadError, Runtime, ToolError, tool
 from handrail.contract.call import Blob, Result
-from handrail.contract.services.runtime import QuestionOption, UserQuestion
 from handrail.contract.generation import IN_PROCESS
+from handrail.contract.services.runtime import QuestionOption, UserQuestion
 from handrail.contract.text.json_text import MAX_ARGUMENT_BYTES
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import ToolSpec

@@ -13,8 +13,8 @@ from tests.ipc.workshop import Open, connected, workshop
 
 from handrail import Event, Runtime, ToolError, tool
 from handrail.contract.session import StopReason
-from handrail.ipc.server.client_tools import ClientTools
 from handrail.ipc.client.tool_host import describe_tools
+from handrail.ipc.server.client_tools import ClientTools
 from handrail.ipc.wire.operations import OperationTable
 
 

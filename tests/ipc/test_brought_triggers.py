@@ -11,7 +11,7 @@ import pytest
 from tests.ipc.workshop import workshop
 from tests.kernel.test_joined import second
 
-from handrail import TriggerEvent, Runtime, TriggerTool, TriggerContext, make_trigger_spec
+from handrail import Runtime, TriggerContext, TriggerEvent, TriggerTool, make_trigger_spec
 from handrail.contract.session import Session
 from handrail.session.inbound import trigger_waits
 from handrail.testing.kernels import temporary_kernel

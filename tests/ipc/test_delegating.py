@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.ipc.workshop import connected
 
-from handrail.contract.services.delegation import SubagentTask
 from handrail.contract.errors import ToolError
+from handrail.contract.services.delegation import SubagentTask
 from handrail.ipc.server.client_proxies import RemoteSubagentRunner
 from handrail.ipc.wire.operations import OperationSpec, OperationTable
 

@@ -14,7 +14,7 @@ from tests.ipc.scripted import EVERYTHING, RULES, Scripted, files_in, other
 from tests.ipc.workshop import workshop
 
 from handrail import Runtime, ToolError, tool
-from handrail.contract.services.runtime import UserContext, QuestionOption, UserQuestion
+from handrail.contract.services.runtime import QuestionOption, UserContext, UserQuestion
 from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 
@@ -136,7 +136,9 @@ async def test_what_a_tool_did_not_declare_is_refused_over_the_wire_too(tmp_path
 
 async def test_people_are_asked_through_the_holder(tmp_path: Path) -> None:
     async def ask(on: Runtime) -> object:
-        question = UserQuestion("Which?", "Colour", (QuestionOption("red", "warm"), QuestionOption("blue")), multi_select=True)
+        question = UserQuestion(
+            "Which?", "Colour", (QuestionOption("red", "warm"), QuestionOption("blue")), multi_select=True
+        )
         return await on.user.ask([question])
 
     person = ScriptedApprovalHandler(answers=[[["red", "blue"]]])
@@ -144,7 +146,9 @@ async def test_people_are_asked_through_the_holder(tmp_path: Path) -> None:
     async with workshop(tmp_path, given, attendant=person) as shop:
         result = await shop.session.call("t.script", {})
         assert result.data == [["red", "blue"]]
-        assert person.questions == [UserQuestion("Which?", "Colour", (QuestionOption("red", "warm"), QuestionOption("blue")), True)]
+        assert person.questions == [
+            UserQuestion("Which?", "Colour", (QuestionOption("red", "warm"), QuestionOption("blue")), True)
+        ]
 
 
 async def test_output_of_a_program_is_heard_while_it_runs(tmp_path: Path) -> None:

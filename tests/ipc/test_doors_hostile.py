@@ -11,10 +11,10 @@ from tests.ipc.scripted import RULES, Scripted, files_in, other
 from tests.ipc.workshop import Open, connected, workshop
 
 from handrail import Runtime
+from handrail.ipc.client.tool_host import describe_tools
 from handrail.ipc.codec.rpc import RUNTIME_PREFIX, list_service_methods
 from handrail.ipc.server.client_tools import ClientTools
-from handrail.ipc.client.tool_host import describe_tools
-from handrail.ipc.wire.operations import OperationSpec, OperationTable, OperationRefused
+from handrail.ipc.wire.operations import OperationRefused, OperationSpec, OperationTable
 from handrail.testing.kernels import temporary_kernel
 
 

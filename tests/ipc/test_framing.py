@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.ipc.wire import frames
-from handrail.ipc.wire.frames import MAX_FRAME, BUFFER_BYTES, FrameBuffer, FrameTooLong, encode_frame
+from handrail.ipc.wire.frames import BUFFER_BYTES, MAX_FRAME, FrameBuffer, FrameTooLong, encode_frame
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -14,8 +14,16 @@ from tests.ipc.doors import HELLO, NAME, House, house, next_message, until_close
 from handrail.contract.errors import StartError
 from handrail.ipc.wire.connection import IpcConnection
 from handrail.ipc.wire.frames import MAX_FRAME, Message, encode_frame
-from handrail.ipc.wire.handshake import MAX_GREETING_BYTES, PROTOCOL_VERSION, ServerNotResponding, ConnectionRejected, connect, listen, own_version
-from handrail.ipc.wire.operations import OperationSpec, OperationTable, OperationRefused
+from handrail.ipc.wire.handshake import (
+    MAX_GREETING_BYTES,
+    PROTOCOL_VERSION,
+    ConnectionRejected,
+    ServerNotResponding,
+    connect,
+    listen,
+    own_version,
+)
+from handrail.ipc.wire.operations import OperationRefused, OperationSpec, OperationTable
 
 
 async def echo(body: object) -> object:
@@ -50,7 +58,8 @@ async def test_another_protocol_is_refused_with_both_versions_and_the_remedy(doo
     assert refused["kind"] == "version"
     assert f"is Handrail 9.9 with protocol {protocol}" in refused["text"]
     assert (
-        f"the other is Handrail {own_version()} with protocol {PROTOCOL_VERSION}. Use the same version" in refused["text"]
+        f"the other is Handrail {own_version()} with protocol {PROTOCOL_VERSION}. Use the same version"
+        in refused["text"]
     )
     assert doors.accepted.empty()
 
@@ -199,7 +208,7 @@ async def test_a_defect_while_letting_in_drops_that_one_only(tmp_path: Path, cap
 async def test_no_more_than_so_many_join(tmp_path: Path) -> None:
     async with house(tmp_path / "own", OPERATIONS, max_connections=2) as doors:
         first, _second = await doors.join(), await doors.join()
-        with pytest.raises(ConnectionRejected, match="Too many connected processes: 2. Close one") as caught:
+        with pytest.raises(ConnectionRejected, match=r"Too many connected processes: 2\. Close one") as caught:
             await doors.join()
         assert caught.value.kind == "full"
         await first.aclose()
@@ -227,7 +236,11 @@ async def served(folder: Path, answer: bytes, *, close: bool) -> asyncio.Server:
 @pytest.mark.parametrize(
     ("answer", "kind", "text"),
     [
-        (encode_frame({"welcome": {"handrail": "9.9", "protocol": 3}}), ConnectionRejected, "is Handrail 9.9 with protocol 3"),
+        (
+            encode_frame({"welcome": {"handrail": "9.9", "protocol": 3}}),
+            ConnectionRejected,
+            "is Handrail 9.9 with protocol 3",
+        ),
         (encode_frame({"refused": {}}), ConnectionRejected, "Connection rejected"),
         (encode_frame({"welcome": 1}), StartError, "not a Handrail process"),
         (encode_frame({"id": 1, "op": "echo"}), StartError, "not a Handrail process"),
@@ -260,6 +273,8 @@ async def test_a_holder_that_ends_while_somebody_greets_is_no_stranger(tmp_path:
 
 async def test_a_holder_that_does_not_answer_is_named(tmp_path: Path) -> None:
     server = await served(tmp_path, b"\0\0", close=False)
-    with pytest.raises(ServerNotResponding, match=rf"Process {os.getpid()} holds the workspace but did not answer within 0.1 s"):
+    with pytest.raises(
+        ServerNotResponding, match=rf"Process {os.getpid()} holds the workspace but did not answer within 0.1 s"
+    ):
         await connect(tmp_path, NAME, seconds=0.1)
     server.close()

@@ -19,42 +19,49 @@ from tests.kernel.guests import guest, joined_kernel, opened
 
 from handrail.catalog.view import CatalogOptions
 from handrail.config.settings import CatalogSettings
-from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalService, ApprovalRequest, ApprovalHandler, StoredRule
+from handrail.contract.approvals import (
+    Approval,
+    ApprovalAnswer,
+    ApprovalHandler,
+    ApprovalRequest,
+    ApprovalService,
+    StoredRule,
+)
 from handrail.contract.call import Event
 from handrail.contract.codec import Codec, MalformedData, reader_of, write
-from handrail.contract.services.delegation import SubagentRunner
-from handrail.contract.services.channels import NotificationQueue
-from handrail.contract.services.jobs import ToolSearchResult, WorkspaceJobService
-from handrail.contract.services.memory import ConversationHistory
-from handrail.contract.services.resources import SourceResponse, ResourceListing
-from handrail.contract.services.client import UnsavedBuffers, ClientHandler
-from handrail.contract.services.runtime import UserContext, Runtime
 from handrail.contract.errors import ToolError
 from handrail.contract.generation import GenerationDiff, ToolStatus
 from handrail.contract.rules import RuleEntry
 from handrail.contract.sandbox import SandboxTier
+from handrail.contract.services.channels import NotificationQueue
+from handrail.contract.services.client import ClientHandler, UnsavedBuffers
+from handrail.contract.services.delegation import SubagentRunner
+from handrail.contract.services.jobs import ToolSearchResult, WorkspaceJobService
+from handrail.contract.services.memory import ConversationHistory
+from handrail.contract.services.resources import ResourceListing, SourceResponse
+from handrail.contract.services.runtime import Runtime, UserContext
 from handrail.contract.tool.requires import CapabilitySet, Requires, ShellRequires
 from handrail.contract.tool.settings import ToolSettings
 from handrail.contract.tool.spec import ToolSpec
-from handrail.contract.tool.triggers import TriggerEvent, TriggerContext
+from handrail.contract.tool.triggers import TriggerContext, TriggerEvent
+from handrail.ipc.client.tool_host import StepRequest
 from handrail.ipc.codec.rpc import (
     RUNTIME_SERVICES,
     WIRE_CODEC,
     TriggerClassRef,
-    list_service_methods,
-    list_methods,
-    make_operation,
     invoke_over,
-    make_proxy,
+    list_methods,
+    list_service_methods,
     make_handler,
+    make_operation,
     make_protocol_handlers,
+    make_proxy,
 )
-from handrail.ipc.codec.wire_models import ToolDescription, ClientGreeting
-from handrail.ipc.client.tool_host import StepRequest
+from handrail.ipc.codec.wire_models import ClientGreeting, ToolDescription
 from handrail.ipc.wire.connection import ConnectionLost
-from handrail.ipc.wire.operations import OperationTable, OperationRefused
+from handrail.ipc.wire.operations import OperationRefused, OperationTable
 from handrail.policy.explanation import PolicyExplanation
-from handrail.policy.watchdogs.api import WatchdogDecision, WatchdogCall
+from handrail.policy.watchdogs.api import WatchdogCall, WatchdogDecision
 from handrail.store.encoding import decode, encode
 from handrail.testing.kernels import temporary_kernel
 
@@ -154,7 +161,9 @@ def listed() -> list[Any]:
         for name in list_methods(protocol):
             from handrail.contract.sandbox import CompletedProcess
 
-            hints = get_type_hints(getattr(protocol, name), localns={"Completed": CompletedProcess}, include_extras=True)
+            hints = get_type_hints(
+                getattr(protocol, name), localns={"Completed": CompletedProcess}, include_extras=True
+            )
             found |= {hint: None for hint in hints.values() if _is_listed(hint) and not _mentions_hand(hint)}
     return list(found)
 

@@ -31,7 +31,9 @@ async def test_who_asks_at_the_moment_at_which_a_search_has_failed_begins_anothe
                 await membership.get_connection()
 
     (tmp_path / "ws").mkdir()
-    membership = ReconnectingClient(locate_folders(tmp_path / "ws", tmp_path / "state"), take_over, dict, OperationTable({}, {}))
+    membership = ReconnectingClient(
+        locate_folders(tmp_path / "ws", tmp_path / "state"), take_over, dict, OperationTable({}, {})
+    )
     first = asyncio.create_task(ask(1))
     await begun.wait()
     go_on.set()  # the search fails in the loop's next round, and so before the second one asks in it

@@ -7,7 +7,7 @@ import json
 import pytest
 from tests.catalog.stock import BUILT_IN, built_in, entry, generation
 
-from handrail.contract.generation import ToolEntry, ThirdPartyOrigin, Generation
+from handrail.contract.generation import Generation, ThirdPartyOrigin, ToolEntry
 from handrail.ipc.codec import wire_models
 from handrail.policy.rules.definitions import default_book, with_mode
 
@@ -37,7 +37,9 @@ def test_of_a_later_generation_only_what_changed_is_made_anew() -> None:
     second = crossed(later, first)
     assert second.entries["read"] is first.entries["read"] and first.entries["read"].source == BUILT_IN
     moved = second.entries["a.moves"]
-    assert (moved.unavailable_reason, moved.third_party) == ("it is away", None) and moved.tool is first.entries["a.moves"].tool
+    assert (moved.unavailable_reason, moved.third_party) == ("it is away", None) and moved.tool is first.entries[
+        "a.moves"
+    ].tool
     assert list(map(plain, second.entries.values())) == list(map(plain, later.entries.values()))
     assert list(map(plain, crossed(later).entries.values())) == list(map(plain, later.entries.values()))
     assert second.entries["a.changes"].schema is not first.entries["a.changes"].schema

@@ -12,7 +12,7 @@ import pytest
 from tests.ipc.doors import NAME, house, line_of, process
 
 from handrail.ipc.wire.connection import ConnectionLost
-from handrail.ipc.wire.handshake import ServerNotResponding, NoLeaseHolder, ConnectionRejected, connect
+from handrail.ipc.wire.handshake import ConnectionRejected, NoLeaseHolder, ServerNotResponding, connect
 from handrail.ipc.wire.operations import OperationSpec, OperationTable
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")

@@ -15,7 +15,7 @@ from handrail import ToolError
 from handrail.arbiter.output.json_conversion import JsonConversion
 from handrail.contract.call import Blob, Result
 from handrail.contract.codec import MalformedData, expect_object, reader_of
-from handrail.ipc.codec.tool_values import read_failure, write_failure, pack, unpack
+from handrail.ipc.codec.tool_values import pack, read_failure, unpack, write_failure
 from handrail.ipc.wire.frames import FrameBuffer, encode_frame
 
 

@@ -16,7 +16,7 @@ from handrail.ipc.wire import connection as wire
 from handrail.ipc.wire import frames
 from handrail.ipc.wire.connection import ConnectionLost
 from handrail.ipc.wire.frames import MAX_FRAME, encode_frame
-from handrail.ipc.wire.operations import MAX_RUNNING, OperationSpec, OperationTable, OperationRefused
+from handrail.ipc.wire.operations import MAX_RUNNING, OperationRefused, OperationSpec, OperationTable
 
 MARK: ContextVar[Any] = ContextVar("MARK", default="none")
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from handrail import Kernel, Session
 from handrail.contract.approvals import ApprovalHandler
-from handrail.ipc.server.client_tools import ClientTools
 from handrail.ipc.client.tool_host import ToolHost, describe_tools
+from handrail.ipc.server.client_tools import ClientTools
 from handrail.ipc.wire.connection import IpcConnection
 from handrail.ipc.wire.operations import OperationTable
 from handrail.testing.kernels import temporary_kernel

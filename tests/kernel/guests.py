@@ -58,7 +58,9 @@ async def guest(
     folders = locate_folders(folder / "ws", folder / "state")
     holder = find_lease_holder(folders)
     assert holder is not None
-    connection = await connect(folders.workspace_state, holder.socket, operations, greeting() if hello is None else hello)
+    connection = await connect(
+        folders.workspace_state, holder.socket, operations, greeting() if hello is None else hello
+    )
     try:
         yield connection
     finally:

@@ -17,7 +17,7 @@ from handrail import Kernel, LoadError, UsageError, tool
 from handrail.contract.approvals import ApprovalAnswer
 from handrail.kernel.local import LocalKernel
 from handrail.kernel.remote import RemoteKernel
-from handrail.policy.watchdogs.api import WatchdogDecision, WatchdogCall, allow
+from handrail.policy.watchdogs.api import WatchdogCall, WatchdogDecision, allow
 from handrail.sandbox import tiers
 from handrail.testing.kernels import ScriptedApprovalHandler
 
@@ -338,7 +338,9 @@ async def test_a_process_that_joins_works_as_the_agent_it_names(tmp_path: Path) 
         assert (await session.call("write", {"path": "a", "content": "x"})).ok
         assert (await session.call("write", {"path": "final/a", "content": "x"})).error_kind == "denied"
         assert (await session.call("bash", {"command": "ls"})).error_kind == "unknown_tool"
-        explained = await joined.explain_call("write", {"path": "final/a", "content": "x"}, rules=["allow write final/a"])
+        explained = await joined.explain_call(
+            "write", {"path": "final/a", "content": "x"}, rules=["allow write final/a"]
+        )
         assert explained.action == "deny"
 
         noter = await joined.session(agent="noter")

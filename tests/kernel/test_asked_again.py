@@ -72,7 +72,10 @@ async def test_a_fork_takes_the_place_of_no_other_session(tmp_path: Path) -> Non
             with pytest.raises(UsageError, match="exists already"):
                 await joined.ipc_client.request("fork", {"id": "ses_1", "forked": forked})
             await session.close()
-        assert [row.id for row in held.components.store.sessions.list_latest() if row.closed_ns is None] == ["ses_2", "ses_1"]
+        assert [row.id for row in held.components.store.sessions.list_latest() if row.closed_ns is None] == [
+            "ses_2",
+            "ses_1",
+        ]
 
 
 @pytest.mark.parametrize("done", [True, False])

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.services.client import ClientRequest, ClientMethod
+from handrail.contract.services.client import ClientMethod, ClientRequest
 from handrail.registry.sources import persistent_tools
 from handrail.sandbox import tiers
 from handrail.testing.kernels import temporary_kernel
 
-pytestmark = pytest.mark.skipif(not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}")
+pytestmark = pytest.mark.skipif(
+    not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}"
+)
 
 PROGRAM = f"""#!{sys.executable} -S
 import json, os, sys
@@ -42,10 +44,12 @@ class Client:
     def supports(self, call_id: str, method: ClientMethod, params: Mapping[str, Any]) -> bool:
         return True
 
-    async def send_requests(self, call_id: str, asks: Mapping[str, ClientRequest]) -> Mapping[str, Mapping[str, Any]]:
+    async def send_requests(
+        self, call_id: str, requests: Mapping[str, ClientRequest]
+    ) -> Mapping[str, Mapping[str, Any]]:
         self.asked.put_nowait(call_id)
         await self.may_answer.wait()
-        return {key: {"roots": [{"uri": f"file:///{call_id.rpartition('/')[2]}"}]} for key in asks}
+        return {key: {"roots": [{"uri": f"file:///{call_id.rpartition('/')[2]}"}]} for key in requests}
 
     def detach(self, call_id: str) -> None:
         pass

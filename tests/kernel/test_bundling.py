@@ -16,14 +16,16 @@ from tests.registry.test_own_offering import put_offering
 from handrail import open_kernel
 from handrail.config import load_configuration
 from handrail.contract.errors import LoadError, UsageError
-from handrail.contract.sandbox import Process, SandboxProfile, ProgramSpec, SandboxTier
+from handrail.contract.sandbox import Process, ProgramSpec, SandboxProfile, SandboxTier
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.kernel.bundles import AgentBundle, build_bundle
 from handrail.registry.agents import BUNDLE_FILE
 from handrail.sandbox import tiers
 from handrail.store.folders import locate_folders
 
-confined = pytest.mark.skipif(not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}")
+confined = pytest.mark.skipif(
+    not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}"
+)
 
 
 def program(folder: Path, name: str, says: str, *, own: bool = False) -> None:

@@ -12,9 +12,9 @@ from tests.store.places import Place
 from handrail.config import Configuration, load_configuration
 from handrail.contract.errors import LoadError, UsageError
 from handrail.contract.sandbox import SandboxMechanism, SandboxTier
-from handrail.kernel.doctor import DoctorCheck, run_checks, machine_checks
-from handrail.kernel.doctor.workspace_checks import CapabilityReport, report_capabilities
+from handrail.kernel.doctor import DoctorCheck, machine_checks, run_checks
 from handrail.kernel.doctor.machine_checks import check_sandbox
+from handrail.kernel.doctor.workspace_checks import CapabilityReport, report_capabilities
 from handrail.sandbox import tiers
 
 

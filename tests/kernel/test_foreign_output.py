@@ -32,7 +32,9 @@ class FromElsewhere:
     is_third_party = True
 
     def load(self) -> SourceContents:
-        return SourceContents((DiscoveredTool(note, "mcp server 'tickets'"), DiscoveredTool(look, "mcp server 'tickets'")))
+        return SourceContents(
+            (DiscoveredTool(note, "mcp server 'tickets'"), DiscoveredTool(look, "mcp server 'tickets'"))
+        )
 
 
 async def test_what_comes_from_the_network_is_marked_in_the_metadata_and_in_what_the_model_is_shown(

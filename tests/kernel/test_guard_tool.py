@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from tests.kernel.test_sub_agents import answers, kernel_of, models
 
-from handrail import SubagentTask, Runtime, Session, ToolError, tool
+from handrail import Runtime, Session, SubagentTask, ToolError, tool
 from handrail.agent.loop import Agent
 from handrail.contract.call import Event
 from handrail.kernel.local import LocalKernel
-from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.kernels import temporary_kernel
+from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 
 JUDGE = 'role = "subagent"\ndescription = "Judges."\ntools = ["read"]\nmodel = "played:judge"'
 FILES = {"read": ["{workspace}"], "write": ["{workspace}"]}

@@ -18,7 +18,7 @@ from handrail import Approval, ApprovalAnswer, DeferApprovals, LoadError, StartE
 from handrail.contract.approvals import ApprovalService
 from handrail.ipc.codec.wire_models import describe_tools
 from handrail.ipc.wire.handshake import APPROVALS_ONLY_GREETING
-from handrail.ipc.wire.operations import OperationSpec, OperationTable, OperationRefused
+from handrail.ipc.wire.operations import OperationRefused, OperationSpec, OperationTable
 from handrail.kernel.approval_client import ApprovalClient, WorkspaceOptions
 from handrail.kernel.local import LocalKernel
 from handrail.sandbox import tiers
@@ -473,7 +473,9 @@ async def test_an_answer_that_a_holder_took_and_did_not_come_to_confirm_is_found
             raise AssertionError("nothing has to be judged")
 
         monkeypatch.setattr(held.approvals, "decide", taken)
-        answers = ApprovalClient(WorkspaceOptions(tmp_path / "ws", tmp_path / "state"), no_kernel, lambda config, lost: None)
+        answers = ApprovalClient(
+            WorkspaceOptions(tmp_path / "ws", tmp_path / "state"), no_kernel, lambda config, lost: None
+        )
         decided = await answers.decide(row.id, ApprovalAnswer("once"), by="test")
         assert (decided.state, decided.choice, decided.decided_by, gone) == ("approved", "once", "test", ["test"])
         with pytest.raises(ToolError, match="was already answered"):

@@ -16,8 +16,8 @@ from handrail.agent.loop import Agent
 from handrail.agent.model import ResultsMessage
 from handrail.contract.approvals import ApprovalAnswer
 from handrail.contract.call import Result
-from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.kernels import ScriptedApprovalHandler
+from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 
 LEAD = 'tools = ["read", "task", "agent.nope"]\n[delegable]\nagents = ["wr", "rec", "nope"]'
 WR = 'role = "all"\ntools = ["read", "task", "agent.own", "agent.rec"]\nmodel = "played:wr"'

@@ -14,8 +14,8 @@ from tests.kernel.test_agents import put_agent
 
 from handrail import Kernel, LoadError, Runtime, StartError, Tool, ToolSpec, UsageError, tool
 from handrail.contract.approvals import ApprovalAnswer
-from handrail.ipc.server import ipc_server
 from handrail.ipc.client.remote_session import RemoteSession
+from handrail.ipc.server import ipc_server
 from handrail.kernel.local import LocalKernel
 from handrail.kernel.remote import RemoteKernel
 from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel

@@ -72,7 +72,11 @@ class Model:
 
 async def agents(on: Runtime) -> object:
     work = SubagentTask("default", "look around", "a look", {"depth": 1})
-    return await caught(on.subagents.list_types()), await caught(on.subagents.run(work)), await caught(on.subagents.compact())
+    return (
+        await caught(on.subagents.list_types()),
+        await caught(on.subagents.run(work)),
+        await caught(on.subagents.compact()),
+    )
 
 
 async def skills(on: Runtime) -> object:
@@ -100,7 +104,11 @@ async def triggers(on: Runtime) -> object:
 
 async def transcript(on: Runtime) -> object:
     found = await on.transcript.search("nothing-like-this", kinds=["call"])
-    return found, await caught(on.transcript.read_passage("message/99")), await caught(on.transcript.read_artifact("sha256:0"))
+    return (
+        found,
+        await caught(on.transcript.read_passage("message/99")),
+        await caught(on.transcript.read_artifact("sha256:0")),
+    )
 
 
 async def terminals(on: Runtime) -> object:
@@ -118,7 +126,10 @@ async def terminals(on: Runtime) -> object:
 
 
 async def offers(on: Runtime) -> object:
-    listed = [(one.source, [spec.uri for spec in one.resources], one.has_resource("note:1")) for one in await on.resources.list_sources()]
+    listed = [
+        (one.source, [spec.uri for spec in one.resources], one.has_resource("note:1"))
+        for one in await on.resources.list_sources()
+    ]
     return listed, await caught(on.resources.read("note:1"))
 
 
@@ -252,7 +263,7 @@ async def test_a_tool_may_read_what_its_call_was_judged_for_and_step_what_is_ope
 class Notes:
     """An offering in Python."""
 
-    source, foreign = "", False
+    source, is_third_party = "", False
     resources = (ResourceSpec("note:1", "one"), ResourceSpec("note:2", "a picture"))
     templates = (ResourceTemplate("note:{id}", "any"),)
     prompts = (PromptSpec("greet"),)
@@ -261,7 +272,7 @@ class Notes:
         self.updated: list[Callable[[str], None]] = []
         self.stopped = asyncio.Event()
 
-    def has(self, uri: str) -> bool:
+    def has_resource(self, uri: str) -> bool:
         return uri.startswith("note:")
 
     async def read(self, uri: str, runtime: Runtime) -> Mapping[str, Any]:
@@ -271,7 +282,7 @@ class Notes:
             raise ToolError("it is torn", kind="backend")
         return {"contents": [{"uri": uri, "text": f"one for {runtime.agent}"}]}
 
-    async def prompt(self, name: str, arguments: Mapping[str, str], runtime: Runtime) -> Mapping[str, Any]:
+    async def get_prompt(self, name: str, arguments: Mapping[str, str], runtime: Runtime) -> Mapping[str, Any]:
         return {"messages": [{"role": "user", "content": {"type": "text", "text": f"hello {arguments.get('who')}"}}]}
 
     async def complete(
@@ -279,8 +290,8 @@ class Notes:
     ) -> Mapping[str, Any]:
         return {"values": [argument["value"] + "!"]}
 
-    async def subscribe(self, uri: str, updated: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
-        self.updated.append(updated)
+    async def subscribe(self, uri: str, on_update: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
+        self.updated.append(on_update)
 
         async def stop() -> None:
             self.stopped.set()
@@ -474,7 +485,7 @@ class Editor:
     def supports(self, call_id: str, method: str, params: Mapping[str, Any]) -> bool:
         return False
 
-    async def send_requests(self, call_id: str, asks: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    async def send_requests(self, call_id: str, requests: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         raise ToolError("it answers nothing", kind="unavailable")
 
     def detach(self, call_id: str) -> None: ...

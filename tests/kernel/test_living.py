@@ -21,8 +21,8 @@ from handrail.contract.session import Session
 from handrail.kernel.local import LocalKernel
 from handrail.session.local_session import LocalSession
 from handrail.store.tables.jobs import JobRetention
-from handrail.testing.request_checks import ReplyPause, PlaybackModel, call_reply, text_reply
 from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.testing.request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
 
 pytestmark = pytest.mark.proves("A-10")
 
@@ -258,7 +258,9 @@ async def test_of_a_job_that_ended_with_its_sub_agent_nobody_has_to_be_told(tmp_
     quiet = PlaybackModel(call_reply(("build", {"name": "site"})), [ProviderDenied("gone")])
     async with kernel_of(tmp_path, {"quiet": QUIET}, tools=shop.tools, rules=["allow build"]) as kernel:
         session = await kernel.session()
-        agent = Agent(session, PlaybackModel(call_reply(task("quiet")), text_reply("Well.")), models=models(quiet=quiet))
+        agent = Agent(
+            session, PlaybackModel(call_reply(task("quiet")), text_reply("Well.")), models=models(quiet=quiet)
+        )
         assert (await agent.complete("Go.")).ok
         (job,) = await kernel.jobs.list()
         assert job.has_ended and job.session_id != session.id

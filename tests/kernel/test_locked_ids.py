@@ -199,7 +199,7 @@ async def test_a_foreign_tool_answers_once_it_is_approved_and_one_that_cannot_wi
     from handrail.contract.sandbox import SandboxTier
     from handrail.contract.tool.settings import SettingsLayer, ToolSettings
     from handrail.registry.generation_loader import load_generation
-    from handrail.registry.pins import ThirdPartyDefinition, StoredPins
+    from handrail.registry.pins import StoredPins, ThirdPartyDefinition
 
     pins, source = StoredPins(tmp_path / "state"), ThirdPartySource("s", [later, search])
     tier = SandboxTier("bubblewrap", "as if")

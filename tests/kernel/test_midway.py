@@ -21,7 +21,9 @@ from handrail.sandbox import tiers
 from handrail.testing.kernels import ScriptedClient, temporary_kernel
 
 pytestmark = [
-    pytest.mark.skipif(not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}"),
+    pytest.mark.skipif(
+        not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}"
+    ),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

@@ -15,7 +15,7 @@ from handrail.agent.events import CallAnswered
 from handrail.agent.loop import Agent
 from handrail.agent.providers import open_model
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.model_servers import AnthropicServer, ReplyCall, OpenAIServer, ProviderServer, ScriptedReply
+from handrail.testing.model_servers import AnthropicServer, OpenAIServer, ProviderServer, ReplyCall, ScriptedReply
 
 Kind = Literal["openai", "anthropic"]
 each_provider = pytest.mark.parametrize("kind", ["openai", "anthropic"])
@@ -148,8 +148,12 @@ async def test_ids_used_twice_in_a_reply_and_again_in_the_next_are_as_many_calls
 async def test_calls_of_no_name_and_of_an_unknown_one_are_refused_on_record_and_the_run_goes_on(
     kind: Kind, tmp_path: Path
 ) -> None:
-    reply = ScriptedReply(ReplyCall(None), ReplyCall("mail__sent", {"to": "x"}), ReplyCall("mail__send", '{"to": "x", "to": "y"}'))
-    async with work(kind, tmp_path, reply, ScriptedReply(ReplyCall("mail__send", {"to": "ann"})), ScriptedReply("ok")) as w:
+    reply = ScriptedReply(
+        ReplyCall(None), ReplyCall("mail__sent", {"to": "x"}), ReplyCall("mail__send", '{"to": "x", "to": "y"}')
+    )
+    async with work(
+        kind, tmp_path, reply, ScriptedReply(ReplyCall("mail__send", {"to": "ann"})), ScriptedReply("ok")
+    ) as w:
         await w.done()
         nameless, unknown, twice = [result for _, result in w.read(1)]
         assert "no tool name" in nameless["error_text"]

@@ -26,7 +26,7 @@ kernel_in = by_both_doors()
 class Elsewhere:
     """A source that is not the operator's."""
 
-    foreign = True
+    is_third_party = True
     templates = (ResourceTemplate("far:{id}", "far"),)
     prompts = (PromptSpec("far_review"), PromptSpec("greet"))
 
@@ -37,13 +37,13 @@ class Elsewhere:
         self.updated: list[Callable[[str], None]] = []
         self.stopped = asyncio.Event()
 
-    def has(self, uri: str) -> bool:
+    def has_resource(self, uri: str) -> bool:
         return uri == "note:1" or uri.startswith("far:")
 
     async def read(self, uri: str, runtime: Runtime) -> Mapping[str, Any]:
         return self.gives or {"contents": [{"uri": uri, "text": f"{self.source} says"}]}
 
-    async def prompt(self, name: str, arguments: Mapping[str, str], runtime: Runtime) -> Mapping[str, Any]:
+    async def get_prompt(self, name: str, arguments: Mapping[str, str], runtime: Runtime) -> Mapping[str, Any]:
         return {"messages": [{"role": "user", "content": {"type": "text", "text": self.source}}]}
 
     async def complete(
@@ -51,8 +51,8 @@ class Elsewhere:
     ) -> Mapping[str, Any]:
         return {"values": [str(n) for n in range(150)]}
 
-    async def subscribe(self, uri: str, updated: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
-        self.updated.append(updated)
+    async def subscribe(self, uri: str, on_update: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
+        self.updated.append(on_update)
 
         async def stop() -> None:
             self.stopped.set()

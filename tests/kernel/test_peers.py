@@ -71,7 +71,9 @@ async def test_what_a_client_answers_reaches_the_tool_that_asked(tmp_path: Path,
 
 async def test_a_tool_is_told_what_its_client_answers_and_what_it_may_ask(tmp_path: Path, kernel_in: Opens) -> None:
     async def work(runtime: Runtime) -> object:
-        return [kind for kind, (method, params) in CLIENT_REQUEST_KINDS.items() if runtime.client.supports(method, params)]
+        return [
+            kind for kind, (method, params) in CLIENT_REQUEST_KINDS.items() if runtime.client.supports(method, params)
+        ]
 
     peer = ScriptedClient(kinds=["form", "sample"])
     async with kernel_in(tmp_path, tools=[asking(work, Requires(capabilities=("elicit", "roots")))]) as kernel:
@@ -187,7 +189,9 @@ GARBAGE: list[tuple[str, ClientRequest, Any]] = [
 
 @pytest.mark.proves("K-11c")
 @pytest.mark.parametrize(("what", "ask", "answer"), GARBAGE, ids=[one[0] for one in GARBAGE])
-async def test_a_client_that_answers_garbage_is_an_error_of_the_call(what: str, ask: ClientRequest, answer: Any) -> None:
+async def test_a_client_that_answers_garbage_is_an_error_of_the_call(
+    what: str, ask: ClientRequest, answer: Any
+) -> None:
     peer = ScriptedClient([answer])
 
     async def work(runtime: Runtime) -> object:
@@ -238,7 +242,9 @@ async def test_secrets_do_not_leave_by_a_question_a_message_or_progress(tmp_path
     async def work(runtime: Runtime) -> object:
         runtime.log("warning", {"said": [secret]}, "part")
         runtime.report_progress(f"at {secret}", done=1, total=4)
-        await runtime.client.send_requests({"a": ClientRequest("elicitation/create", {**FORM.params, "message": secret})})
+        await runtime.client.send_requests(
+            {"a": ClientRequest("elicitation/create", {**FORM.params, "message": secret})}
+        )
 
     peer, seen = ScriptedClient(), list[Event]()
     async with kernel_in(tmp_path, tools=[asking(work)], secrets={"KEY": secret}) as kernel:

@@ -15,7 +15,9 @@ from handrail import tool as tool_of
 from handrail.runtime.guard import running_programs
 from handrail.sandbox import tiers
 
-pytestmark = pytest.mark.skipif(not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}")
+pytestmark = pytest.mark.skipif(
+    not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}"
+)
 
 SCRIPT = """#!/bin/sh
 read line

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.services.runtime import Runtime
 from handrail.contract.generation import DiscoveredTool, SourceContents, SourceRank
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.tool.requires import NO_REQUIREMENTS, PathVariables
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool, check_spec
 from handrail.policy.targets import agent_layer
-from handrail.registry.generations import GenerationLifecycle
 from handrail.registry.generation_loader import LoadCache
+from handrail.registry.generations import GenerationLifecycle
 from handrail.session.context import AgentGenerations
 from handrail.testing.kernels import temporary_kernel
 

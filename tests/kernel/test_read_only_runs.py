@@ -14,7 +14,9 @@ from handrail import open_kernel
 from handrail.contract.session import Session
 from handrail.sandbox import tiers
 
-pytestmark = pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="programs cannot be confined on this machine")
+pytestmark = pytest.mark.skipif(
+    not tiers.probe_tier().is_confining, reason="programs cannot be confined on this machine"
+)
 
 
 @pytest.fixture

@@ -109,7 +109,11 @@ def test_an_operator_chooses_the_sandbox_of_an_installed_package_by_name(tmp_pat
 @pytest.mark.parametrize(
     ("provider", "value", "wanted"),
     [
-        ("bix", "handrail.sandbox.configured_sandbox:Unconfined", r"Unknown sandbox provider: 'bix'.*to one of: machine, box"),
+        (
+            "bix",
+            "handrail.sandbox.configured_sandbox:Unconfined",
+            r"Unknown sandbox provider: 'bix'.*to one of: machine, box",
+        ),
         ("box", "handrail.no_such_module:Box", "ModuleNotFoundError"),
         ("box", "builtins:dict", "AttributeError"),
         ("box", "tests.kernel.test_sandbox_settings:Nothing", "Expected an object with `tier` and `start`"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from handrail import ApprovalAnswer, Blob, Event, ProposedCall, Runtime, ToolError, tool
-from handrail.policy.watchdogs.api import WatchdogDecision, WatchdogCall
+from handrail.policy.watchdogs.api import WatchdogCall, WatchdogDecision
 from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 SECRET = 'hunter2-KkQ9/"x'

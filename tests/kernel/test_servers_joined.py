@@ -20,6 +20,10 @@ async def test_a_process_that_joined_uses_the_holders_servers(tmp_path: Path) ->
         await approve_tools(kernel, "t")
         async with open_kernel(tmp_path / "ws", rules=["allow mcp:t:*"], state=state, config=config) as joined:
             assert not isinstance(joined, LocalKernel)
-            assert [one.name for one in joined.mcp_servers.servers] == ["t"] == [one.name for one in kernel.mcp_servers.servers]
+            assert (
+                [one.name for one in joined.mcp_servers.servers]
+                == ["t"]
+                == [one.name for one in kernel.mcp_servers.servers]
+            )
             result = await (await joined.session()).call("t_echo", {"text": "hi"})
             assert (result.ok, result.data) == (True, "hi")

@@ -11,7 +11,7 @@ from tests.kernel.test_sub_agents import READER, WRITES, answers, kernel_of, mod
 from handrail.agent.budget import Budget
 from handrail.agent.loop import Agent
 from handrail.agent.model import TokenUsage
-from handrail.testing.request_checks import ReplyPause, PlaybackModel, call_reply, text_reply
+from handrail.testing.request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
 
 
 @pytest.mark.proves("A-03")

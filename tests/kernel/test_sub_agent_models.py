@@ -10,10 +10,10 @@ from tests.kernel.test_sub_agents import kernel_of, task
 
 from handrail.agent.events import CallAnswered
 from handrail.agent.loop import Agent
-from handrail.agent.providers import open_subagent_model, open_model
+from handrail.agent.providers import open_model, open_subagent_model
 from handrail.contract.agent import parse_agent
 from handrail.contract.errors import StartError
-from handrail.testing.model_servers import ReplyCall, OpenAIServer, ScriptedReply
+from handrail.testing.model_servers import OpenAIServer, ReplyCall, ScriptedReply
 
 SUB = 'role = "all"\ntools = ["task"]\n'
 
@@ -42,7 +42,13 @@ async def test_a_sub_agents_model_of_the_same_provider_is_asked_where_its_parent
         handed = [ReplyCall(*task(agent)) for agent in ("small", "other", "between")]
         replies = [ScriptedReply(call) for call in handed]
         async with (
-            OpenAIServer(replies[0], ScriptedReply("Small."), *replies[1:], ScriptedReply("Below a script."), ScriptedReply("Done.")) as here,
+            OpenAIServer(
+                replies[0],
+                ScriptedReply("Small."),
+                *replies[1:],
+                ScriptedReply("Below a script."),
+                ScriptedReply("Done."),
+            ) as here,
             kernel_of(tmp_path, agents) as kernel,
         ):
             model = open_model("openai:top", base_url=here.base_url)

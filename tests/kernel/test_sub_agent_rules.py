@@ -10,8 +10,8 @@ from tests.kernel.test_sub_agents import WRITER, WRITES, answers, kernel_of, mod
 
 from handrail.agent.loop import Agent
 from handrail.contract.approvals import ApprovalAnswer
-from handrail.testing.request_checks import ReplyPause, PlaybackModel, call_reply, text_reply
 from handrail.testing.kernels import ScriptedApprovalHandler
+from handrail.testing.request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
 
 
 @pytest.mark.proves("P-12")

@@ -15,14 +15,14 @@ from handrail.agent.loop import Agent
 from handrail.agent.model import Model
 from handrail.contract.approvals import ApprovalAnswer
 from handrail.contract.call import Result
-from handrail.contract.services.delegation import SubagentTask
 from handrail.contract.errors import LoadError
+from handrail.contract.services.delegation import SubagentTask
 from handrail.frontends.acp.session_setup import EditorBuffers
 from handrail.kernel.local import LocalKernel
 from handrail.runtime.files import editor_files
 from handrail.session.local_session import LocalSession
-from handrail.testing.request_checks import ReplyPause, PlaybackModel, call_reply, text_reply
 from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.testing.request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
 
 Agents = dict[str, str]
 """Manifests by id, without the id."""

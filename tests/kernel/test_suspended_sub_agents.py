@@ -22,8 +22,8 @@ from handrail.frontends.acp.session_setup import EditorBuffers
 from handrail.kernel.local import LocalKernel
 from handrail.runtime.files import editor_files
 from handrail.session.local_session import LocalSession
-from handrail.testing.request_checks import ReplyPause, PlaybackModel, call_reply, text_reply
 from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.testing.request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
 
 SESSION = "ses_above"
 PRESENT = "[delegable]\npresence = true"

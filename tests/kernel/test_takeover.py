@@ -222,7 +222,9 @@ async def test_a_turn_that_asks_nobody_asks_nobody_after_a_takeover(tmp_path: Pa
         await old.session("ses_x", approval_handler=person, headless=False)
         session = old.sessions.by_id["ses_x"]
         await session.start_interaction(headless=True)
-        await session.continue_in_successor(partial(following.session, "ses_x", approval_handler=person, headless=False))
+        await session.continue_in_successor(
+            partial(following.session, "ses_x", approval_handler=person, headless=False)
+        )
         assert not (await session.call("write", {"path": "a.txt", "content": "x"})).ok
         assert not person.requests
         assert not (tmp_path / "next" / "ws" / "a.txt").exists()

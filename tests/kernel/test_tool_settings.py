@@ -135,7 +135,8 @@ async def test_a_tool_without_a_required_value_is_withheld_with_the_line_to_add(
         entry = kernel.generation.entries["weather.today"]
         assert entry.status == "available" and entry.unavailable_reason is not None
         assert (
-            'station (The station\'s number; add station = "…" under [tools."weather.today".config]' in entry.unavailable_reason
+            'station (The station\'s number; add station = "…" under [tools."weather.today".config]'
+            in entry.unavailable_reason
         )
         assert "open_kernel(tool_config=…)" in entry.unavailable_reason
         assert (await (await kernel.session()).call("weather.today", {})).error_kind == "unavailable"

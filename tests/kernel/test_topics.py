@@ -11,8 +11,8 @@ from tests.kernel.test_sub_agents import READER, kernel_of, models, task
 from handrail.agent.loop import Agent
 from handrail.frontends.cli.commands import log as log_command
 from handrail.record.call_timeline import read_timeline
-from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.kernels import temporary_kernel
+from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 
 pytestmark = pytest.mark.proves("G-06a")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from handrail import ApprovalAnswer, ToolError, tool
-from handrail.policy.watchdogs.api import WatchdogDecision, WatchdogCall, allow, deny, watchdog_name
+from handrail.policy.watchdogs.api import WatchdogCall, WatchdogDecision, allow, deny, watchdog_name
 from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 
 pytestmark = pytest.mark.proves("P-11")
@@ -39,7 +39,11 @@ TOOLS = (open_door, look, send)
 
 async def test_all_three_look_at_calls_without_any_configuration(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES, secrets={"token": "hunter2-of-the-test"}) as kernel:
-        assert [watchdog_name(one) for one in kernel.own_context.authority.watchdogs] == ["exfiltration", "secrets", "repeats"]
+        assert [watchdog_name(one) for one in kernel.own_context.authority.watchdogs] == [
+            "exfiltration",
+            "secrets",
+            "repeats",
+        ]
         session = await kernel.session()
         mail = await session.call("mail.send", {"body": "aHVudGVyMi1vZi10aGUtdGVzdA=="})
         assert mail.error_kind == "denied" and "watchdog secrets requires approval" in str(mail.error_text)
@@ -58,7 +62,10 @@ async def test_rules_come_before_watchdogs_and_watchdogs_before_a_person(tmp_pat
         seen.append(call.tool_id)
         return deny("no mail today") if call.tool_id == "mail.send" else allow()
 
-    person, rules = ScriptedApprovalHandler([ApprovalAnswer("once")]), ["deny door.open", "ask mail.send", "ask door.look"]
+    person, rules = (
+        ScriptedApprovalHandler([ApprovalAnswer("once")]),
+        ["deny door.open", "ask mail.send", "ask door.look"],
+    )
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=rules, watchdogs=[watch]) as kernel:
         session = await kernel.session(approval_handler=person)
         ruled_out = await session.call("door.open", {"key": "right"})

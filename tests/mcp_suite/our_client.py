@@ -13,8 +13,8 @@ from urllib.parse import urlencode
 from tests.mcp_suite import client as scenarios
 from tests.mcp_suite.client import Server, answers_to_form
 
-from handrail.contract.services.client import ClientRequest
 from handrail.contract.errors import ToolError
+from handrail.contract.services.client import ClientRequest
 from handrail.contract.session import Session
 from handrail.kernel.mcp_servers import ConnectedServer
 from handrail.testing.kernels import temporary_kernel
@@ -31,10 +31,12 @@ class Agreeing:
     def supports(self, call_id: str, method: str, params: Mapping[str, Any]) -> bool:
         return method == "elicitation/create" and params.get("mode", "form") == "form"
 
-    async def send_requests(self, call_id: str, asks: Mapping[str, ClientRequest]) -> Mapping[str, Mapping[str, Any]]:
+    async def send_requests(
+        self, call_id: str, requests: Mapping[str, ClientRequest]
+    ) -> Mapping[str, Mapping[str, Any]]:
         return {
             key: {"action": "accept", "content": answers_to_form(ask.params["requestedSchema"])}
-            for key, ask in asks.items()
+            for key, ask in requests.items()
         }
 
     def detach(self, call_id: str) -> None:

@@ -65,7 +65,10 @@ def triggers(offering: Path) -> tuple[list[Tool], list[LocalKernel]]:
 
 
 async def main(port: int, *, gateway: bool) -> None:
-    serving, listening = McpFrontendSettings(discovery="all", task_after_s=TASK_AFTER_S), HttpFrontendSettings("127.0.0.1", port)
+    serving, listening = (
+        McpFrontendSettings(discovery="all", task_after_s=TASK_AFTER_S),
+        HttpFrontendSettings("127.0.0.1", port),
+    )
     with tempfile.TemporaryDirectory(prefix="handrail-conformance-") as made:
         folder = Path(made)
         if gateway:

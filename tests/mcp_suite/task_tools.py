@@ -71,7 +71,9 @@ async def multi_input(runtime: Runtime) -> str:
 @tool(id="test_tool_with_task", side_effect="read", locks=[], promotable=True, requires={"capabilities": ["elicit"]})
 async def asks_first(runtime: Runtime) -> str:
     """Ask who it is, then take a while."""
-    name = _said((await runtime.client.send_requests({"user_name": _form("What is your name?", "name")}))["user_name"], "name")
+    name = _said(
+        (await runtime.client.send_requests({"user_name": _form("What is your name?", "name")}))["user_name"], "name"
+    )
     await asyncio.sleep(3 * TASK_AFTER_S)
     return f"done for {name}"
 

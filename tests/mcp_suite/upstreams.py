@@ -29,7 +29,7 @@ import platformdirs
 from handrail import open_kernel
 from handrail.contract.call import Result
 from handrail.kernel.local import LocalKernel
-from handrail.registry.pins import ThirdPartyDefinition, StoredPins
+from handrail.registry.pins import StoredPins, ThirdPartyDefinition
 
 CONNECT_S = 120.0
 DOT = base64.b64decode(

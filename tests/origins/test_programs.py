@@ -15,10 +15,10 @@ from handrail.origins import programs
 from handrail.origins.programs import (
     ProgramRefused,
     build_clean_path,
-    find_command,
-    find_program,
-    find_own_interpreter,
     build_program_environment,
+    find_command,
+    find_own_interpreter,
+    find_program,
 )
 
 

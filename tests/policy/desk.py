@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from handrail.contract.tool.requires import (
+    AccessCheck,
+    CapabilityLayer,
     CapabilitySet,
     FsRequires,
-    CapabilityLayer,
-    AccessCheck,
     NetRequires,
+    PathVariables,
     Requires,
     ShellRequires,
-    PathVariables,
     expand_requires,
 )
 from handrail.contract.tool.spec import ToolSpec
@@ -96,7 +96,9 @@ class Desk:
             self.variables,
             agent_layer("default", self.own, ALL, self.variables),
             self.watchdogs,
-            ceiling=None if self.ceiling is None else expand_requires(self.ceiling, self.variables, "the host's ceiling"),
+            ceiling=None
+            if self.ceiling is None
+            else expand_requires(self.ceiling, self.variables, "the host's ceiling"),
         )
 
     def judge(

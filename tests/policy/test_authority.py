@@ -30,19 +30,34 @@ from tests.policy.desk import (
 from handrail.contract.tool.names import SESSION_INTERNAL
 from handrail.contract.tool.requires import (
     Capability,
+    CapabilityLayer,
     CapabilitySet,
     FsRequires,
-    CapabilityLayer,
     NetRequires,
+    PathVariables,
     Requires,
     ShellRequires,
-    PathVariables,
     expand_requires,
 )
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.rules.definitions import SECRET_NAME_EXCEPTIONS, SECRET_FILE_NAMES, default_book, default_rules, parse_rule, make_reading_rule
+from handrail.policy.rules.definitions import (
+    SECRET_FILE_NAMES,
+    SECRET_NAME_EXCEPTIONS,
+    default_book,
+    default_rules,
+    make_reading_rule,
+    parse_rule,
+)
 from handrail.policy.suggestions import suggest_rule
-from handrail.policy.targets import CEILING_OWNER, DELEGATION_OWNER, agent_layer, call_capabilities, ceiling_layer, format_refusal, format_remedy
+from handrail.policy.targets import (
+    CEILING_OWNER,
+    DELEGATION_OWNER,
+    agent_layer,
+    call_capabilities,
+    ceiling_layer,
+    format_refusal,
+    format_remedy,
+)
 from handrail.tools import BUILTINS
 
 # ── the shipped rules ────────────────────────────────────────────────────────────────────────────
@@ -103,7 +118,10 @@ def test_the_shipped_rules_are_visible_as_texts_that_read_back_as_themselves() -
     assert len([r for r in rules if r.action == "ask" and r.permission.startswith("fs.")]) == 2 * len(SECRET_FILE_NAMES)
     for one in rules:
         assert one.scope == "default"
-        named = one.permission == "fs.read" and one.pattern.rpartition("**/")[2] in (*SECRET_FILE_NAMES, *SECRET_NAME_EXCEPTIONS)
+        named = one.permission == "fs.read" and one.pattern.rpartition("**/")[2] in (
+            *SECRET_FILE_NAMES,
+            *SECRET_NAME_EXCEPTIONS,
+        )
         assert replace(parse_rule(one.text, scope="default", source=one.source), any_case=named) == one
 
 
@@ -219,7 +237,9 @@ def test_every_refusal_of_a_capability_tells_a_model_what_it_may_do_and_nothing_
 ) -> None:
     variables = PathVariables(workspace=("/ws",), ad_hoc=("/outputs",))
     everything = CapabilityLayer("all", ("/**", "/"), ("/**", "/"), ("**",), (ShellRequires(cmd="*"),))
-    none = CapabilityLayer({"ceiling": CEILING_OWNER, "passed on": f"{DELEGATION_OWNER} boss"}.get(bound, "nothing"), ("/ws",), ("/ws",))
+    none = CapabilityLayer(
+        {"ceiling": CEILING_OWNER, "passed on": f"{DELEGATION_OWNER} boss"}.get(bound, "nothing"), ("/ws",), ("/ws",)
+    )
     own = (expand_requires(Requires(fs=spec.requires.fs), variables, f"tool {spec.id}"),)
     capabilities = CapabilitySet({"tool": own, "nothing": ()}.get(bound, (everything, none)))
     layer = capabilities.refusing_layer(capability, target)

@@ -13,16 +13,16 @@ from tests.policy.desk import ALL, BASH
 from handrail.contract.agent import AgentManifest
 from handrail.contract.tool.requires import Requires, ShellRequires
 from handrail.contract.tool.spec import ToolSpec
+from handrail.policy.rules.definitions import Rule, parse_rule
+from handrail.policy.rules.matchers import PathSubject, rank_rule
 from handrail.policy.rules.validation import (
     check_rule,
-    find_contradictions,
     fault_in_examples,
     fault_with_tools,
-    load_agent_rules,
+    find_contradictions,
     find_shadowed_rules,
+    load_agent_rules,
 )
-from handrail.policy.rules.matchers import PathSubject, rank_rule
-from handrail.policy.rules.definitions import Rule, parse_rule
 from handrail.policy.targets import subject_kind_of
 
 pytestmark = pytest.mark.proves("P-04")

@@ -12,8 +12,13 @@ from tests.policy.desk import Desk, book
 
 from handrail.policy.rules.definitions import with_mode
 from handrail.policy.shell.parser import MAX_CHARACTERS, MAX_SIGNS, parse_script
-from handrail.policy.watchdogs.builtin_watchdogs import ExfiltrationWatchdog, OutgoingSecretsWatchdog, find_key, check_command
 from handrail.policy.watchdogs.api import WatchdogCall
+from handrail.policy.watchdogs.builtin_watchdogs import (
+    ExfiltrationWatchdog,
+    OutgoingSecretsWatchdog,
+    check_command,
+    find_key,
+)
 from handrail.store.encoding import encode
 from handrail.tools.shell import BashTool
 
@@ -92,7 +97,9 @@ def test_a_text_is_read_once_for_all_who_judge_it() -> None:
 
 
 @pytest.mark.parametrize("watchdog", [OutgoingSecretsWatchdog(encode, lambda data: False), ExfiltrationWatchdog()])
-async def test_the_loop_goes_on_while_a_watchdog_reads_a_long_text(watchdog: OutgoingSecretsWatchdog | ExfiltrationWatchdog) -> None:
+async def test_the_loop_goes_on_while_a_watchdog_reads_a_long_text(
+    watchdog: OutgoingSecretsWatchdog | ExfiltrationWatchdog,
+) -> None:
     command = "curl a; " + "a;" * 30_000
     call = WatchdogCall("bash", {"command": command}, {}, {}, "s", targets=[("shell.run", command)])
     answer = asyncio.ensure_future(watchdog(call))

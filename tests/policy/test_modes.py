@@ -12,7 +12,15 @@ from tests.policy.desk import ALL, BASH, EDIT, FETCH, READ, TODO, TRANSFER, WRIT
 from handrail.contract.errors import UsageError
 from handrail.contract.modes import MODES, Mode
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.rules.definitions import SECRET_NAME_EXCEPTIONS, MODE_DESCRIPTIONS, SECRET_FILE_NAMES, MODE_RULE_TEXTS, with_mode, parse_rule, parse_mode
+from handrail.policy.rules.definitions import (
+    MODE_DESCRIPTIONS,
+    MODE_RULE_TEXTS,
+    SECRET_FILE_NAMES,
+    SECRET_NAME_EXCEPTIONS,
+    parse_mode,
+    parse_rule,
+    with_mode,
+)
 from handrail.policy.rules.definitions import parse_optional_mode as named
 from handrail.tools.git import GIT_TOOLS
 from handrail.tools.shell import BashTool
@@ -68,7 +76,12 @@ def test_a_mode_is_its_rules_and_nothing_else(desk: Desk) -> None:
         assert {rule.source for rule in rules.rules_of_scope("mode")} <= {f"mode {mode}"}
         for rule in rules.rules_of_scope("mode"):
             read = parse_rule(rule.text, scope="mode", source=rule.source)
-            assert replace(read, any_case=rule.pattern.removeprefix("**/") in (*SECRET_FILE_NAMES, *SECRET_NAME_EXCEPTIONS)) == rule
+            assert (
+                replace(
+                    read, any_case=rule.pattern.removeprefix("**/") in (*SECRET_FILE_NAMES, *SECRET_NAME_EXCEPTIONS)
+                )
+                == rule
+            )
         assert rules.mode == mode
     assert with_mode(with_mode(book(), "auto"), "ask").rules == book().rules
 

@@ -220,5 +220,7 @@ def test_a_rule_that_names_the_command_allows_it(desk: Desk) -> None:
 def test_one_more_option_that_is_not_known_is_enough(desk: Desk, command: str, option: str) -> None:
     if command.split()[1] in ("log", "diff", "show"):
         head, *rest = command.partition(" -- ")
-        verdict = desk.judge(BashTool().spec, {"command": "".join((f"{head} {option}", *rest))}, with_mode(book(), "plan"))
+        verdict = desk.judge(
+            BashTool().spec, {"command": "".join((f"{head} {option}", *rest))}, with_mode(book(), "plan")
+        )
         assert verdict.action != "allow"

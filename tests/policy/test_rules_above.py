@@ -10,7 +10,7 @@ from tests.policy.desk import BASH, FETCH, TRANSFER, WRITE, Desk, book
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.authorizer import find_hidden_paths, offer_under_rules
 from handrail.policy.explanation import explain
-from handrail.policy.rules.definitions import STRICTNESS, RuleBook, with_mode, limit_to_parent
+from handrail.policy.rules.definitions import STRICTNESS, RuleBook, limit_to_parent, with_mode
 
 pytestmark = pytest.mark.proves("P-12")
 

@@ -10,8 +10,8 @@ from tests.policy.desk import GIT, Desk, book, rule
 from tests.policy.runner_cases import CERTAIN, DATA, DATA_IN_THE_TEXT, GUESSED, IN_THE_TEXT
 
 from handrail.policy.explanation import trace_decision
-from handrail.policy.rules.matchers import rank_rule
 from handrail.policy.rules.definitions import limit_to_parent
+from handrail.policy.rules.matchers import rank_rule
 from handrail.policy.rules.pattern_lexer import quote_argv
 from handrail.policy.shell import nested_commands
 from handrail.policy.shell.wrappers import DATA_PROGRAMS as DATA_PROGRAMS

@@ -11,8 +11,14 @@ from tests.policy.desk import READ, WRITE, Desk, book
 
 from handrail.contract.text.patterns import fault_in_pattern
 from handrail.policy.authorizer import find_hidden_paths
+from handrail.policy.rules.definitions import (
+    SECRET_FILE_NAMES,
+    SECRET_NAME_EXCEPTIONS,
+    SECRET_NAME_ROWS,
+    Rule,
+    with_mode,
+)
 from handrail.policy.rules.matchers import PathSubject, RuleRanking
-from handrail.policy.rules.definitions import SECRET_NAME_EXCEPTIONS, SECRET_NAME_ROWS, SECRET_FILE_NAMES, Rule, with_mode
 
 pytestmark = pytest.mark.proves("P-03")
 
@@ -106,7 +112,9 @@ def test_an_example_is_written_in_the_mode_that_writes_without_asking(desk: Desk
 
 def test_a_name_with_a_folder_is_found_in_that_folder_only(desk: Desk) -> None:
     found = find_hidden_paths(book(), desk.roots.workspace)
-    assert found.is_hidden(desk.path("home/.cargo/credentials")) and not found.is_hidden(desk.path("src/credentials/x.py"))
+    assert found.is_hidden(desk.path("home/.cargo/credentials")) and not found.is_hidden(
+        desk.path("src/credentials/x.py")
+    )
     assert tuple(name for row in SECRET_NAME_ROWS for name in row.names.split()) == SECRET_FILE_NAMES
 
 

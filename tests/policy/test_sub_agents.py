@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.agent import AgentManifest, DelegationPolicy, DelegationFs, DelegationNet
+from handrail.contract.agent import AgentManifest, DelegationFs, DelegationNet, DelegationPolicy
 from handrail.contract.tool.requires import (
     Capability,
+    CapabilityLayer,
     CapabilitySet,
     FsRequires,
-    CapabilityLayer,
     NetRequires,
+    PathVariables,
     Requires,
     ShellRequires,
-    PathVariables,
     expand_requires,
     union_of_layers,
 )
@@ -118,7 +118,12 @@ def test_a_sub_agent_has_what_its_parent_passes_on_its_manifest_and_the_host_all
 @pytest.mark.proves("P-12")
 @given(_LAYERS, _DELEGABLE, _LAYERS, _DELEGABLE, _LAYERS, _REQUIRES)
 def test_neither_do_its_calls_nor_those_of_agents_below_it(
-    parent: CapabilityLayer, by_parent: DelegationPolicy, child: CapabilityLayer, by_child: DelegationPolicy, grandchild: CapabilityLayer, tool: Requires
+    parent: CapabilityLayer,
+    by_parent: DelegationPolicy,
+    child: CapabilityLayer,
+    by_child: DelegationPolicy,
+    grandchild: CapabilityLayer,
+    tool: Requires,
 ) -> None:
     top = CallAuthorizer(VARIABLES, parent)
     first = top.compute_delegation(AgentManifest(id="a", delegation=by_parent))
@@ -139,15 +144,23 @@ def test_neither_do_its_calls_nor_those_of_agents_below_it(
 def test_a_parent_without_anything_passes_nothing_on() -> None:
     nothing = CallAuthorizer(VARIABLES, _layer(_EVERYTHING)).restrict_to(CapabilitySet())
     assert nothing.compute_delegation(AgentManifest(id="a")) == CapabilitySet()
-    call = call_capabilities(ToolSpec("t", "Do.", requires=_EVERYTHING), VARIABLES, _layer(_EVERYTHING), None, CapabilitySet())
+    call = call_capabilities(
+        ToolSpec("t", "Do.", requires=_EVERYTHING), VARIABLES, _layer(_EVERYTHING), None, CapabilitySet()
+    )
     assert not any(call.allows(capability, target) for capability, target in TOUCHES)
 
 
 @pytest.mark.proves("K-10")
 @given(_REQUIRES, _REQUIRES, _LAYERS)
-def test_another_tool_extends_the_agent_and_no_other_tool(mine: Requires, others: Requires, own: CapabilityLayer) -> None:
+def test_another_tool_extends_the_agent_and_no_other_tool(
+    mine: Requires, others: Requires, own: CapabilityLayer
+) -> None:
     before = call_capabilities(ToolSpec("a", "A.", requires=mine), VARIABLES, own)
-    after = call_capabilities(ToolSpec("a", "A.", requires=mine), VARIABLES, union_of_layers("a", [own, expand_requires(others, VARIABLES, "b")]))
+    after = call_capabilities(
+        ToolSpec("a", "A.", requires=mine),
+        VARIABLES,
+        union_of_layers("a", [own, expand_requires(others, VARIABLES, "b")]),
+    )
     declared = CapabilitySet((expand_requires(mine, VARIABLES, "a"),))
     for capability, target in TOUCHES:
         if before.allows(capability, target):

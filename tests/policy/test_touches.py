@@ -130,7 +130,9 @@ def test_a_rule_added_while_a_call_waited_holds_for_what_it_touches(desk: Desk) 
     shell = desk.bash("ls && mkdir x", before := book("allow bash"))
     may = desk.authority.make_access_check(shell, BASH, rules=before, roots=desk.roots)
     assert may("shell.run", "ls && mkdir x") is None
-    may = desk.authority.make_access_check(shell, BASH, rules=before.with_rules(rule("deny bash mkdir *")), roots=desk.roots)
+    may = desk.authority.make_access_check(
+        shell, BASH, rules=before.with_rules(rule("deny bash mkdir *")), roots=desk.roots
+    )
     assert may("shell.run", "ls && mkdir x") is not None
 
 

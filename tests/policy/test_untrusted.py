@@ -106,7 +106,9 @@ def test_no_rule_allows_writing_the_workspaces_configuration_and_nobody_is_asked
     rules = ("allow *", f"allow {spec.id}", "allow fs.write handrail.toml", "manifest: allow fs.*")
     verdict = desk.judge(spec, arguments, *rules)
     assert verdict.action == "deny" and "no rule can allow it" in verdict.reason and "the user" in verdict.reason
-    assert suggest_rule(verdict) is None and any("no rule can allow it" in step.text for step in trace_decision(verdict))
+    assert suggest_rule(verdict) is None and any(
+        "no rule can allow it" in step.text for step in trace_decision(verdict)
+    )
     assert desk.judge(READ, {"path": "handrail.toml"}).action == "allow"
 
 

@@ -14,10 +14,10 @@ from typing import Any, cast
 import pytest
 from tests.policy.desk import BASH, TRANSFER, Desk, book
 
-from handrail.policy.explanation import trace_decision
 from handrail.policy.evaluation import PolicyVerdict
+from handrail.policy.explanation import trace_decision
 from handrail.policy.suggestions import suggest_rule
-from handrail.policy.watchdogs.api import ExternalWatchdog, WatchdogDecision, Watchdog, WatchdogCall, allow, ask, deny
+from handrail.policy.watchdogs.api import ExternalWatchdog, Watchdog, WatchdogCall, WatchdogDecision, allow, ask, deny
 
 ALLOWED = book("allow bank.transfer", "allow bash")
 ARGUMENTS: dict[str, Any] = {"source": "alice", "amount": 5}

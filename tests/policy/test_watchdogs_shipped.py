@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.watchdogs import ExfiltrationWatchdog, OutgoingSecretsWatchdog, RepeatedFailuresWatchdog
-from handrail.policy.watchdogs.builtin_watchdogs import check_address, check_command, split_commands
 from handrail.policy.watchdogs.api import WatchdogCall
+from handrail.policy.watchdogs.builtin_watchdogs import check_address, check_command, split_commands
 from handrail.store.encoding import encode
 
 pytestmark = pytest.mark.proves("P-11")
@@ -167,7 +167,9 @@ async def test_what_has_the_shape_of_a_key_is_asked_about_where_it_would_leave(n
     ["AKIAIOSFODNN7EXAMPLE", "sk-your-key-goes-here-and-it-is-long-enough", "ghp_" + "x" * 36, "sk-learn", "a.b.c"],
 )
 async def test_placeholders_are_no_keys(text: str) -> None:
-    assert (await OutgoingSecretsWatchdog(encode, lambda encoded: False)(called("mail.send", {"body": text}))).action == "allow"
+    assert (
+        await OutgoingSecretsWatchdog(encode, lambda encoded: False)(called("mail.send", {"body": text}))
+    ).action == "allow"
 
 
 async def test_a_registered_secret_in_any_form_is_asked_about() -> None:

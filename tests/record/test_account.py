@@ -8,9 +8,9 @@ import pytest
 from tests.store.places import Place
 
 from handrail.record.call_timeline import read_timeline
-from handrail.record.log import CommitLog, RecordKind, Record
-from handrail.store.workspace_store import WorkspaceStore
+from handrail.record.log import CommitLog, Record, RecordKind
 from handrail.store.tables.sessions import SessionRow
+from handrail.store.workspace_store import WorkspaceStore
 
 pytestmark = pytest.mark.proves("P-13")
 

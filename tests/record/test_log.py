@@ -190,7 +190,9 @@ async def test_what_proves_a_redaction_stays(log: CommitLog) -> None:
     assert verify_log(log.reader).records == 2
 
 
-async def test_a_body_removed_behind_the_logs_back_is_not_taken_for_a_redaction(log: CommitLog, store: WorkspaceStore) -> None:
+async def test_a_body_removed_behind_the_logs_back_is_not_taken_for_a_redaction(
+    log: CommitLog, store: WorkspaceStore
+) -> None:
     await log.commit([proposed("c1"), proposed("c2")])
     outside = sqlite3.connect(store.database.path)
     outside.execute("UPDATE record SET body = NULL WHERE sequence = 1")
@@ -211,7 +213,9 @@ async def test_a_log_that_something_else_wrote_to_takes_no_records(log: CommitLo
     assert log.unavailable_reason is not None and "handrail log verify" in log.unavailable_reason
 
 
-async def test_a_clock_that_is_set_back_and_forth_changes_neither_the_order_nor_the_chain(store: WorkspaceStore) -> None:
+async def test_a_clock_that_is_set_back_and_forth_changes_neither_the_order_nor_the_chain(
+    store: WorkspaceStore,
+) -> None:
     century = 100 * 365 * 86400 * 10**9
     given = cycle([century, 1_000, 2 * century, 0])
     log = CommitLog(store.database, clock=lambda: next(given))

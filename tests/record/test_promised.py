@@ -19,7 +19,7 @@ from handrail.kernel.doctor import run_checks
 from handrail.record.log import CommitLog, Record, read_journal_records
 from handrail.record.log_reader import LogReader
 from handrail.record.verification import verify_log
-from handrail.store.database import workspace_database, journal
+from handrail.store.database import journal, workspace_database
 from handrail.store.database.workspace_database import TableWork
 from handrail.store.encoding import encode
 from handrail.store.workspace_store import WorkspaceStore

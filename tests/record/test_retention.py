@@ -18,11 +18,11 @@ from handrail.contract.errors import UsageError
 from handrail.record.artifacts import ArtifactStore
 from handrail.record.log import CommitLog, Record, group_runs
 from handrail.record.log_reader import LogReader
-from handrail.record.retention import PurgeResult, PurgeSelection, purge, plan_purge
+from handrail.record.retention import PurgeResult, PurgeSelection, plan_purge, purge
 from handrail.record.verification import verify_log
 from handrail.store.database.connection import compact
-from handrail.store.workspace_store import WorkspaceStore
 from handrail.store.tables.sessions import SessionRow
+from handrail.store.workspace_store import WorkspaceStore
 
 pytestmark = pytest.mark.proves("F-12")
 

@@ -11,22 +11,22 @@ from typing import Any
 import pytest
 
 from handrail.contract.call import Result
-from handrail.contract.services.delegation import SubagentService
+from handrail.contract.errors import ToolError
+from handrail.contract.sandbox import ConnectionAttempt, SandboxProfile, SandboxTier
 from handrail.contract.services.channels import ChannelService, TriggerService
+from handrail.contract.services.client import ClientService, LogLevel
+from handrail.contract.services.delegation import SubagentService
 from handrail.contract.services.jobs import CatalogService, JobService
 from handrail.contract.services.memory import SkillService
 from handrail.contract.services.resources import ResourceService
-from handrail.contract.services.client import LogLevel, ClientService
-from handrail.contract.services.runtime import UserQuestion, Runtime
-from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import ConnectionAttempt, SandboxProfile, SandboxTier
-from handrail.contract.tool.requires import Capability, CapabilitySet, AccessCheck, PathVariables, expand_requires
+from handrail.contract.services.runtime import Runtime, UserQuestion
+from handrail.contract.tool.requires import AccessCheck, Capability, CapabilitySet, PathVariables, expand_requires
 from handrail.contract.tool.settings import SettingsLayer, ToolSettings
 from handrail.contract.tool.spec import ToolSession, ToolSpec
 from handrail.contract.tool.tool import Tool
 from handrail.registry.sources.executable_tools import ToolConfinement
-from handrail.runtime.files.roots import SessionRoots
 from handrail.runtime.call_runtime import CallRuntime, SessionEnvironment
+from handrail.runtime.files.roots import SessionRoots
 from handrail.sandbox import tiers
 
 CONFINING = SandboxTier("bubblewrap", "as if")
@@ -141,7 +141,9 @@ class Place:
         return SandboxProfile(workspace=str(self.workspace), scratch=str(self.scratch))
 
     def capabilities(self, spec: ToolSpec) -> CapabilitySet:
-        return CapabilitySet((expand_requires(spec.requires, PathVariables(workspace=(str(self.workspace),)), spec.id),))
+        return CapabilitySet(
+            (expand_requires(spec.requires, PathVariables(workspace=(str(self.workspace),)), spec.id),)
+        )
 
     def confinement(self) -> ToolConfinement:
         return ToolConfinement(

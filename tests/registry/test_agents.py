@@ -12,10 +12,10 @@ from handrail.contract.errors import LoadError, UsageError
 from handrail.contract.generation import Generation
 from handrail.contract.sandbox import SandboxTier
 from handrail.contract.tool.requires import Requires, ShellRequires
-from handrail.registry.agents import find_name_faults, find_agent, find_agents, build_agent_generation
+from handrail.registry.agents import build_agent_generation, find_agent, find_agents, find_name_faults
 from handrail.registry.generation_loader import load_generation
-from handrail.registry.sources.tool_sources import ToolSources
 from handrail.registry.sources.code_sources import PythonSource
+from handrail.registry.sources.tool_sources import ToolSources
 
 from .conftest import CONFINING, Place, Simple
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from handrail.contract.generation import Generation
-from handrail.registry.generations import MAX_CONSECUTIVE_CHANGES, GenerationRecorder
 from handrail.registry.generation_loader import LoadCache, load_generation
+from handrail.registry.generations import MAX_CONSECUTIVE_CHANGES, GenerationRecorder
 from handrail.registry.sources.code_sources import PythonSource
 
 from .conftest import CONFINING, Simple

@@ -21,7 +21,9 @@ from handrail.sandbox.start.process import wait_for_dismantling
 
 from .conftest import Place
 
-confined = pytest.mark.skipif(not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}")
+confined = pytest.mark.skipif(
+    not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}"
+)
 PYTHON = f"#!{sys.executable} -S\n"
 ECHO = '#!/bin/sh\nread -r line\nprintf \'{"given": %s}\' "$line"\n'
 

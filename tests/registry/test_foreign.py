@@ -14,21 +14,29 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import Diagnostic, LoadError
-from handrail.contract.generation import ToolEntry, Generation, ToolSource
+from handrail.contract.generation import Generation, ToolEntry, ToolSource
 from handrail.contract.sandbox import SandboxTier
 from handrail.contract.tool.names import FRONTEND_IDS
 from handrail.contract.tool.settings import SettingsLayer
 from handrail.contract.tool.spec import ToolSpec
 from handrail.registry.generation_loader import load_generation
-from handrail.registry.pins import ThirdPartyDefinition, DefinitionReview, StoredPins, find_pending_reviews
-from handrail.registry.sources.code_sources import BuiltinSource, EntryPointSource, PythonSource, find_entry_point_sources
+from handrail.registry.pins import DefinitionReview, StoredPins, ThirdPartyDefinition, find_pending_reviews
+from handrail.registry.sources.code_sources import (
+    BuiltinSource,
+    EntryPointSource,
+    PythonSource,
+    find_entry_point_sources,
+)
 from handrail.testing.upstream_servers import ThirdPartySource
 
 from .conftest import CONFINING, Simple, turned_off
 
 
 def load(
-    *sources: ToolSource, pins: StoredPins | None = None, settings: Sequence[SettingsLayer] = (), tier: SandboxTier = CONFINING
+    *sources: ToolSource,
+    pins: StoredPins | None = None,
+    settings: Sequence[SettingsLayer] = (),
+    tier: SandboxTier = CONFINING,
 ) -> Generation:
     more: dict[str, Any] = {} if pins is None else {"pins": pins}
     return load_generation(sources, tier=tier, settings=settings, **more)
@@ -53,7 +61,10 @@ def test_a_foreign_tool_is_off_until_a_person_has_approved_what_it_says(pins: St
     new = entry(load(source, pins=pins), "weather_now")
     assert new.status == "quarantined"
     assert new.unavailable_reason is not None
-    assert "the user has not approved" in new.unavailable_reason and "handrail sources review weather" in new.unavailable_reason
+    assert (
+        "the user has not approved" in new.unavailable_reason
+        and "handrail sources review weather" in new.unavailable_reason
+    )
     approve(pins, source)
     ready = entry(load(source, pins=pins), "weather_now")
     assert (ready.status, ready.unavailable_reason) == ("connected", None)
@@ -91,7 +102,9 @@ def test_a_change_turns_it_off_until_the_difference_was_looked_at(
     source.offer(Simple("weather_now", **change))
     generation = load(source, pins=pins)
     changed = entry(generation, "weather_now")
-    assert changed.status == "quarantined" and f"its {what} changed after the user approved it" in str(changed.unavailable_reason)
+    assert changed.status == "quarantined" and f"its {what} changed after the user approved it" in str(
+        changed.unavailable_reason
+    )
     assert entry(generation, "weather_soon").unavailable_reason is None
     review = find_pending_reviews("weather", [changed.spec], pins)["weather_now"]
     assert any(line.startswith("+") and ("keys" in line or "note" in line) for line in review.diff_lines())
@@ -116,7 +129,9 @@ def test_all_that_a_new_tool_tells_a_model_is_shown_before_it_counts(name: str, 
 @pytest.mark.proves("R-12")
 def test_a_stateful_tools_steps_are_part_of_what_is_approved() -> None:
     steps = {"type": "object", "properties": {"note": {"type": "string"}}}
-    one, other = (ThirdPartyDefinition.from_spec(ToolSpec("t", "x", mode="stateful", step_parameters=s)) for s in (None, steps))
+    one, other = (
+        ThirdPartyDefinition.from_spec(ToolSpec("t", "x", mode="stateful", step_parameters=s)) for s in (None, steps)
+    )
     assert not one.matches(other) and one.hash != other.hash
     assert any("note" in line for line in DefinitionReview(other, one).diff_lines())
 
@@ -138,7 +153,10 @@ DEFINITIONS = st.builds(
 @example(ThirdPartyDefinition("t", "x\ny", {}), ThirdPartyDefinition("t", "x\r\ny", {}))
 @example(ThirdPartyDefinition("t", "x", {}), ThirdPartyDefinition("t", "x ", {}))
 @example(ThirdPartyDefinition("t", '"x "', {}), ThirdPartyDefinition("t", "x ", {}))
-@example(ThirdPartyDefinition("t", "x\n\n{}\n\nguidance:\n  y", {}), ThirdPartyDefinition("t", "x", {}, {"guidance": "y\n\n{}"}))
+@example(
+    ThirdPartyDefinition("t", "x\n\n{}\n\nguidance:\n  y", {}),
+    ThirdPartyDefinition("t", "x", {}, {"guidance": "y\n\n{}"}),
+)
 def test_a_change_of_anything_is_seen_in_the_difference(one: ThirdPartyDefinition, other: ThirdPartyDefinition) -> None:
     found = DefinitionReview(other, one).diff_lines()
     assert bool(found) == (one.hash != other.hash)
@@ -273,7 +291,9 @@ def test_packages_add_sources_by_entry_points(monkeypatch: pytest.MonkeyPatch, p
     generation = load(*found, pins=pins)
     assert entry(generation, "t").unavailable_reason is None
     foreign = entry(generation, "t").third_party
-    assert foreign is not None and (foreign.name, foreign.description) == ("near", ""), "its own words on it are nobody's"
+    assert foreign is not None and (foreign.name, foreign.description) == ("near", ""), (
+        "its own words on it are nobody's"
+    )
     assert entry(generation, "u").status == "quarantined"
     told = " | ".join(map(str, generation.quarantined))
     assert "expected a Source" in told and "AttributeError" in told

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.services.runtime import Runtime
-from handrail.contract.generation import GenerationDiff, ToolEntry, Generation
+from handrail.contract.generation import Generation, GenerationDiff, ToolEntry
 from handrail.contract.schema.validation import compile_schema
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.tool.names import wire_name
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool

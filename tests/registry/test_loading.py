@@ -35,7 +35,9 @@ class Given:
     faults: tuple[Diagnostic, ...] = ()
 
     def load(self) -> SourceContents:
-        return SourceContents(tuple(DiscoveredTool(t, f"{self.rank} folder/{t.spec.id}.json") for t in self.tools), self.faults)
+        return SourceContents(
+            tuple(DiscoveredTool(t, f"{self.rank} folder/{t.spec.id}.json") for t in self.tools), self.faults
+        )
 
 
 def load(*sources: Any, tier: SandboxTier = CONFINING, **options: Any) -> Generation:
@@ -184,7 +186,9 @@ def test_a_tool_that_starts_programs_is_withheld_where_nothing_confines_them() -
     shelly = tool(id="shelly", requires={"shell": [{"cmd": "git"}]})(_noop)
     generation = load(PythonSource((shelly, Simple("plain"))), tier=NOTHING)
     assert generation.entries["plain"].unavailable_reason is None
-    assert "bubblewrap is not installed (apt install bubblewrap)" in (generation.entries["shelly"].unavailable_reason or "")
+    assert "bubblewrap is not installed (apt install bubblewrap)" in (
+        generation.entries["shelly"].unavailable_reason or ""
+    )
     assert load(PythonSource((shelly,))).entries["shelly"].unavailable_reason is None
 
 

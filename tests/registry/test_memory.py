@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import LoadError
-from handrail.contract.generation import ToolEntry, DiscoveredTool, Generation, SourceContents, SourceRank, ToolSource
+from handrail.contract.generation import DiscoveredTool, Generation, SourceContents, SourceRank, ToolEntry, ToolSource
 from handrail.contract.sandbox import SandboxTier
 from handrail.contract.tool.requires import Requires, ShellRequires
 from handrail.contract.tool.settings import SettingsLayer
 from handrail.contract.tool.tool import Tool
 from handrail.registry.generation_loader import LoadCache, load_generation
-from handrail.registry.pins import ThirdPartyDefinition, StoredPins
+from handrail.registry.pins import StoredPins, ThirdPartyDefinition
 from handrail.runtime.secret_store import SecretStore
 from handrail.testing.upstream_servers import ThirdPartySource
 
@@ -92,7 +92,11 @@ def test_what_a_person_approves_counts_at_the_next_look(tmp_path: Path) -> None:
 
 
 def test_where_single_sources_changed_no_other_is_looked_through() -> None:
-    memory, own, other = LoadCache(), Own(Simple("a"), Simple("b_2")), ThirdPartySource("b", [Simple("b_1"), Simple("b_2")])
+    memory, own, other = (
+        LoadCache(),
+        Own(Simple("a"), Simple("b_2")),
+        ThirdPartySource("b", [Simple("b_1"), Simple("b_2")]),
+    )
     assert [fault.location for fault in load(memory, own, other).quarantined] == ["llm.name"]
     other.offer(Simple("b_3"))
     own.tools = ()
@@ -130,7 +134,15 @@ def test_a_second_look_comes_to_what_a_first_would(
 
 def outcome(memory: LoadCache | None, sources: list[ToolSource], settings: list[SettingsLayer]) -> object:
     def plain(entry: ToolEntry) -> object:
-        return entry.id, entry.tool, entry.source, entry.unavailable_reason, entry.status, entry.untrusted_source, entry.third_party
+        return (
+            entry.id,
+            entry.tool,
+            entry.source,
+            entry.unavailable_reason,
+            entry.status,
+            entry.untrusted_source,
+            entry.third_party,
+        )
 
     try:
         generation = load(memory, *sources, settings=settings)

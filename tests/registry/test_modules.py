@@ -19,7 +19,9 @@ from handrail.sandbox import tiers
 
 from .conftest import Place
 
-confined = pytest.mark.skipif(not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}")
+confined = pytest.mark.skipif(
+    not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}"
+)
 WEATHER = """
 METADATA = {
     "description": "The weather at a place.",

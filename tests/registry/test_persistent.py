@@ -20,7 +20,9 @@ from handrail.sandbox import tiers
 
 from .conftest import Place
 
-pytestmark = pytest.mark.skipif(not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}")
+pytestmark = pytest.mark.skipif(
+    not tiers.choose_sandbox().tier.is_confining, reason=f"no sandbox: {tiers.choose_sandbox().tier.detail}"
+)
 
 SERVER = f"""#!{sys.executable} -S
 import json, os, sys, time

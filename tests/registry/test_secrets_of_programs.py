@@ -85,7 +85,10 @@ def test_a_tool_whose_secrets_nobody_gave_is_withheld_with_the_reason_and_the_re
     assert withheld is not None and withheld.startswith("available, but needs configuration")
     assert "GONE (not set; add GONE = {" in withheld and "BROKEN (the variable X is not set" in withheld
     assert "TOKEN" not in withheld and "hunter2" not in withheld
-    assert load(place, store.with_values({"GONE": "hunter2-gone", "BROKEN": "hunter2-b"}))["fetch"].unavailable_reason is None
+    assert (
+        load(place, store.with_values({"GONE": "hunter2-gone", "BROKEN": "hunter2-b"}))["fetch"].unavailable_reason
+        is None
+    )
 
 
 @pytest.mark.proves("K-03")
@@ -119,7 +122,9 @@ def test_what_another_process_brought_has_only_the_secrets_of_that_process() -> 
         [PythonSource((theirs, mine))], tier=SandboxTier("none", ""), secrets=SecretStore(VALUES)
     ).entries
     assert entries["mine"].unavailable_reason is None
-    assert "TOKEN (the client process that registered the tool has no secret" in (entries["theirs"].unavailable_reason or "")
+    assert "TOKEN (the client process that registered the tool has no secret" in (
+        entries["theirs"].unavailable_reason or ""
+    )
 
 
 def test_a_tool_in_this_process_is_given_what_it_declared_by_name(place: Place) -> None:

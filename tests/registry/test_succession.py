@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.services.runtime import Runtime
-from handrail.contract.generation import GenerationDiff, ToolEntry, Generation
+from handrail.contract.generation import Generation, GenerationDiff, ToolEntry
 from handrail.contract.schema.validation import compile_schema
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
-from handrail.registry.generations import OpenTools, GenerationLifecycle
+from handrail.registry.generations import GenerationLifecycle, OpenTools
 
 pytestmark = pytest.mark.proves("R-06")
 

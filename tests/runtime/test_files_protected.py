@@ -54,7 +54,9 @@ async def test_it_is_read_and_files_of_its_name_in_other_folders_are_written(
     (workspace / "handrail.toml").write_text("theirs")
     assert (await files.read_bytes("handrail.toml")).data == b"theirs"
     assert (await files.write("examples/handrail.toml", b"x")).created
-    assert (await RootedFiles(SessionRoots(workspace / "examples"), seen, judge).read_bytes("handrail.toml")).data == b"x"
+    assert (
+        await RootedFiles(SessionRoots(workspace / "examples"), seen, judge).read_bytes("handrail.toml")
+    ).data == b"x"
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,8 @@ async def test_fifty_parallel_writes_land_once_and_fail_loudly_else(
     await files.read_bytes("f")
     many = [RootedFiles(SessionRoots(workspace), SeenFiles(), judge) for _ in range(50)]
     results = await asyncio.gather(
-        *(one.write("f", f"writer {n}".encode(), expected=b"start") for n, one in enumerate(many)), return_exceptions=True
+        *(one.write("f", f"writer {n}".encode(), expected=b"start") for n, one in enumerate(many)),
+        return_exceptions=True,
     )
     landed = [n for n, result in enumerate(results) if not isinstance(result, BaseException)]
     assert len(landed) == 1

@@ -9,9 +9,9 @@ import pytest
 
 from handrail.contract.agent import AgentRoot
 from handrail.contract.errors import ToolError
-from handrail.runtime.files.secure_open import resolve_further_roots
 from handrail.runtime.files.rooted_files import RootedFiles, SeenFiles
 from handrail.runtime.files.roots import FurtherRoots, SessionRoots
+from handrail.runtime.files.secure_open import resolve_further_roots
 
 from .conftest import Judge
 

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handrail.runtime.guard.git_config import GitSetting, UnreadableConfig, find_changed_keys, is_harmless, is_harmless_url, parse_config
+from handrail.runtime.guard.git_config import (
+    GitSetting,
+    UnreadableConfig,
+    find_changed_keys,
+    is_harmless,
+    is_harmless_url,
+    parse_config,
+)
 
 pytestmark = pytest.mark.proves("S-07")
 EMPTY = {"GIT_CONFIG_NOSYSTEM": "1", "HOME": "/nonexistent", "PATH": "/usr/bin:/bin"}

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SandboxProfile, ProgramSpec
-from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, ShellRequires
+from handrail.contract.sandbox import ProgramSpec, SandboxProfile
+from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, ShellRequires
 from handrail.policy.authorizer import find_hidden_paths
 from handrail.policy.rules.definitions import default_book
 from handrail.runtime.files.roots import SessionRoots
-from handrail.runtime.guard.guarded_sandbox import GuardedSandbox, GuardedProcess, ProtectedPathViolation
+from handrail.runtime.guard.guarded_sandbox import GuardedProcess, GuardedSandbox, ProtectedPathViolation
 from handrail.runtime.shell import SandboxedShell
 from handrail.sandbox import tiers
 from handrail.store.folders import remove_tree
@@ -39,7 +39,9 @@ class Ground:
         whole = str(self.workspace)
         named = frozenset({"vcs.config"} if self.vcs else ())
         program = ShellRequires.model_validate({"cmd": "*"})
-        return CapabilitySet((CapabilityLayer("test", (whole, str(self.place / "other")), (whole,), (), (program,), named),))
+        return CapabilitySet(
+            (CapabilityLayer("test", (whole, str(self.place / "other")), (whole,), (), (program,), named),)
+        )
 
     @property
     def quarantine(self) -> Path:
@@ -224,7 +226,9 @@ async def test_a_quarantine_on_another_file_system_holds_copies(ground: Ground) 
     folder = elsewhere / f"handrail-test-{os.getpid()}"
     try:
         profile = SandboxProfile(str(ground.workspace), str(ground.place / "scratch"), quarantine=str(folder))
-        shell = SandboxedShell(ground.sandbox, profile, ground.capabilities, SessionRoots(ground.workspace), lambda c, t: None)
+        shell = SandboxedShell(
+            ground.sandbox, profile, ground.capabilities, SessionRoots(ground.workspace), lambda c, t: None
+        )
         script = "mkdir -p .vscode/a && echo one > .vscode/a/b && ln -s /etc .vscode/c && mkfifo .vscode/d"
         with pytest.raises(ToolError, match="was moved to"):
             await shell.run(script)

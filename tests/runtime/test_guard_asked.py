@@ -20,7 +20,9 @@ pytestmark = pytest.mark.proves("S-07")
 
 def shell(ground: Ground, *rules: str) -> SandboxedShell:  # noqa: F811
     book = default_book().with_rules(*(parse_rule(text, scope="session") for text in rules))
-    profile: SandboxProfile = dataclasses.replace(ground.profile, denials=find_hidden_paths(book, str(ground.workspace)))
+    profile: SandboxProfile = dataclasses.replace(
+        ground.profile, denials=find_hidden_paths(book, str(ground.workspace))
+    )
     return SandboxedShell(
         ground.sandbox, profile, ground.capabilities, SessionRoots(ground.workspace), lambda capability, target: None
     )

@@ -10,7 +10,7 @@ from tests.runtime.test_guard import Ground, ground
 
 from handrail.contract.sandbox import ProgramSpec
 from handrail.runtime.guard import guarded_sandbox
-from handrail.runtime.guard.guarded_sandbox import GuardedSandbox, GuardedProcess, ProtectedPathViolation
+from handrail.runtime.guard.guarded_sandbox import GuardedProcess, GuardedSandbox, ProtectedPathViolation
 from handrail.sandbox import tiers
 
 pytestmark = pytest.mark.proves("S-07")

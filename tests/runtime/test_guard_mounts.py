@@ -251,7 +251,9 @@ def test_a_change_in_the_same_tick_of_the_clock_is_seen(tmp_path: Path) -> None:
     for number in range(50):
         path.write_text(f"{number:02}")
         original = originals.remember(str(path))
-        assert original is not None and original.snapshot is not None and original.snapshot.data == f"{number:02}".encode()
+        assert (
+            original is not None and original.snapshot is not None and original.snapshot.data == f"{number:02}".encode()
+        )
         path.write_text("ev")
         assert originals.find_fate(str(path), original) != "same"
 
@@ -300,7 +302,9 @@ async def test_git_cannot_change_a_configuration_that_a_running_program_has_moun
     furnish(ground.workspace)
     profile = dataclasses.replace(ground.profile, tool="bash", call="job_1")
     process = await ground.sandbox.start(
-        ground.capabilities, profile, ProgramSpec(["/bin/bash", "-c", "echo up; read go; echo evil >> .git/config; true"])
+        ground.capabilities,
+        profile,
+        ProgramSpec(["/bin/bash", "-c", "echo up; read go; echo evil >> .git/config; true"]),
     )
     assert await process.read_line(100) == b"up\n"
     ground.vcs = True

@@ -12,7 +12,7 @@ from tests.web import Answer, Site, authority, ok, redirect
 
 from handrail.contract.errors import ErrorKind, ToolError
 from handrail.contract.sandbox import ConnectionAttempt
-from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer
+from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
 from handrail.runtime.net import CheckedNet
 from handrail.testing.kernels import ScriptedResolver
 
@@ -25,7 +25,10 @@ def packed(plain: bytes) -> bytes:
 
 
 def net(
-    *hosts: str, judge: Judge | None = None, names: ScriptedResolver | None = None, attempts: list[ConnectionAttempt] | None = None
+    *hosts: str,
+    judge: Judge | None = None,
+    names: ScriptedResolver | None = None,
+    attempts: list[ConnectionAttempt] | None = None,
 ) -> CheckedNet:
     capabilities = CapabilitySet((CapabilityLayer("tool t", hosts=hosts),))
     trust = authority("api.example.org", "other.example.org", "127.0.0.1").client

@@ -137,7 +137,9 @@ async def test_a_link_that_is_made_elsewhere_is_known_when_files_are_counted_aga
 async def test_a_program_that_only_reads_leaves_links_alone(ground: Ground) -> None:
     linked(ground, "a.txt")
     profile = dataclasses.replace(ground.profile, workspace_writable=False)
-    process = await ground.sandbox.start(ground.capabilities, profile, ProgramSpec(["/bin/bash", "-c", "echo x >> a.txt"]))
+    process = await ground.sandbox.start(
+        ground.capabilities, profile, ProgramSpec(["/bin/bash", "-c", "echo x >> a.txt"])
+    )
     assert await process.wait() != 0
     await process.kill()
     assert (ground.workspace / "a.txt").stat().st_nlink == 2

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from handrail.contract.errors import StartError, ToolError
 from handrail.contract.text.neutralisation import escape_controls
-from handrail.runtime.files.roots import SessionRoots, resolve_canonical, is_beneath
+from handrail.runtime.files.roots import SessionRoots, is_beneath, resolve_canonical
 
 
 def test_two_spellings_of_one_file_are_one_canonical_path(tmp_path: Path) -> None:
@@ -20,7 +20,9 @@ def test_two_spellings_of_one_file_are_one_canonical_path(tmp_path: Path) -> Non
     (tmp_path / "link").symlink_to("src")
     roots = SessionRoots(tmp_path)
     spellings = ["src/a.py", "./src//a.py", "src/../src/a.py", "link/a.py", str(tmp_path / "src" / "a.py")]
-    assert {roots.resolve_path(spelling).absolute for spelling in spellings} == {os.path.realpath(tmp_path / "src" / "a.py")}
+    assert {roots.resolve_path(spelling).absolute for spelling in spellings} == {
+        os.path.realpath(tmp_path / "src" / "a.py")
+    }
     assert roots.resolve_path("link/a.py").display_path == "src/a.py"
 
 

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.services.files import FileSearchResult
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SandboxProfile, Sandbox, SandboxTier
-from handrail.contract.tool.requires import Capability, CapabilitySet, CapabilityLayer, AccessCheck
+from handrail.contract.sandbox import Sandbox, SandboxProfile, SandboxTier
+from handrail.contract.services.files import FileSearchResult
+from handrail.contract.tool.requires import AccessCheck, Capability, CapabilityLayer, CapabilitySet
 from handrail.runtime.files.rooted_files import RootedFiles, SeenFiles
 from handrail.runtime.files.roots import SessionRoots
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
-from handrail.runtime.ripgrep import HiddenFiles, PathFilter, MatchRecords, expand_braces, map_exit
+from handrail.runtime.ripgrep import HiddenFiles, MatchRecords, PathFilter, expand_braces, map_exit
 from handrail.runtime.search import RipgrepSearch
 from handrail.sandbox.tiers import RefusingSandbox, choose_sandbox
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SandboxProfile, Sandbox, SandboxTier
-from handrail.contract.tool.requires import Capability, CapabilitySet, CapabilityLayer, ShellRequires
+from handrail.contract.sandbox import Sandbox, SandboxProfile, SandboxTier
+from handrail.contract.tool.requires import Capability, CapabilityLayer, CapabilitySet, ShellRequires
 from handrail.runtime import shell
 from handrail.runtime.files.roots import SessionRoots
 from handrail.runtime.shell import SandboxedShell
@@ -45,7 +45,9 @@ def shell_on(sandbox: Sandbox, workspace: Path, *programs: ShellRequires, may: A
     scratch.mkdir(exist_ok=True)
     folder = str(workspace)
     capabilities = CapabilitySet((CapabilityLayer("tool", (folder,), (folder,), (), programs),))
-    return SandboxedShell(sandbox, SandboxProfile(folder, str(scratch)), capabilities, SessionRoots(workspace), may or Asked())
+    return SandboxedShell(
+        sandbox, SandboxProfile(folder, str(scratch)), capabilities, SessionRoots(workspace), may or Asked()
+    )
 
 
 ANY = ShellRequires(cmd="*")
@@ -80,7 +82,10 @@ async def test_what_a_program_says_beside_its_output_is_kept_apart_where_asked(
 async def test_what_rules_keep_from_being_read_is_named(sandbox: Sandbox, workspace: Path) -> None:
     shell = shell_on(sandbox, workspace, ANY)
     assert list(await shell.list_hidden_paths(["a", "b"])) == []
-    assert list(await shell_on(sandbox, workspace, ANY, may=Asked("no")).list_hidden_paths(["a", "gone/b"])) == ["a", "gone/b"]
+    assert list(await shell_on(sandbox, workspace, ANY, may=Asked("no")).list_hidden_paths(["a", "gone/b"])) == [
+        "a",
+        "gone/b",
+    ]
 
 
 @pytest.mark.parametrize(

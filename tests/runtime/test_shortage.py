@@ -14,7 +14,7 @@ from tests.runtime.test_guard import Ground, ground
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import ProgramSpec
-from handrail.runtime.guard import post_run_check, guarded_sandbox
+from handrail.runtime.guard import guarded_sandbox, post_run_check
 from handrail.runtime.guard.post_run_check import PostRunCheck
 from handrail.sandbox import tiers
 from handrail.sandbox.view import folder_tree as module

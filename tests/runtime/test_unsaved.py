@@ -12,9 +12,9 @@ import pytest
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.requires import Capability
 from handrail.runtime.files import editor_files
+from handrail.runtime.files.editor_files import EditorFiles
 from handrail.runtime.files.rooted_files import SeenFiles
 from handrail.runtime.files.roots import SessionRoots
-from handrail.runtime.files.editor_files import EditorFiles
 
 pytestmark = [
     pytest.mark.proves("F-05"),

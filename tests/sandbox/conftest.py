@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from handrail.contract.sandbox import Process, SandboxProfile, ProgramSpec, Sandbox
-from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, ShellRequires
+from handrail.contract.sandbox import Process, ProgramSpec, Sandbox, SandboxProfile
+from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, ShellRequires
 from handrail.sandbox import tiers
 
 

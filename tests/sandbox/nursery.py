@@ -16,8 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-from handrail.contract.sandbox import SandboxProfile, ProgramSpec
-from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, ShellRequires
+from handrail.contract.sandbox import ProgramSpec, SandboxProfile
+from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, ShellRequires
 from handrail.sandbox import tiers
 from handrail.sandbox.bubblewrap import BubblewrapSandbox
 
@@ -31,7 +31,9 @@ async def held(workspace: str, scratch: str, telling: int, at_once: bool) -> Non
     assert isinstance(sandbox, BubblewrapSandbox)
     layer = CapabilityLayer("test", (workspace,), (workspace,), (), (ShellRequires(cmd="*"),))
     capabilities = CapabilitySet((layer,))
-    plan = await sandbox.make_plan(capabilities, SandboxProfile(workspace, scratch), ProgramSpec(["/bin/sleep", "1000"]))
+    plan = await sandbox.make_plan(
+        capabilities, SandboxProfile(workspace, scratch), ProgramSpec(["/bin/sleep", "1000"])
+    )
     os.write(telling, b"!")
     process = sandbox.start_waiting(plan)
     if at_once:

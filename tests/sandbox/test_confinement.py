@@ -11,8 +11,8 @@ import pytest
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SandboxLimits, ProgramSpec
-from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, Requires, PathVariables, expand_requires
+from handrail.contract.sandbox import ProgramSpec, SandboxLimits
+from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, PathVariables, Requires, expand_requires
 from handrail.sandbox.view import mounts
 from handrail.sandbox.view.mount_table import ExpectedMount, MountTable
 
@@ -232,7 +232,8 @@ async def test_a_working_directory_outside_the_set_is_refused(ground: Ground) ->
 
 async def test_temporary_storage_is_bounded_and_private(confined: Ground) -> None:
     ran = await confined.bash(
-        "head -c 3000000 /dev/zero > /tmp/big; stat -c %s /tmp/big; touch /tmp/mine", limits=SandboxLimits(tmp_bytes=1 << 20)
+        "head -c 3000000 /dev/zero > /tmp/big; stat -c %s /tmp/big; touch /tmp/mine",
+        limits=SandboxLimits(tmp_bytes=1 << 20),
     )
     assert int(ran.out) <= 1 << 20
     assert "No space left" in ran.errors

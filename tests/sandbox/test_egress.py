@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
 from handrail.contract.text.hosts import Address, HostAddress, parse_host
-from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer
-from handrail.sandbox.network.egress import EgressCheck, SystemResolver, extract_ipv4, explain_blocked_address, is_own_address
+from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
+from handrail.sandbox.network.egress import (
+    EgressCheck,
+    SystemResolver,
+    explain_blocked_address,
+    extract_ipv4,
+    is_own_address,
+)
 from handrail.testing.kernels import ScriptedResolver
 
 pytestmark = pytest.mark.proves("S-02")
@@ -30,7 +36,9 @@ def egress(
     own: Sequence[str] = (),
 ) -> EgressCheck:
     owned = {ip_address(text) for text in own}
-    capabilities = CapabilitySet(tuple(CapabilityLayer(f"layer {n}", hosts=tuple(hosts)) for n, hosts in enumerate(layers)))
+    capabilities = CapabilitySet(
+        tuple(CapabilityLayer(f"layer {n}", hosts=tuple(hosts)) for n, hosts in enumerate(layers))
+    )
     return EgressCheck(capabilities, gate, names or ScriptedResolver({}), owned.__contains__)
 
 
@@ -129,7 +137,9 @@ def test_only_global_unicast_addresses_are_public(address: IPv6Address) -> None:
 
 async def test_a_granted_name_with_public_addresses_leads_to_all_of_them() -> None:
     names = ScriptedResolver({"api.example.org": [PUBLIC, OTHER_PUBLIC]})
-    way = await egress(["api.example.org"], ["*.example.org"], names=names).check_route(parse_host("api.example.org:443"))
+    way = await egress(["api.example.org"], ["*.example.org"], names=names).check_route(
+        parse_host("api.example.org:443")
+    )
     assert [str(address) for address in way.addresses] == [PUBLIC, OTHER_PUBLIC]
     assert names.queries == ["api.example.org"]
 
@@ -192,7 +202,9 @@ async def test_a_granted_name_may_lead_to_a_literally_granted_address_if_the_rul
 async def test_a_name_that_leads_nowhere_is_answered_as_that() -> None:
     for names in (ScriptedResolver({}), ScriptedResolver({"api.example.org": [[]]})):
         assert "could not be resolved" in await refused(egress(["*"], names=names), "api.example.org:443")
-    assert "not an IP address" in await refused(egress(["*"], names=ScriptedResolver({"a.example": ["what"]})), "a.example:443")
+    assert "not an IP address" in await refused(
+        egress(["*"], names=ScriptedResolver({"a.example": ["what"]})), "a.example:443"
+    )
 
 
 async def test_what_was_checked_is_dialled_whatever_the_name_leads_to_by_then() -> None:

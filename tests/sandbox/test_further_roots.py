@@ -9,7 +9,7 @@ import pytest
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.sandbox import ProgramSpec
-from handrail.contract.tool.requires import CapabilitySet, Requires, PathVariables, expand_requires
+from handrail.contract.tool.requires import CapabilitySet, PathVariables, Requires, expand_requires
 
 BOTH: Mapping[str, object] = {"fs": {"read": ["{workspace}"], "write": ["{workspace}"]}, "shell": [{"cmd": "*"}]}
 SCRIPT = 'cat "$0/a" "$1/a"; (: > "$0/new") 2>/dev/null && echo WROTE; (: > "$1/new") 2>/dev/null && echo wrote'
@@ -61,7 +61,9 @@ async def test_a_tool_that_only_reads_writes_in_none_of_them(ground: Ground, fur
 async def test_a_workspace_in_a_root_to_read_stays_writable_and_its_neighbours_do_not(ground: Ground) -> None:
     above = str(ground.workspace.parent)
     requires = Requires.model_validate(BOTH)
-    capabilities = CapabilitySet((expand_requires(requires, PathVariables((str(ground.workspace),), readable=(above,)), "tool"),))
+    capabilities = CapabilitySet(
+        (expand_requires(requires, PathVariables((str(ground.workspace),), readable=(above,)), "tool"),)
+    )
     script = f": > here && echo wrote; (: > {above}/there) 2>/dev/null && echo WROTE; ls {above}"
     process = await ground.sandbox.start(
         capabilities, ground.profile(further=(above,)), ProgramSpec(["/bin/bash", "-c", script])

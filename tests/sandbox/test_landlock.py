@@ -32,10 +32,14 @@ Folders = Mapping[str, Literal["ro", "rw"]]
 
 
 def other(first: LauncherProgram | None = None, abi: int | None = None) -> BubblewrapSandbox:
-    return BubblewrapSandbox(next(find_binaries()), SandboxTier("bubblewrap", "for a test"), first=first, landlock_abi=abi)
+    return BubblewrapSandbox(
+        next(find_binaries()), SandboxTier("bubblewrap", "for a test"), first=first, landlock_abi=abi
+    )
 
 
-async def ran(sandbox: BubblewrapSandbox, ground: Ground, script: str, folders: Folders | None = None, **seen: object) -> Ran:
+async def ran(
+    sandbox: BubblewrapSandbox, ground: Ground, script: str, folders: Folders | None = None, **seen: object
+) -> Ran:
     """``script`` where Landlock is told of other folders than those that are mounted.
 
     They are mounted apart from /tmp, which is writable with all that is in it.

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SandboxLimits, ProgramSpec, SandboxTier
+from handrail.contract.sandbox import ProgramSpec, SandboxLimits, SandboxTier
 from handrail.sandbox.bubblewrap import BubblewrapSandbox
 from handrail.sandbox.start import launcher
 from handrail.sandbox.start.launcher import LauncherProgram, is_plain_text
@@ -123,7 +123,9 @@ async def test_secrets_stand_beside_other_descriptors(launched: Ground) -> None:
     process = await launched.sandbox.start(
         launched.capabilities,
         launched.profile(secrets={"A": "b"}),
-        ProgramSpec(["/bin/bash", "-c", "cat <&7; cat <&$HANDRAIL_SECRETS_FD; echo $HANDRAIL_SECRETS_FD"], {7: reading}),
+        ProgramSpec(
+            ["/bin/bash", "-c", "cat <&7; cat <&$HANDRAIL_SECRETS_FD; echo $HANDRAIL_SECRETS_FD"], {7: reading}
+        ),
     )
     os.close(reading)
     out, _, _ = await process.communicate(b"", 1000)

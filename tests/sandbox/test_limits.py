@@ -15,14 +15,16 @@ from tests.sandbox.test_cgroups import FORKS
 
 from handrail.contract.sandbox import SandboxLimits
 from handrail.sandbox.filters import memory_monitor
-from handrail.sandbox.filters.limits import find_reached_limit, build_rlimits
+from handrail.sandbox.filters.limits import build_rlimits, find_reached_limit
 
 MIB = 1024 * 1024
 
 
 @given(st.one_of(st.none(), st.integers(1, 2**40)), st.one_of(st.none(), st.integers(1, 2**20)))
 def test_no_limit_is_above_what_the_kernel_gives_this_process(size: int | None, count: int | None) -> None:
-    wanted = build_rlimits(SandboxLimits(cpu_s=count, memory_bytes=size, processes=count, file_bytes=size, open_files=count))
+    wanted = build_rlimits(
+        SandboxLimits(cpu_s=count, memory_bytes=size, processes=count, file_bytes=size, open_files=count)
+    )
     for which, (soft, hard) in wanted.items():
         ceiling = resource.getrlimit(which)[1]
         assert soft <= hard
@@ -41,7 +43,9 @@ async def test_processor_time_ends_a_program_that_only_computes(ground: Ground) 
 
 async def test_a_program_that_catches_the_first_signal_is_killed_soon_after(ground: Ground) -> None:
     """The hard limit follows, which no program can catch."""
-    ran = await ground.bash("ulimit -Ht; trap '' XCPU; ulimit -Ht 1; while :; do :; done", limits=SandboxLimits(cpu_s=1))
+    ran = await ground.bash(
+        "ulimit -Ht; trap '' XCPU; ulimit -Ht 1; while :; do :; done", limits=SandboxLimits(cpu_s=1)
+    )
     assert ran.out.strip() == "6" and ran.code == 128 + signal.SIGKILL
 
 

@@ -11,7 +11,7 @@ from tests.sandbox.conftest import Ground
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import SandboxLimits
 from handrail.sandbox.filters import memory_monitor
-from handrail.sandbox.filters.limits import compute_total_memory, compute_call_memory
+from handrail.sandbox.filters.limits import compute_call_memory, compute_total_memory
 from handrail.sandbox.start import launcher
 from handrail.sandbox.start.process import SandboxedProcess
 

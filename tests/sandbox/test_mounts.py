@@ -17,7 +17,7 @@ import pytest
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SHELL_ARGV, Process, ProgramSpec, TerminalSize, SandboxTier
+from handrail.contract.sandbox import SHELL_ARGV, Process, ProgramSpec, SandboxTier, TerminalSize
 from handrail.sandbox.bubblewrap import BubblewrapSandbox
 from handrail.sandbox.start import launcher
 from handrail.sandbox.start.launcher import LauncherProgram
@@ -25,8 +25,8 @@ from handrail.sandbox.start.pool import SandboxPool
 from handrail.sandbox.start.process import SandboxedProcess
 from handrail.sandbox.start.spawn import find_binaries
 from handrail.sandbox.view import mount_table
-from handrail.sandbox.view.sandbox_user import LookupCache
 from handrail.sandbox.view.mount_table import ExpectedMount, MountTable
+from handrail.sandbox.view.sandbox_user import LookupCache
 
 pytestmark = pytest.mark.proves("S-01")
 
@@ -108,7 +108,9 @@ class Swapping(BubblewrapSandbox):
     :param swap: a shell text that is run between the plan and the mounts
     """
 
-    def __init__(self, folder: Path, swap: str, *, binary: str = BINARIES[0], first: LauncherProgram | None = None) -> None:
+    def __init__(
+        self, folder: Path, swap: str, *, binary: str = BINARIES[0], first: LauncherProgram | None = None
+    ) -> None:
         script = folder / "swapping-bwrap"
         script.write_bytes(os.fsencode(f'#!/bin/sh\n{swap}\nexec {shlex.quote(binary)} "$@"\n'))
         script.chmod(0o755)
@@ -210,7 +212,8 @@ async def test_mount_points_of_any_name_are_compared(ground: Ground, first: Laun
 async def test_a_workspace_in_var_tmp_is_compared_where_the_sandbox_has_it(ground: Ground) -> None:
     """There ``/var/tmp`` is a link to the sandbox's own ``/tmp``."""
     table = mount_table.derive_table(
-        ["--symlink", "../tmp", "/var/tmp", "--tmpfs", "/tmp", "--bind", str(ground.workspace), "/var/tmp/ws"], LookupCache()
+        ["--symlink", "../tmp", "/var/tmp", "--tmpfs", "/tmp", "--bind", str(ground.workspace), "/var/tmp/ws"],
+        LookupCache(),
     )
     assert [mount.point for mount in table.mounts] == ["/", "/tmp", "/tmp/ws"]
 
@@ -229,7 +232,9 @@ OTHERWISE = {
 
 
 @pytest.mark.parametrize("how", OTHERWISE)
-async def test_a_mount_table_that_differs_in_anything_ends_the_sandbox(home: Ground, first: LauncherProgram, how: str) -> None:
+async def test_a_mount_table_that_differs_in_anything_ends_the_sandbox(
+    home: Ground, first: LauncherProgram, how: str
+) -> None:
     """By a bubblewrap that carries out other options than it was given."""
     old, new, named = (text.format(ws=home.workspace) for text in OTHERWISE[how])
     script = home.workspace.parent / "other-bwrap"
@@ -458,7 +463,9 @@ async def test_a_ready_sandbox_is_not_used_once_a_source_was_swapped(
 
     async def taken() -> bool:
         before = pool.ready_count
-        process = await pool.start(capabilities, home.profile(**masks(home, **changes)), ProgramSpec((*SHELL_ARGV, "true")))
+        process = await pool.start(
+            capabilities, home.profile(**masks(home, **changes)), ProgramSpec((*SHELL_ARGV, "true"))
+        )
         found = pool.ready_count < before
         await process.communicate(b"", 100)
         await process.wait()

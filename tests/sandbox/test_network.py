@@ -16,7 +16,7 @@ from tests.web import Site, authority, ok, redirect
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import ConnectionAttempt, ProgramSpec
-from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer
+from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
 from handrail.sandbox.network import sandbox_network
 
 pytestmark = pytest.mark.proves("S-02")
@@ -147,7 +147,12 @@ def test_what_a_program_serves_itself_is_reached_directly_unless_the_loopback_is
     own = sandbox_network.build_proxy_environment(CapabilitySet((CapabilityLayer("t", hosts=("example.org",)),)))
     assert own["no_proxy"] == own["NO_PROXY"] == "localhost,127.0.0.1,::1"
     for granted in ("127.0.0.1:8080", "[::1]:80", "127.0.0.1:*"):
-        assert sandbox_network.build_proxy_environment(CapabilitySet((CapabilityLayer("t", hosts=(granted,)),)))["no_proxy"] == "localhost"
+        assert (
+            sandbox_network.build_proxy_environment(CapabilitySet((CapabilityLayer("t", hosts=(granted,)),)))[
+                "no_proxy"
+            ]
+            == "localhost"
+        )
 
 
 async def test_the_proxy_ends_with_its_sandbox_and_leaves_nothing_behind(confined: Ground) -> None:
@@ -156,7 +161,9 @@ async def test_the_proxy_ends_with_its_sandbox_and_leaves_nothing_behind(confine
         await online.bash("true")
         before = _descriptors()
         await online.bash("true")
-        process = await online.start("/bin/bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{sandbox_network.PROXY_PORT}; read -u3")
+        process = await online.start(
+            "/bin/bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{sandbox_network.PROXY_PORT}; read -u3"
+        )
         await process.kill()
         assert isinstance(process, sandbox_network.ProxiedProcess)
     while _descriptors() > before:  # the last one goes when bubblewrap has been buried

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SHELL_ARGV, SandboxProfile, ProgramSpec
-from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, ShellRequires
-from handrail.sandbox.view.sandbox_user import LookupCache
+from handrail.contract.sandbox import SHELL_ARGV, ProgramSpec, SandboxProfile
+from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, ShellRequires
 from handrail.sandbox.view.launch_plans import LaunchPlan, LaunchPlanner
+from handrail.sandbox.view.sandbox_user import LookupCache
 
 TEXT = ProgramSpec((*SHELL_ARGV, "true"))
 

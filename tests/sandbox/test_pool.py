@@ -16,7 +16,7 @@ from tests.sandbox.test_network import get
 from tests.web import Site, ok
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SHELL_ARGV, SandboxLimits, ProgramSpec
+from handrail.contract.sandbox import SHELL_ARGV, ProgramSpec, SandboxLimits
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.sandbox.bubblewrap import BubblewrapSandbox
 from handrail.sandbox.network import sandbox_network
@@ -296,7 +296,9 @@ def listening() -> int:
     for outer in children():
         with contextlib.suppress(OSError):
             for inner in Path(f"/proc/{outer}/task/{outer}/children").read_text().split():
-                count += f":{sandbox_network.PROXY_PORT:04X} 00000000:0000 0A" in Path(f"/proc/{inner}/net/tcp").read_text()
+                count += (
+                    f":{sandbox_network.PROXY_PORT:04X} 00000000:0000 0A" in Path(f"/proc/{inner}/net/tcp").read_text()
+                )
     return count
 
 

@@ -17,7 +17,7 @@ from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import SHELL_ARGV, ProgramSpec
-from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer
+from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
 from handrail.sandbox.bubblewrap import BubblewrapSandbox
 from handrail.sandbox.start import process as processes
 from handrail.sandbox.start.pool import SandboxPool
@@ -393,7 +393,9 @@ async def many_calls(ground: Ground, rounds: int) -> None:
     for turn in range(0, rounds, 4):
         starts = [
             pool.start(ground.capabilities, profile, ProgramSpec((*SHELL_ARGV, text))),
-            pool.start(ground.capabilities, profile, ProgramSpec(["/bin/cat", "/proc/self/environ"], merge_stderr=True)),
+            pool.start(
+                ground.capabilities, profile, ProgramSpec(["/bin/cat", "/proc/self/environ"], merge_stderr=True)
+            ),
             ground.sandbox.start(
                 ground.capabilities, profile, ProgramSpec(["/bin/bash", "-c", f"setsid sleep 1000 & {text}; exit 3"])
             ),

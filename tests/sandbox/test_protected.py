@@ -10,8 +10,8 @@ from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
 from handrail.sandbox.view import protected_paths
-from handrail.sandbox.view.sandbox_user import LookupCache
 from handrail.sandbox.view.folder_tree import FolderTree
+from handrail.sandbox.view.sandbox_user import LookupCache
 
 pytestmark = pytest.mark.proves("S-07")
 
@@ -172,7 +172,9 @@ def test_too_many_places_directly_in_the_root_are_refused_with_names_and_a_remed
         (tmp_path / f"{number}.env").write_text("x")
     tree = looked(tmp_path)
     with pytest.raises(ToolError, match=r"1,001 paths.*allow.*\.env") as caught:
-        protected_paths.fold_mounts([tree], (), protected_paths.find_masked(tree, lambda path: path.endswith(".env"), "k"))
+        protected_paths.fold_mounts(
+            [tree], (), protected_paths.find_masked(tree, lambda path: path.endswith(".env"), "k")
+        )
     assert caught.value.kind == "unavailable" and str(tmp_path) in caught.value.text
 
 

@@ -13,7 +13,7 @@ from tests.sandbox.test_hello import client_hello, record
 from tests.web import Site, authority, ok, redirect
 
 from handrail.contract.sandbox import ConnectionAttempt
-from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer
+from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
 from handrail.sandbox.network import protocol_parsers
 from handrail.sandbox.network.egress import EgressCheck
 from handrail.sandbox.network.proxy import EgressProxy, ProxyLimits

@@ -11,7 +11,7 @@ from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Process
-from handrail.sandbox.view import mounts, config_snapshot
+from handrail.sandbox.view import config_snapshot, mounts
 from handrail.sandbox.view.config_snapshot import REFRESH_INTERVAL_S, ConfigSnapshot
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="others are shown /etc itself, which gives them what is theirs")

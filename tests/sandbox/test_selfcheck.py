@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Process, SandboxProfile, ProgramSpec, Sandbox, SandboxTier
+from handrail.contract.sandbox import Process, ProgramSpec, Sandbox, SandboxProfile, SandboxTier
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.sandbox.selfcheck import CHECKS, CheckNotTried, self_check
 from handrail.sandbox.start.spawn import find_binaries

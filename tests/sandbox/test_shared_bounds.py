@@ -71,7 +71,9 @@ async def test_a_sandbox_gets_a_part_of_its_users_inotify_instances(confined: Gr
 
 
 @pytest.mark.parametrize("first", LAUNCHERS, ids=lambda first: first.name)
-async def test_neither_the_launcher_nor_a_program_keeps_the_capability(confined: Ground, first: LauncherProgram) -> None:
+async def test_neither_the_launcher_nor_a_program_keeps_the_capability(
+    confined: Ground, first: LauncherProgram
+) -> None:
     sets = "Cap(Inh|Prm|Eff|Amb)"
     ran = await with_first(confined, first).bash(f"grep -Eh '{sets}' /proc/1/status /proc/self/status")
     assert {line.split()[1] for line in ran.out.splitlines()} == {"0" * 16}

@@ -12,7 +12,7 @@ from tests.sandbox.test_launcher import LAUNCHERS
 from tests.sandbox.test_processes import survivors
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import ProgramSpec, TerminalProcess, TerminalSize, SandboxTier
+from handrail.contract.sandbox import ProgramSpec, SandboxTier, TerminalProcess, TerminalSize
 from handrail.sandbox.bubblewrap import BubblewrapSandbox
 from handrail.sandbox.configured_sandbox import UnconfinedSandbox
 from handrail.sandbox.start.launcher import LauncherProgram

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from handrail.sandbox.view.folder_tree import ScanTooLong, FolderTree
+from handrail.sandbox.view.folder_tree import FolderTree, ScanTooLong
 
 pytestmark = pytest.mark.proves("S-07")
 
@@ -44,7 +44,12 @@ def test_protected_names_are_found_wherever_they_are(tmp_path: Path) -> None:
         *(".git/hooks", ".git/config", ".vscode", "lib/.git/config", ".git/modules/lib/config", "bare.git/config"),
         *("bare.git/hooks", "a/.envrc", "handrail.toml", "tree/.git", "gone/config", "gone/commondir", ".mcp.json"),
     }
-    assert {os.path.relpath(path, tmp_path) for path in tree.list_repositories()} >= {".git", "lib/.git", "bare.git", "gone"}
+    assert {os.path.relpath(path, tmp_path) for path in tree.list_repositories()} >= {
+        ".git",
+        "lib/.git",
+        "bare.git",
+        "gone",
+    }
 
 
 def test_a_second_look_finds_what_changed_in_the_same_tick_of_the_clock(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from types import MappingProxyType
 
 from handrail.arbiter.output.redaction import SecretRedactor
 from handrail.contract.services.channels import Notification
-from handrail.session.inbound.channels import NotificationStore, SessionChannels, ChannelBroker
-from handrail.session.inbound.triggers import TriggerScheduler, SessionTriggers
+from handrail.session.inbound.channels import ChannelBroker, NotificationStore, SessionChannels
+from handrail.session.inbound.triggers import SessionTriggers, TriggerScheduler
 from handrail.store.workspace_store import WorkspaceStore
 
 SECOND = 1_000_000_000

@@ -24,12 +24,12 @@ from typing import Any, cast
 
 from handrail import ApprovalAnswer, tool
 from handrail.agent.loop import Agent
-from handrail.agent.model import BlockEvent, CallArguments, ReplyFinished, ModelRequest, TextDelta
+from handrail.agent.model import BlockEvent, CallArguments, ModelRequest, ReplyFinished, TextDelta
 from handrail.contract.tool.tool import Tool
 from handrail.kernel.local import LocalKernel
 from handrail.session.local_session import LocalSession
-from handrail.testing.request_checks import ReplyPause, PlaybackModel, call_reply, text_reply
 from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.testing.request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
 
 SESSION = "ses_killed"
 JOBS = "handrail.arbiter.jobs.background_jobs:BackgroundJobs"

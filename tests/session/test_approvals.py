@@ -15,8 +15,8 @@ from handrail import Kernel, tool
 from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalRequest, DeferApprovals
 from handrail.contract.call import Result
 from handrail.contract.codec import reader_of, write
-from handrail.contract.services.runtime import UserQuestion
 from handrail.contract.errors import ToolError, UsageError
+from handrail.contract.services.runtime import UserQuestion
 from handrail.contract.session import Session
 from handrail.contract.tool.tool import Tool
 from handrail.store.encoding import decode, encode
@@ -347,7 +347,9 @@ async def test_a_grant_answers_asks_never_a_deny(tmp_path: Path, kernel_in: Open
         await kernel.log.flush()
         assert kernel.approvals.get(str(result.metadata["parked"])).state == "withdrawn"
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
-        assert await (await kernel.session(session.id, approval_handler=DeferApprovals())).resume_suspended_calls() == []
+        assert (
+            await (await kernel.session(session.id, approval_handler=DeferApprovals())).resume_suspended_calls() == []
+        )
     assert ran == []
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from handrail import ApprovalAnswer, ApprovalRequest, DeferApprovals, UserQuestion, ToolError, tool
+from handrail import ApprovalAnswer, ApprovalRequest, DeferApprovals, ToolError, UserQuestion, tool
 from handrail.arbiter.approvals.broker import HOUR_NS, ApprovalLifetimes
 from handrail.testing.kernels import temporary_kernel
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.session.arriving import SECOND, Clock, place
 
-from handrail.contract.services.channels import Trigger
 from handrail.contract.errors import LogUnavailable, ToolError
+from handrail.contract.services.channels import Trigger
 from handrail.kernel.local import LocalKernel
 from handrail.session.inbound import channels as channelling
 from handrail.session.inbound import channels as noticing
@@ -378,7 +378,9 @@ RULES = ["allow watch_channel", "allow send_message"]
 async def told_of_a_message(kernel: LocalKernel, session: LocalSession) -> list[str]:
     """What the session's agent hears once something was sent over the channel that it watches."""
     assert (await session.call("send_message", {"channel": "news", "message": "it rains"})).ok
-    return [notice.source for notice in await kernel.sessions.arrivals.notifications.for_session(session.id).list_pending()]
+    return [
+        notice.source for notice in await kernel.sessions.arrivals.notifications.for_session(session.id).list_pending()
+    ]
 
 
 async def test_triggers_of_sessions_that_are_opened_at_once_all_go_on(

@@ -11,8 +11,8 @@ from tests.kernel.test_sub_agents import kernel_of, models, task
 from handrail import Blob, Session, tool
 from handrail.agent.loop import Agent
 from handrail.agent.model import make_user_message
-from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.kernels import temporary_kernel
+from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 
 pytestmark = pytest.mark.proves("O-04")
 
@@ -199,7 +199,9 @@ async def test_what_a_user_showed_or_a_provider_made_in_it_is_its_own(tmp_path: 
         await Agent(session, PlaybackModel(text_reply("Seen."))).complete(said)
         assert (await read(session, ref)).data["image"]["artifact"] == ref
         await refused(other, ref)
-        (given,) = await session.history.record_provider_tool({"provider": "p", "name": "image_gen"}, {"made": "by a provider"})
+        (given,) = await session.history.record_provider_tool(
+            {"provider": "p", "name": "image_gen"}, {"made": "by a provider"}
+        )
         await refused(session, given)  # it is in no message yet
         part: dict[str, Any] = {"kept": "p", "block": {}, "said": True, "artifacts": [given]}
         await session.history.store_entries([(9, {"v": 1, "role": "assistant", "parts": [part]})])

@@ -9,8 +9,8 @@ import pytest
 from tests.session.arriving import Clock, place
 
 from handrail import Requires, Runtime, tool
-from handrail.contract.services.channels import ChannelKind
 from handrail.contract.errors import ToolError
+from handrail.contract.services.channels import ChannelKind
 from handrail.session.inbound import channels as channelling
 from handrail.store.tables import inbound as storing
 from handrail.testing.kernels import temporary_kernel

@@ -17,8 +17,8 @@ from tests.kernel.doors import HELD, JOINED, opened
 from handrail import Kernel, tool
 from handrail.contract.approvals import ApprovalAnswer, DeferApprovals
 from handrail.contract.call import CallAnswer, Result
-from handrail.contract.services.runtime import Runtime
 from handrail.contract.errors import LogUnavailable, StartError, ToolError
+from handrail.contract.services.runtime import Runtime
 from handrail.frontends.cli.app import CANNOT_START, OUTPUT, run
 from handrail.kernel.local import LocalKernel
 from handrail.session.local_session import LocalSession

@@ -315,7 +315,9 @@ async def test_the_end_of_a_job_that_cannot_be_kept_is_kept_and_told_when_it_can
         monkeypatch.setattr(owner, name, while_full(getattr(owner, name)))
         assert (await session.jobs.stop(job_id)).state == "cancelled"
         await failed.wait()
-        assert (await session.jobs.get(job_id)).state == "cancelled" and not (await session.jobs.get(job_id)).is_suspended
+        assert (await session.jobs.get(job_id)).state == "cancelled" and not (
+            await session.jobs.get(job_id)
+        ).is_suspended
         result = await session.jobs.wait(job_id, timeout_ms=30_000)
         assert result is not None and result.error_kind == "cancelled" and await told(session) == []
         full = False

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from handrail.contract.services.channels import Notification
 from handrail.contract.errors import UsageError
+from handrail.contract.services.channels import Notification
 from handrail.session.inbound import channels as noticing
 from handrail.store.tables.inbound import MAX_NOTIFICATIONS_AT_ONCE
 from handrail.testing.kernels import temporary_kernel
@@ -47,7 +47,9 @@ async def test_a_notice_is_another_sessions_only_by_its_id_and_goes_when_that_is
         await mine.notifications.mark_delivered(["n1"])
         assert other.notifications is not None and len(await other.notifications.list_pending()) == 1
         forked = await kernel.session(await kernel.fork_session(other.id))
-        assert forked.notifications is not None and not await forked.notifications.list_pending(), "it was told to the other"
+        assert forked.notifications is not None and not await forked.notifications.list_pending(), (
+            "it was told to the other"
+        )
         await other.close()
         assert kernel.arrivals.notifications.table.count_pending(other.id) == 0
 
@@ -108,7 +110,9 @@ async def test_of_very_many_the_first_are_looked_at_and_a_damaged_one_keeps_nobo
         notices = kernel.arrivals.notifications.for_session(session.id)
         for n in range(MAX_NOTIFICATIONS_AT_ONCE + 5):
             await notices.post(notice(session.id, f"n{n:03}"))
-        assert [one.id for one in await notices.list_pending()] == [f"n{n:03}" for n in range(MAX_NOTIFICATIONS_AT_ONCE)]
+        assert [one.id for one in await notices.list_pending()] == [
+            f"n{n:03}" for n in range(MAX_NOTIFICATIONS_AT_ONCE)
+        ]
         await notices.mark_delivered([one.id for one in await notices.list_pending()])
         with contextlib.closing(sqlite3.connect(kernel.components.store.database.path)) as other:
             other.execute("UPDATE notice SET body = x'00' WHERE taken = 0")

@@ -14,8 +14,8 @@ from handrail.agent.loop import Agent
 from handrail.agent.model import AssistantMessage, ResultsMessage, UserMessage
 from handrail.contract.session import Session
 from handrail.session.transcript import SessionReader
-from handrail.testing.request_checks import PlaybackModel, call_reply, openai_request_faults, text_reply
 from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.testing.request_checks import PlaybackModel, call_reply, openai_request_faults, text_reply
 
 SECRET = "correct-horse-battery"
 

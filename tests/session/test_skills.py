@@ -13,8 +13,8 @@ from handrail.agent.loop import Agent
 from handrail.agent.prompt import format_skill_lines
 from handrail.contract.services.memory import SkillInfo
 from handrail.session.skills import MAX_BYTES, SHIPPED, find_skills
-from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 from handrail.testing.kernels import temporary_kernel
+from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 
 
 def put(folder: Path, name: str, text: str = "", *, front: str = "") -> Path:
@@ -214,7 +214,9 @@ def test_the_shipped_skill_fits_its_own_rules_and_names_commands_that_there_are(
 
     text = (SHIPPED / "tool-builder" / "SKILL.md").read_text()
     assert len(text.encode()) < MAX_BYTES
-    assert all(skill.is_usable for skill in [one.skill for one in find_skills(Path("/nonexistent"), Path("/nonexistent"))])
+    assert all(
+        skill.is_usable for skill in [one.skill for one in find_skills(Path("/nonexistent"), Path("/nonexistent"))]
+    )
     named = {line.split("handrail ")[1].split()[0].strip("`,.") for line in text.splitlines() if "`handrail " in line}
     assert named
     assert named <= set(COMMANDS)

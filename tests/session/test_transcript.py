@@ -17,9 +17,9 @@ from handrail.contract.services.memory import TranscriptPassage
 from handrail.contract.services.runtime import Runtime
 from handrail.contract.session import Session
 from handrail.session import transcript as searching
-from handrail.session.transcript import rank_passages, cut_excerpt, parse_terms
-from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
+from handrail.session.transcript import cut_excerpt, parse_terms, rank_passages
 from handrail.testing.kernels import temporary_kernel
+from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 
 pytestmark = pytest.mark.proves("T-03b")
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from tests.session.arriving import place
 
-from handrail import TriggerEvent, TriggerTool, TriggerContext, make_trigger_spec
+from handrail import TriggerContext, TriggerEvent, TriggerTool, make_trigger_spec
 from handrail.contract.services.channels import Notification, Trigger
 from handrail.contract.session import Session
 from handrail.registry.sources.code_sources import PluginSource
-from handrail.session.inbound import triggers as triggering
 from handrail.session.inbound import trigger_waits
+from handrail.session.inbound import triggers as triggering
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("A-07")
@@ -27,7 +27,9 @@ pytestmark = pytest.mark.proves("A-07")
 class Line(TriggerTool):
     """Fires at each line that a file of the workspace gets."""
 
-    spec = make_trigger_spec("add_line_watch", "Trigger: be told of each new line.", {"path": {"type": "string"}}, "path")
+    spec = make_trigger_spec(
+        "add_line_watch", "Trigger: be told of each new line.", {"path": {"type": "string"}}, "path"
+    )
 
     def __init__(self) -> None:
         self.looked = asyncio.Condition()
@@ -169,7 +171,9 @@ async def test_a_class_that_fails_is_told_of_once_and_waits_no_more(tmp_path: Pa
             await session.call("add_broken", {"how": how, "prompt": "Do it.", "name": how})
         failed = {notice.source: notice.text for notice in await told(session, len(ways))}
         assert set(failed) == set(ways)
-        while any(one.problem is None for one in kernel.arrivals.triggers.list_triggers(session.id) if one.name != "log"):
+        while any(
+            one.problem is None for one in kernel.arrivals.triggers.list_triggers(session.id) if one.name != "log"
+        ):
             await asyncio.sleep(0.001)
         listed = {one["trigger_id"]: one for one in (await session.call("list_triggers", {})).data["triggers"]}
         for how in ways:

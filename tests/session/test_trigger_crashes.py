@@ -42,7 +42,7 @@ class Kept:
     async def load_attachment(self, ref: str) -> bytes:
         raise AssertionError("nobody here shows anything")
 
-    async def record_compaction(self, told: Any) -> None:
+    async def record_compaction(self, summary: Any) -> None:
         pass
 
     async def record_provider_tool(self, about: Any, content: Any) -> list[str]:

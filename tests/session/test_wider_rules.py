@@ -24,6 +24,8 @@ async def test_the_wider_rule_is_stored_as_it_was_shown_and_where_there_is_none_
         for path in ("src/a.txt", "src/b.txt", "top.txt", "other.txt"):
             assert (await session.call("write", {"path": path, "content": "x"})).ok
         assert [request.suggested_wider_rule for request in person.requests] == ["allow write src/**", None, None]
-        assert [rule.text for rule in kernel.approvals.list_rules()] == ["allow write src/**"] * (choice == "project-wider")
+        assert [rule.text for rule in kernel.approvals.list_rules()] == ["allow write src/**"] * (
+            choice == "project-wider"
+        )
         other = await (await kernel.session()).call("write", {"path": "src/c.txt", "content": "x"})
         assert other.ok is (choice == "project-wider")

@@ -28,10 +28,10 @@ class Place:
     def folders(self) -> StateFolders:
         return locate_folders(self.workspace, self.state)
 
-    def open(self, face: str = "library", clock: Callable[[], int] | None = None) -> WorkspaceStore:
+    def open(self, frontend: str = "library", clock: Callable[[], int] | None = None) -> WorkspaceStore:
         if clock is None:
-            return WorkspaceStore.open(self.workspace, self.state, frontend=face)
-        return WorkspaceStore.open(self.workspace, self.state, frontend=face, clock=clock)
+            return WorkspaceStore.open(self.workspace, self.state, frontend=frontend)
+        return WorkspaceStore.open(self.workspace, self.state, frontend=frontend, clock=clock)
 
     @contextmanager
     def process(self, text: str, *arguments: str) -> Generator[subprocess.Popen[str]]:

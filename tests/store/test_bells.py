@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from handrail.store.database import writer
-from handrail.store.database.writer import WakeupSignal, LoopWakeup, create_wakeup
+from handrail.store.database.writer import LoopWakeup, WakeupSignal, create_wakeup
 
 pytestmark = pytest.mark.proves("G-01")
 

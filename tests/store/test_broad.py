@@ -14,7 +14,7 @@ from handrail.kernel.startup import open_kernel
 from handrail.runtime.files.secure_open import resolve_further_roots
 from handrail.sandbox.start.spawn import find_binaries
 from handrail.store import folders
-from handrail.store.folders import locate_folders, find_system_folder, explain_too_broad
+from handrail.store.folders import explain_too_broad, find_system_folder, locate_folders
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from handrail.config import load_configuration
 from handrail.record.log_reader import LogReader
 from handrail.record.verification import verify_log
 from handrail.store.database import connection as engines
-from handrail.store.database import workspace_database, journal
+from handrail.store.database import journal, workspace_database
 from handrail.store.database.connection import compact, open_writer
 from handrail.store.folders import locate_folders
 from handrail.testing.kernels import temporary_kernel
@@ -38,7 +38,7 @@ def something_else(workspace_database: str, **options: Any) -> object:
     return workspace_database, options
 
 
-def failing(workspace_database: str, **options: Any) -> object:
+def failing(database: str, **options: Any) -> object:
     raise RuntimeError(f"no key for {database} and {len(options)} options")
 
 
@@ -79,7 +79,9 @@ async def test_an_operator_has_state_kept_by_an_installed_package(tmp_path: Path
     workspace_database = await carried_out(tmp_path)
     assert page_size(workspace_database) == PAGE
     opened.clear()
-    with LogReader.open_database(workspace_database) as reader:  # whoever looks later is told nothing of the configuration
+    with LogReader.open_database(
+        workspace_database
+    ) as reader:  # whoever looks later is told nothing of the configuration
         assert verify_log(reader).ok
     assert len(opened) == 1 and "mode=ro" in opened[0]
     opened.clear()

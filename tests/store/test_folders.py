@@ -24,7 +24,13 @@ def prepared(place: Place) -> StateFolders:
 def test_every_folder_of_state_is_private_to_its_user(place: Place) -> None:
     folders = prepared(place)
     session = folders.prepare_output("ses_1"), folders.prepare_scratch("ses_1")
-    for folder in (folders.workspace_state, folders.artifact_folder, folders.workspace_state.parent, *session, *(s.parent for s in session)):
+    for folder in (
+        folders.workspace_state,
+        folders.artifact_folder,
+        folders.workspace_state.parent,
+        *session,
+        *(s.parent for s in session),
+    ):
         assert mode_of(folder) == 0o700, folder
 
 
@@ -34,12 +40,21 @@ def test_two_spellings_of_a_workspace_share_their_state_and_two_workspaces_do_no
     other = tmp_path / "workspace2"
     other.mkdir()
     assert locate_folders(link, place.state) == locate_folders(place.workspace / ".." / "workspace", place.state)
-    assert locate_folders(other, place.state).workspace_state != locate_folders(place.workspace, place.state).workspace_state
+    assert (
+        locate_folders(other, place.state).workspace_state
+        != locate_folders(place.workspace, place.state).workspace_state
+    )
 
 
 def test_what_sessions_write_lies_apart_from_the_database_and_from_each_other(place: Place) -> None:
     folders = prepared(place)
-    spots = [folders.workspace_state, folders.prepare_output("a"), folders.prepare_output("b"), folders.prepare_scratch("a"), folders.prepare_scratch("b")]
+    spots = [
+        folders.workspace_state,
+        folders.prepare_output("a"),
+        folders.prepare_output("b"),
+        folders.prepare_scratch("a"),
+        folders.prepare_scratch("b"),
+    ]
     for one in spots:
         for other in spots:
             assert one == other or not one.is_relative_to(other)
@@ -152,7 +167,11 @@ def test_discarding_a_session_removes_its_files_and_follows_no_link(place: Place
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "file").write_text("kept")
-    scratch, output, neighbour = folders.prepare_scratch("ses_1"), folders.prepare_output("ses_1"), folders.prepare_scratch("ses_2")
+    scratch, output, neighbour = (
+        folders.prepare_scratch("ses_1"),
+        folders.prepare_output("ses_1"),
+        folders.prepare_scratch("ses_2"),
+    )
     (scratch / "link").symlink_to(precious)
     (scratch / "read-only").mkdir()
     (scratch / "read-only" / "file").write_text("")

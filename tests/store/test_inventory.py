@@ -10,7 +10,7 @@ from tests.store.places import Place
 
 from handrail.contract.errors import StartError
 from handrail.store.folders import StateFolders, locate_folders
-from handrail.store.inventory import list_stored_state, remove_stored_state, finish_removals, measure_tree
+from handrail.store.inventory import finish_removals, list_stored_state, measure_tree, remove_stored_state
 
 pytestmark = pytest.mark.proves("F-12")
 
@@ -35,7 +35,12 @@ async def test_each_workspace_is_listed_with_its_path_size_and_last_use(place: P
     os.utime(first.database_file, ns=(0, 1_000))
     kept = list_stored_state(place.state)
     assert [one.workspace for one in kept] == [second.workspace, first.workspace]
-    assert kept[1].key == first.key and kept[1].used_ns == 1_000 and not kept[1].workspace_missing and kept[1].holder is None
+    assert (
+        kept[1].key == first.key
+        and kept[1].used_ns == 1_000
+        and not kept[1].workspace_missing
+        and kept[1].holder is None
+    )
     assert kept[1].size_bytes == measure_tree(first.workspace_state) + 2000
 
 

@@ -11,10 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from handrail.contract.services.jobs import FINAL_JOB_STATES, Job, JobState
 from handrail.contract.errors import LogUnavailable
+from handrail.contract.services.jobs import FINAL_JOB_STATES, Job, JobState
+from handrail.store.tables.jobs import JobRetention, JobRow, JobTable
 from handrail.store.workspace_store import WorkspaceStore
-from handrail.store.tables.jobs import JobRow, JobTable, JobRetention
 
 ENDS = sorted(FINAL_JOB_STATES)
 
@@ -117,10 +117,16 @@ async def test_those_that_ended_are_removed_by_number_and_age(tmp_path: Path) ->
     keep = JobRetention(max_jobs=3, age_ns=1_000, min_age_ns=0)
     assert [one.id for one in table.list_removable(100, keep)] == [one.id for one in rows[:3]], "the newest three stay"
     young = JobRetention(max_jobs=3, age_ns=1_000, min_age_ns=75)
-    assert [one.id for one in table.list_removable(100, young)] == [one.id for one in rows[:2]], "nor one that is too young"
-    assert {one.id for one in table.list_removable(1_045, keep)} == {one.id for one in rows[:4]}, "and none that is too old"
+    assert [one.id for one in table.list_removable(100, young)] == [one.id for one in rows[:2]], (
+        "nor one that is too young"
+    )
+    assert {one.id for one in table.list_removable(1_045, keep)} == {one.id for one in rows[:4]}, (
+        "and none that is too old"
+    )
     await table.commit(table.remove(one.id for one in rows))
-    assert [one.id for one in table.list_newest()] == [one.id for one in rows[6:]], "what has not ended is never removed"
+    assert [one.id for one in table.list_newest()] == [one.id for one in rows[6:]], (
+        "what has not ended is never removed"
+    )
     await store.aclose()
 
 

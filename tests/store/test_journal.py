@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from handrail.contract.errors import StartError
 from handrail.store.database import journal
-from handrail.store.database.journal import CAPACITY_BYTES, Journal, list_orphaned, read_notes, orphan_journals
+from handrail.store.database.journal import CAPACITY_BYTES, Journal, list_orphaned, orphan_journals, read_notes
 
 pytestmark = pytest.mark.proves("G-01")
 

@@ -16,7 +16,7 @@ from tests.store.places import Place
 
 from handrail.contract.errors import LogUnavailable, StartError
 from handrail.store.folders import StateFolders, prepare_folders
-from handrail.store.lease import STALE_NS, VALID_NS, LeaseHolder, WorkspaceLease, WorkspaceHeld, find_lease_holder
+from handrail.store.lease import STALE_NS, VALID_NS, LeaseHolder, WorkspaceHeld, WorkspaceLease, find_lease_holder
 from handrail.store.tables.sessions import SessionRow
 
 HOLD = """
@@ -89,7 +89,9 @@ async def test_workspaces_do_not_wait_for_each_other(place: Place, tmp_path_fact
 
 
 @pytest.mark.parametrize("note", [b"", b"not json", b"[1]", b'{"pid": "x", "face": "\\u001b[31m", "since_ns": -1}'])
-def test_a_note_that_says_nothing_useful_still_gives_a_clear_line(folders: StateFolders, time: Time, note: bytes) -> None:
+def test_a_note_that_says_nothing_useful_still_gives_a_clear_line(
+    folders: StateFolders, time: Time, note: bytes
+) -> None:
     lease = taken(folders, time)
     path = file_of(lease, folders)
     whole = path.read_bytes()
@@ -191,7 +193,8 @@ def test_a_holder_that_was_replaced_is_stale_for_ever_and_told_by_whom(folders: 
     assert not lease.is_valid and not lease.is_held
     assert lease.lost_reason is not None
     assert (
-        f"Another process (handrail mcp, pid {os.getpid()}" in lease.lost_reason and "taken over this workspace" in lease.lost_reason
+        f"Another process (handrail mcp, pid {os.getpid()}" in lease.lost_reason
+        and "taken over this workspace" in lease.lost_reason
     )
     lease.on_lost(lambda: told.append("late"))
     assert told == [lease.lost_reason, "late"]
@@ -297,7 +300,9 @@ def test_something_else_in_place_of_the_holders_file_is_named_andleft_alone(
     taken(folders, time).release()
 
 
-def test_a_link_in_place_of_the_database_is_named_andleft_alone(folders: StateFolders, time: Time, tmp_path: Path) -> None:
+def test_a_link_in_place_of_the_database_is_named_andleft_alone(
+    folders: StateFolders, time: Time, tmp_path: Path
+) -> None:
     target = tmp_path / "elsewhere"
     folders.database_file.symlink_to(target)
     with pytest.raises(StartError, match=r"handrail\.db should be the log, but is a link"):
@@ -384,7 +389,9 @@ def test_whoever_sees_a_holder_sees_who_it_is_and_where_it_is_joined(folders: St
     def come_and_go() -> None:
         try:
             for _ in range(100):
-                WorkspaceLease.acquire(folders, frontend="cli", clock=time, protocol=1, socket="a.sock", renewing=False).release()
+                WorkspaceLease.acquire(
+                    folders, frontend="cli", clock=time, protocol=1, socket="a.sock", renewing=False
+                ).release()
         finally:
             ended.set()
 
@@ -406,10 +413,14 @@ def test_whoever_sees_a_holder_sees_who_it_is_and_where_it_is_joined(folders: St
 def test_a_wall_clock_that_jumps_changes_nothing_about_who_holds_a_workspace(folders: StateFolders, time: Time) -> None:
     century = 100 * 365 * 86400 * 10**9
     for wall in (0, century, 1):  # what each process in turn takes for the time of day
-        lease = WorkspaceLease.acquire(folders, frontend="one", clock=lambda wall=wall: wall, monotonic=time, renewing=False)
+        lease = WorkspaceLease.acquire(
+            folders, frontend="one", clock=lambda wall=wall: wall, monotonic=time, renewing=False
+        )
         for other in (0, century):
             with pytest.raises(WorkspaceHeld):
-                WorkspaceLease.acquire(folders, frontend="two", clock=lambda other=other: other, monotonic=time, renewing=False)
+                WorkspaceLease.acquire(
+                    folders, frontend="two", clock=lambda other=other: other, monotonic=time, renewing=False
+                )
         time.now += STALE_NS // 4
         lease.renew()
         assert lease.is_valid and lease.holder.since_ns == wall

@@ -12,7 +12,7 @@ from tests.store.leases import Time, abandon, taken
 from tests.store.places import Place
 
 from handrail.store.folders import prepare_folders
-from handrail.store.lease import STALE_NS, VALID_NS, WorkspaceLease, WorkspaceHeld
+from handrail.store.lease import STALE_NS, VALID_NS, WorkspaceHeld, WorkspaceLease
 
 
 class Contenders(RuleBasedStateMachine):

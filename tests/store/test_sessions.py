@@ -14,7 +14,9 @@ from handrail.store.tables.sessions import SessionRow
 
 async def test_a_session_is_found_again_after_a_restart_and_keeps_its_first_time(place: Place) -> None:
     store = place.open()
-    row = SessionRow("ses_1", 10, agent="default", topic="bugs", frontend="cli", headless=False, details={"client": "x"})
+    row = SessionRow(
+        "ses_1", 10, agent="default", topic="bugs", frontend="cli", headless=False, details={"client": "x"}
+    )
     await store.sessions.open(row)
     await store.aclose()
     store = place.open()

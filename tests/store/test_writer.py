@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from handrail.contract.errors import LogUnavailable
-from handrail.store.database.writer import SinkLost, SinkUnavailable, GroupWriter
+from handrail.store.database.writer import GroupWriter, SinkLost, SinkUnavailable
 
 
 class Shelf:

@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 
+from handrail.testing.model_servers import (
+    AnthropicServer,
+    ErrorReply,
+    OpenAIServer,
+    ProviderServer,
+    ReplyCall,
+    ScriptedReply,
+)
 from handrail.testing.request_checks import anthropic_request_faults, openai_request_faults
-from handrail.testing.model_servers import AnthropicServer, ReplyCall, OpenAIServer, ProviderServer, ErrorReply, ScriptedReply
 
 TOOL: dict[str, Any] = {
     "type": "function",

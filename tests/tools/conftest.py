@@ -8,9 +8,9 @@ import pytest
 from tests.tools.desk import Desk, Memory
 from tests.tools.repositories import Repo, made
 
+from handrail.runtime.call_runtime import SessionEnvironment
 from handrail.runtime.files.roots import SessionRoots
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
-from handrail.runtime.call_runtime import SessionEnvironment
 from handrail.sandbox.tiers import choose_sandbox
 
 

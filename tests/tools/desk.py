@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest, ApprovalHandler
+from handrail.contract.approvals import ApprovalAnswer, ApprovalHandler, ApprovalRequest
 from handrail.contract.call import Result
-from handrail.contract.services.delegation import SubagentService
-from handrail.contract.services.channels import ChannelService, TriggerService
-from handrail.contract.services.jobs import CatalogService, JobService
-from handrail.contract.services.memory import SkillService
-from handrail.contract.services.resources import ResourceService
-from handrail.contract.services.client import LogLevel, ClientService
-from handrail.contract.services.runtime import UserQuestion, Runtime
 from handrail.contract.errors import ErrorKind, ToolError
 from handrail.contract.sandbox import ConnectionAttempt
 from handrail.contract.schema.validation import compile_schema
-from handrail.contract.tool.requires import Capability, CapabilitySet, AccessCheck, PathVariables, expand_requires
+from handrail.contract.services.channels import ChannelService, TriggerService
+from handrail.contract.services.client import ClientService, LogLevel
+from handrail.contract.services.delegation import SubagentService
+from handrail.contract.services.jobs import CatalogService, JobService
+from handrail.contract.services.memory import SkillService
+from handrail.contract.services.resources import ResourceService
+from handrail.contract.services.runtime import Runtime, UserQuestion
+from handrail.contract.tool.requires import AccessCheck, Capability, CapabilitySet, PathVariables, expand_requires
 from handrail.contract.tool.spec import ToolSession
 from handrail.contract.tool.tool import Tool
 from handrail.runtime.call_runtime import CallRuntime, SessionEnvironment

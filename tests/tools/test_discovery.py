@@ -14,14 +14,14 @@ from pydantic import BaseModel
 from tests.catalog.stock import CORE, built_in, entry, generation, many
 from tests.tools.desk import Memory
 
-from handrail.catalog.interaction import InteractionState, InteractionCatalog
+from handrail.catalog.interaction import InteractionCatalog, InteractionState
 from handrail.catalog.search.service import SearchIndexes
 from handrail.catalog.view import MAX_ACTIVE_TOOLS, CatalogOptions
 from handrail.contract.call import Result
-from handrail.contract.services.runtime import Runtime
 from handrail.contract.errors import ToolError
-from handrail.contract.generation import ThirdPartyOrigin, Generation
+from handrail.contract.generation import Generation, ThirdPartyOrigin
 from handrail.contract.schema.validation import compile_schema
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import ConfigKey, LockSpec, ToolSpec
 from handrail.contract.tool.tool import Tool
@@ -127,7 +127,9 @@ async def test_where_nothing_fits_that_is_said_and_nothing_is_brought(of: Intera
 
 @pytest.mark.proves("D-05")
 @pytest.mark.parametrize("asked", ["показать погоду", "Datei ausbessern bitte", "修改文件"])
-async def test_a_request_in_another_language_is_not_told_that_there_is_no_tool(of: InteractionState, asked: str) -> None:
+async def test_a_request_in_another_language_is_not_told_that_there_is_no_tool(
+    of: InteractionState, asked: str
+) -> None:
     for tool in (FindToolsTool(), ToolSearchTool()):
         told = (await called(of, tool, {"query": asked})).data
         assert told["nothing_fits"] is True and "search again in English" in told["message"]
@@ -246,7 +248,9 @@ def leaves(value: object) -> Iterator[str]:
 
 
 @pytest.mark.proves("K-02", "D-13")
-async def test_no_value_of_the_runtime_view_beyond_the_closed_list_is_in_what_a_model_is_told(of: InteractionState) -> None:
+async def test_no_value_of_the_runtime_view_beyond_the_closed_list_is_in_what_a_model_is_told(
+    of: InteractionState,
+) -> None:
     declared: dict[str, Any] = {**RUNTIME, **CLOSED_LIST}
     of_model = {"id", "description", "parameters"}
     assert {one.name for one in fields(ToolSpec)} == declared.keys() | of_model, "a new field: may a model be told it?"
@@ -332,7 +336,9 @@ async def test_a_tool_that_was_loaded_with_its_category_is_in_view_already(of: I
     assert (await called(of, LoadToolsTool(), {"category": "memory"})).data["message"] == (
         'No memory tools were loaded. Notes and memory. Empty. The user can add a tool with the category "memory".'
     )
-    assert (await called(of, LoadToolsTool(), {"category": "files"})).data["message"] == "1 files tool is now available."
+    assert (await called(of, LoadToolsTool(), {"category": "files"})).data[
+        "message"
+    ] == "1 files tool is now available."
 
 
 @pytest.mark.proves("D-02", "D-03")
@@ -369,7 +375,9 @@ async def test_without_an_index_a_search_says_what_to_do_instead() -> None:
 
 
 @pytest.mark.proves("D-05")
-async def test_an_index_follows_generations_and_reads_only_what_is_new(searches: SearchIndexes, of: InteractionState) -> None:
+async def test_an_index_follows_generations_and_reads_only_what_is_new(
+    searches: SearchIndexes, of: InteractionState
+) -> None:
     await called(of, FindToolsTool(), {"query": "reports"})
     more = generation(THERE.entries.values(), entry("fax.send", description="Send a fax."), number=2)
     assert (await called(of, FindToolsTool(), {"query": "send a fax", "limit": 1}, more)).data["tools"][0][

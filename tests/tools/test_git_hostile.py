@@ -477,7 +477,9 @@ async def test_the_loop_goes_on_while_many_paths_are_compared_with_the_rules(des
     desk.refuse[f"{desk.workspace}/f7"] = "a rule"
     few = [f"{desk.workspace}/f{number}" for number in range(10)]
     assert await runtime.shell.list_hidden_paths(few) == [f"{desk.workspace}/f7"]
-    work = asyncio.ensure_future(runtime.shell.list_hidden_paths([f"{desk.workspace}/f{number}" for number in range(5_000)]))
+    work = asyncio.ensure_future(
+        runtime.shell.list_hidden_paths([f"{desk.workspace}/f{number}" for number in range(5_000)])
+    )
     turns = 0
     while not work.done():
         turns += 1

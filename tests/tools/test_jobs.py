@@ -67,7 +67,9 @@ async def test_a_command_in_the_background_is_read_waited_for_and_seen_while_it_
     assert (rest["text"], rest["more"]) == ("two\nthree\n", False)
     last = await data(session, "read_job", job_id=job_id, offset=-1)
     assert (last["text"], last["first_line"]) == ("three\n", 2)
-    assert {"wait", "read_job", "stop_task", "jobs"} <= {spec.id for spec in session.active_tools}, "they came into view"
+    assert {"wait", "read_job", "stop_task", "jobs"} <= {spec.id for spec in session.active_tools}, (
+        "they came into view"
+    )
 
 
 @pytest.mark.proves("X-05")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
-from handrail.tools.files.editing_tools import blocks_of_operations, check_operations, apply_blocks
+from handrail.tools.files.editing_tools import apply_blocks, blocks_of_operations, check_operations
 from handrail.tools.files.text_edits import split_lines
 
 pytestmark = pytest.mark.proves("T-02a")

@@ -18,8 +18,8 @@ from handrail.contract.call import Result
 from handrail.contract.session import Session
 from handrail.contract.tool.decorator import tool
 from handrail.contract.tool.names import STATE_IDS, TERMINAL_IDS
-from handrail.testing.request_checks import PlaybackModel, text_reply
 from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
+from handrail.testing.request_checks import PlaybackModel, text_reply
 from handrail.tools import ALIASES, BUILTINS
 
 CALLS: dict[str, dict[str, Any]] = {

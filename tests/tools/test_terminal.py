@@ -97,7 +97,9 @@ async def test_an_interpreter_is_typed_to_interrupted_and_left(session: Session)
     await data(session, "send", id=terminal, text="raise SystemExit(7)\n")
     end = await ended(session, terminal)
     assert (end["state"], end["exit_code"], end["more"]) == ("done", 7, False)
-    assert session.notifications is not None and not await session.notifications.list_pending(), "its end was told by the look"
+    assert session.notifications is not None and not await session.notifications.list_pending(), (
+        "its end was told by the look"
+    )
     gone = await refused(session, "send", id=terminal, text="x\n")
     assert gone.error_kind == "conflict" and "has ended (done)" in str(gone.error_text)
     assert "has ended" in str((await refused(session, "resize", id=terminal, columns=80, rows=24)).error_text)

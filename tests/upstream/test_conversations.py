@@ -12,18 +12,18 @@ from typing import Any, cast
 
 import pytest
 
-from handrail.upstream import definition as listings
 from handrail.upstream import connection_manager
+from handrail.upstream import definition as listings
 from handrail.upstream.client.client_session import (
     HANDSHAKE_VERSIONS,
-    MODERN_VERSIONS,
-    MAX_SERVER_REQUESTS,
     MAX_PENDING_REPLIES,
-    UpstreamSession,
-    TransportHandler,
-    SessionHooks,
-    UpstreamConnectionLost,
+    MAX_SERVER_REQUESTS,
+    MODERN_VERSIONS,
     Message,
+    SessionHooks,
+    TransportHandler,
+    UpstreamConnectionLost,
+    UpstreamSession,
 )
 
 Answers = Callable[[Message], dict[str, Any]]
@@ -60,7 +60,9 @@ class Wire:
         pass
 
 
-async def begun(wire: Wire, grants: frozenset[str] = frozenset()) -> tuple[UpstreamSession, list[UpstreamConnectionLost]]:
+async def begun(
+    wire: Wire, grants: frozenset[str] = frozenset()
+) -> tuple[UpstreamSession, list[UpstreamConnectionLost]]:
     ended: list[UpstreamConnectionLost] = []
     conversation = UpstreamSession(wire, "s", grants, "0", SessionHooks(lambda: None, lambda _: None, ended.append))
     await wire.open(conversation)

@@ -15,7 +15,7 @@ from handrail import Result, SessionOptions
 from handrail.contract.session import Session
 from handrail.kernel.local import LocalKernel
 from handrail.testing.kernels import ScriptedClient, temporary_kernel
-from handrail.testing.upstream_servers import ResponseWriter, HttpRequest, UpstreamHttpServer, http_server, tool_entry
+from handrail.testing.upstream_servers import HttpRequest, ResponseWriter, UpstreamHttpServer, http_server, tool_entry
 from handrail.upstream.client.http_transport import HttpTransport
 from handrail.upstream.definition import ServerDefinition
 

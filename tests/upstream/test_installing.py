@@ -14,7 +14,14 @@ import pytest
 from handrail.contract.errors import UsageError
 from handrail.upstream import package_installer as installing
 from handrail.upstream.definition import ServerDefinition
-from handrail.upstream.package_installer import ServerPackage, CommandRefused, install_server, find_package, find_installed, resolve_command
+from handrail.upstream.package_installer import (
+    CommandRefused,
+    ServerPackage,
+    find_installed,
+    find_package,
+    install_server,
+    resolve_command,
+)
 
 
 def server(*words: str) -> ServerDefinition:
@@ -156,6 +163,8 @@ def test_a_package_without_a_program_of_its_own_is_not_recorded(place: Path, pro
 def test_options_reach_npm_behind_the_end_of_options(place: Path) -> None:
     """A package's name can never be taken for an option."""
     fake_npm(place, pkg="run.js")
-    done = install_server(server("npx", "pkg"), ServerPackage("npm", "pkg", "pkg", "", (), ("other",)), place / "state", "/nowhere")
+    done = install_server(
+        server("npx", "pkg"), ServerPackage("npm", "pkg", "pkg", "", (), ("other",)), place / "state", "/nowhere"
+    )
     said: Sequence[str] = (done.folder / "node_modules/pkg/run.js").read_text().split()
     assert said[said.index("--") + 1 :] == ["pkg", "other"]

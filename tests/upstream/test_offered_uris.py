@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from handrail.contract.services.resources import SourceRequest
 from handrail.contract.tool.resource_provider import find_provider
 from handrail.registry.sources.resources import compile_template, parse_shape
-from handrail.upstream.definition import ServerListing, ServerDefinition
+from handrail.upstream.definition import ServerDefinition, ServerListing
 from handrail.upstream.source import McpResourceProvider
 
 READ = SourceRequest("resources/read", "uri")

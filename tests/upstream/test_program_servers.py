@@ -35,7 +35,12 @@ def opened(tmp_path: Path) -> Opens:
 
     @asynccontextmanager
     async def opens(
-        server: StdioServerProgram, more: str = "", *, further: str = "", backoff_s: tuple[float, ...] = (60,), **session: Any
+        server: StdioServerProgram,
+        more: str = "",
+        *,
+        further: str = "",
+        backoff_s: tuple[float, ...] = (60,),
+        **session: Any,
     ) -> AsyncGenerator[Opened]:
         settings = server.settings_toml("t", more) + further
         async with temporary_kernel(
@@ -134,7 +139,11 @@ async def test_what_it_makes_there_in_a_call_that_fails_or_between_two_calls_is_
     opened: Opens, tmp_path: Path
 ) -> None:
     hooks, sign = tmp_path / "ws/sub/.git/hooks", tmp_path / "ws/sign"
-    async with opened(StdioServerProgram(tmp_path, ["put", "put_later", "put_and_fail"]), 'write = ["."]') as (_, session, _u):
+    async with opened(StdioServerProgram(tmp_path, ["put", "put_later", "put_and_fail"]), 'write = ["."]') as (
+        _,
+        session,
+        _u,
+    ):
         result = await session.call("t_put_and_fail", {"path": str(hooks / "pre-push")})
         assert result.error_kind == "denied" and not (hooks / "pre-push").exists()
         later = {"sign": str(sign), "path": str(hooks / "pre-commit")}
@@ -156,7 +165,12 @@ async def test_the_first_list_comes_from_what_was_kept_and_each_server_is_starte
     async with temporary_kernel(tmp_path, settings=server.settings_toml("t"), rules=["allow mcp:t:*"]) as kernel:
         upstream = kernel.components.upstreams["t"]
         entry = kernel.generation.resolve("t_echo")
-        assert entry is not None and entry.unavailable_reason is None and upstream.state == "idle" and upstream.attempts == 0
+        assert (
+            entry is not None
+            and entry.unavailable_reason is None
+            and upstream.state == "idle"
+            and upstream.attempts == 0
+        )
         session = await kernel.session()
         assert text_of(await session.call("t_echo", {"text": "x"})) == "x"
         assert upstream.state == "connected"
@@ -251,7 +265,10 @@ async def test_a_script_that_its_sandbox_does_not_show_is_named_with_what_would_
 
 
 async def test_one_that_never_says_anything_or_ends_at_once_is_unavailable_with_the_reason(tmp_path: Path) -> None:
-    mute, broken = StdioServerProgram(tmp_path / "mute", mute=True), StdioServerProgram(tmp_path / "broken", dies_at_start=True)
+    mute, broken = (
+        StdioServerProgram(tmp_path / "mute", mute=True),
+        StdioServerProgram(tmp_path / "broken", dies_at_start=True),
+    )
     settings = mute.settings_toml("mute", "connect_timeout_ms = 400") + broken.settings_toml("broken")
     async with temporary_kernel(tmp_path, settings=settings) as kernel:
         await kernel.components.upstreams.wait_for_unknown()
@@ -261,7 +278,10 @@ async def test_one_that_never_says_anything_or_ends_at_once_is_unavailable_with_
 
 
 async def test_a_tool_of_a_server_that_nobody_has_reached_yet_is_told_of_with_where_that_stands(tmp_path: Path) -> None:
-    mute, broken = StdioServerProgram(tmp_path / "mute", mute=True), StdioServerProgram(tmp_path / "broken", dies_at_start=True)
+    mute, broken = (
+        StdioServerProgram(tmp_path / "mute", mute=True),
+        StdioServerProgram(tmp_path / "broken", dies_at_start=True),
+    )
     settings = mute.settings_toml("git") + broken.settings_toml("odd", 'prefix = "other"')
     settings += '[mcp.servers.far]\ncommand = "npx"\nargs = ["-y", "some-server"]\n'
     async with temporary_kernel(tmp_path, settings=settings) as kernel:
@@ -400,7 +420,11 @@ async def test_what_it_offers_beside_tools_is_read_prompted_completed_and_watche
     }
     async with opened(StdioServerProgram(tmp_path, **offered)) as (kernel, _, upstream):
         (offering,) = (one for one in kernel.generation.resource_providers if one.source == "t")
-        assert offering.has_resource("test://one") and offering.has_resource("test://7/part") and not offering.has_resource("test://7/8/part")
+        assert (
+            offering.has_resource("test://one")
+            and offering.has_resource("test://7/part")
+            and not offering.has_resource("test://7/8/part")
+        )
         runtime: Any = None
         read = await offering.read("test://7/part", runtime)
         assert read == {"contents": [{"uri": "test://7/part", "mimeType": "text/plain", "text": "read test://7/part"}]}

@@ -15,7 +15,7 @@ from handrail import Result, ToolError, config
 from handrail.kernel.mcp_servers import sign_in, sign_out
 from handrail.store.folders import locate_folders
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.upstream_servers import ResponseWriter, HttpRequest, approve_tools, http_server
+from handrail.testing.upstream_servers import HttpRequest, ResponseWriter, approve_tools, http_server
 from handrail.upstream.oauth import SignInPrompt
 
 
@@ -144,7 +144,9 @@ async def test_signing_in_from_the_command_line_leaves_a_token_that_a_kernel_the
             await approve_tools(kernel, "h")
             assert text_of(await (await kernel.session()).call("h_echo", {"text": "x"})) == "x"
         assert guard.grants == ["authorization_code"]
-        assert sign_out(config.load_configuration(file), folders, "h") and not sign_out(config.load_configuration(file), folders, "h")
+        assert sign_out(config.load_configuration(file), folders, "h") and not sign_out(
+            config.load_configuration(file), folders, "h"
+        )
 
 
 async def _agrees(address: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from handrail.contract.session import Session
 from handrail.testing.kernels import ScriptedClient, temporary_kernel
-from handrail.testing.upstream_servers import ResponseWriter, HttpRequest, UpstreamHttpServer, http_server, tool_entry
+from handrail.testing.upstream_servers import HttpRequest, ResponseWriter, UpstreamHttpServer, http_server, tool_entry
 
 pytestmark = pytest.mark.proves("F-04")
 TASKS = "io.modelcontextprotocol/tasks"

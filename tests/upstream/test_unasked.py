@@ -27,7 +27,7 @@ from handrail.contract.session import Session
 from handrail.frontends.mcp.http_server import _UvicornServer  # pyright: ignore[reportPrivateUsage]
 from handrail.kernel.local import LocalKernel
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.upstream_servers import ResponseWriter, HttpRequest, http_server, tool_entry
+from handrail.testing.upstream_servers import HttpRequest, ResponseWriter, http_server, tool_entry
 from handrail.upstream.connection_manager import UpstreamServer
 
 ONE, OTHER = "test://one", "test://other"
@@ -80,7 +80,9 @@ class Sdk:
 
 @asynccontextmanager
 async def served(app: Starlette) -> AsyncGenerator[int]:
-    listener = _UvicornServer(uvicorn.Config(app, port=0, log_config=None, lifespan="auto", timeout_graceful_shutdown=1))
+    listener = _UvicornServer(
+        uvicorn.Config(app, port=0, log_config=None, lifespan="auto", timeout_graceful_shutdown=1)
+    )
     running = asyncio.create_task(listener.serve())
     while not listener.started:
         await asyncio.sleep(0)
@@ -119,7 +121,9 @@ async def first_transport() -> AsyncGenerator[Sdk]:
 
 
 @asynccontextmanager
-async def behind(tmp_path: Path, url: str, **settings: Any) -> AsyncGenerator[tuple[LocalKernel, Session, UpstreamServer]]:
+async def behind(
+    tmp_path: Path, url: str, **settings: Any
+) -> AsyncGenerator[tuple[LocalKernel, Session, UpstreamServer]]:
     async with (
         temporary_kernel(tmp_path, rules=["allow mcp:s:*", "allow resource.subscribe"]) as kernel,
         kernel.mcp_servers.connect("s", url=url, **settings) as connected,
@@ -190,7 +194,9 @@ Says = Callable[[HttpRequest, ResponseWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def scripted(tmp_path: Path, listening: Says) -> AsyncGenerator[tuple[list[HttpRequest], Session, UpstreamServer]]:
+async def scripted(
+    tmp_path: Path, listening: Says
+) -> AsyncGenerator[tuple[list[HttpRequest], Session, UpstreamServer]]:
     """A server of the stateless era that answers ``subscriptions/listen`` as it is told."""
 
     async def answer(asked: HttpRequest, answering: ResponseWriter) -> bool:

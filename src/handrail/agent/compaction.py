@@ -14,7 +14,7 @@ from typing import cast
 
 from handrail.agent.budget import CHARACTERS_PER_TOKEN, Budget, count_characters, estimate_tokens
 from handrail.agent.conversation import Conversation
-from handrail.agent.events import ConversationCompacted, AgentEvent
+from handrail.agent.events import AgentEvent, ConversationCompacted
 from handrail.agent.model import (
     AssistantMessage,
     BlockEvent,
@@ -25,11 +25,11 @@ from handrail.agent.model import (
     ResultsMessage,
     UserMessage,
 )
-from handrail.agent.stream_task import RetryDelayed, RetryPolicy
 from handrail.agent.run import RunState, read_reply
 from handrail.agent.stream import ReplyAssembly, ReplyTooLong
-from handrail.contract.services.memory import ConversationHistory
+from handrail.agent.stream_task import RetryDelayed, RetryPolicy
 from handrail.contract.errors import UsageError
+from handrail.contract.services.memory import ConversationHistory
 from handrail.contract.text.neutralisation import neutralise_text
 
 # A model's own summary of the older part of a conversation.
@@ -58,7 +58,9 @@ class SummaryUnavailable(Exception):
     """The model wrote no summary. The text says why."""
 
 
-async def summarize_messages(run: RunState, model: Model, retry: RetryPolicy, messages: Sequence[Message], tokens: int) -> str:
+async def summarize_messages(
+    run: RunState, model: Model, retry: RetryPolicy, messages: Sequence[Message], tokens: int
+) -> str:
     """Return the summary that ``model`` writes of ``messages``.
 
     Its tokens count for the run, but the request is not a turn.
@@ -163,7 +165,12 @@ class ConversationCompactor:
     """
 
     def __init__(
-        self, conversation: Conversation, history: ConversationHistory | None, model: Model, retry: RetryPolicy, budget: Budget
+        self,
+        conversation: Conversation,
+        history: ConversationHistory | None,
+        model: Model,
+        retry: RetryPolicy,
+        budget: Budget,
     ) -> None:
         self._conversation = conversation
         self._history = history

@@ -18,17 +18,17 @@ from handrail.agent.model import (
     AssistantMessage,
     CallPart,
     CallResult,
-    ProviderBlock,
     Message,
-    UserPicture,
+    ProviderBlock,
     ResultsMessage,
     TextPart,
     UserMessage,
+    UserPicture,
     load_pictures,
 )
 from handrail.agent.stream import ModelReply, WireIds, make_call_part, repair_surrogates
 from handrail.contract.call import CallAnswer, Result
-from handrail.contract.services.memory import HistoryEntry, ConversationHistory
+from handrail.contract.services.memory import ConversationHistory, HistoryEntry
 from handrail.contract.tool.names import wire_name
 
 # The stored form of a conversation: rows of plain data. A partial set of rows still gives a history that a provider
@@ -247,7 +247,10 @@ class _ConversationReader:
                 provider, block = data["kept"], data.get("block")
                 if isinstance(provider, str) and isinstance(block, dict):
                     part = ProviderBlock(
-                        provider, cast("dict[str, Any]", block), data.get("said") is True, _parse_texts(data, "artifacts")
+                        provider,
+                        cast("dict[str, Any]", block),
+                        data.get("said") is True,
+                        _parse_texts(data, "artifacts"),
                     )
                     parts.append(part)
                     said = said or part.said

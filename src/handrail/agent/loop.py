@@ -20,33 +20,42 @@ from handrail.agent.budget import Budget, RunUsage, estimate_tokens
 from handrail.agent.compaction import ConversationCompactor
 from handrail.agent.conversation import Conversation
 from handrail.agent.events import (
+    AgentEvent,
     AgentIdle,
     BudgetExhausted,
     CallAnswered,
     CallProposed,
     ConversationCompacted,
-    AgentEvent,
-    ProviderToolUsed,
-    ProviderToolUnavailable,
     NotificationsDelivered,
+    ProviderToolUnavailable,
+    ProviderToolUsed,
     ReplyInterrupted,
     RunFinished,
     RunOutcome,
     TurnStarted,
 )
-from handrail.agent.model import BlockEvent, ProviderBlock, Message, Model, ModelRequest, ProviderToolResult, StreamCut, TextDelta
-from handrail.agent.prompt import read_project_instructions, build_system_prompt
-from handrail.agent.stream_task import RetryDelayed, EventHandler, RetryPolicy
-from handrail.agent.run import CallDispatch, ServeLoop, RunState, RunTask, read_reply
+from handrail.agent.model import (
+    BlockEvent,
+    Message,
+    Model,
+    ModelRequest,
+    ProviderBlock,
+    ProviderToolResult,
+    StreamCut,
+    TextDelta,
+)
+from handrail.agent.prompt import build_system_prompt, read_project_instructions
+from handrail.agent.run import CallDispatch, RunState, RunTask, ServeLoop, read_reply
 from handrail.agent.stream import ReplyAssembly
+from handrail.agent.stream_task import EventHandler, RetryDelayed, RetryPolicy
 from handrail.agent.subagents import ROLE, MakeUsage, OpenModel, SubagentDispatcher
-from handrail.catalog.dialects import provider_tool_form, provider_call_name
+from handrail.catalog.dialects import provider_call_name, provider_tool_form
 from handrail.catalog.schema_adapter import schemas_with_renames
 from handrail.contract.agent import AgentManifest
 from handrail.contract.call import CallAnswer, ProposedCall, Result
+from handrail.contract.errors import HandrailError, LogUnavailable, UsageError
 from handrail.contract.services.channels import Notification, NotificationQueue
 from handrail.contract.services.memory import ConversationHistory
-from handrail.contract.errors import HandrailError, LogUnavailable, UsageError
 from handrail.contract.session import Session, StopReason, Turn
 from handrail.contract.text.neutralisation import neutralise_text
 from handrail.contract.tool.provider_tools import ProviderToolOffer
@@ -65,7 +74,9 @@ _INTRO = (
 )
 
 
-async def deliver_notifications(notices: NotificationQueue | None, conversation: Conversation) -> tuple[Notification, ...]:
+async def deliver_notifications(
+    notices: NotificationQueue | None, conversation: Conversation
+) -> tuple[Notification, ...]:
     """Add pending notifications to the conversation and mark them as delivered.
 
     They are stored before they are marked, so that each is delivered exactly once.
@@ -240,7 +251,9 @@ class Agent:
         self._provider_tools = ProviderTools(model, session.history)
         self._make_usage = make_usage
         self._models = models
-        self.subagents = SubagentDispatcher(session, model, self.usage_of_call, self._run_subagent, self.compact_for_call, models)
+        self.subagents = SubagentDispatcher(
+            session, model, self.usage_of_call, self._run_subagent, self.compact_for_call, models
+        )
         session.set_subagent_runner(self.subagents)
         self._run: RunState | None = None
         self._usages = make_usage(self.budget, 0.0)  # of the run under way, or of the last
@@ -371,7 +384,11 @@ class Agent:
                     async with aclosing(self._run_turn(run)) as events:
                         async for event in events:
                             yield event
-                if until != "idle" or run.end_reason[0] != "answered" or (notices := self.session.notifications) is None:
+                if (
+                    until != "idle"
+                    or run.end_reason[0] != "answered"
+                    or (notices := self.session.notifications) is None
+                ):
                     break
                 coming = run.waiting = asyncio.ensure_future(notices.wait_for_next())
                 if not (await asyncio.wait({coming}, timeout=_SOON_S))[0]:
@@ -487,7 +504,9 @@ class Agent:
             run.request_tokens = estimate_tokens(len(request.system) + self._conversation.characters)
             yield TurnStarted(run.usage.turns)
             try:
-                reading = read_reply(run, assembly, self.model, request, self._retry, self._make_event_handler(assembly, dispatch))
+                reading = read_reply(
+                    run, assembly, self.model, request, self._retry, self._make_event_handler(assembly, dispatch)
+                )
                 async with aclosing(reading) as events:
                     async for event in events:
                         yield event
@@ -564,7 +583,9 @@ class Agent:
         if not dispatch.calls:
             await self._save(run)
             return []
-        answers = await self._wait_for_calls(run, dispatch.collect_answers(), partial(self._add_answers, run, range(len(dispatch.calls))))
+        answers = await self._wait_for_calls(
+            run, dispatch.collect_answers(), partial(self._add_answers, run, range(len(dispatch.calls)))
+        )
         await self._save(run)
         return answers
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from handrail.contract.call import Blob
-from handrail.contract.services.memory import ConversationHistory
 from handrail.contract.errors import HandrailError, ToolError, UsageError
+from handrail.contract.services.memory import ConversationHistory
 
 if TYPE_CHECKING:
     from handrail.catalog.dialects import SchemaDialect
@@ -118,7 +118,16 @@ class ReplyFinished:
     reason: FinishReason
 
 
-BlockEvent = TextDelta | CallOpened | CallArguments | CallClosed | ProviderBlock | ProviderToolResult | TokenUsage | ReplyFinished
+BlockEvent = (
+    TextDelta
+    | CallOpened
+    | CallArguments
+    | CallClosed
+    | ProviderBlock
+    | ProviderToolResult
+    | TokenUsage
+    | ReplyFinished
+)
 
 
 # The conversation, independent of any provider.
@@ -325,7 +334,9 @@ def check_pictures(pictures: Sequence[bytes]) -> list[Blob]:
         if kind is None:
             raise UsageError(f"Image {number} is not a PNG, JPEG, GIF or WebP file. Convert it to one of these.")
         if len(data) > MAX_PICTURE_BYTES:
-            raise UsageError(f"Image {number} has {len(data):,} bytes. The maximum is {MAX_PICTURE_BYTES:,}. Make it smaller.")
+            raise UsageError(
+                f"Image {number} has {len(data):,} bytes. The maximum is {MAX_PICTURE_BYTES:,}. Make it smaller."
+            )
         found.append(Blob(data, kind))
     return found
 
@@ -350,7 +361,9 @@ async def load_pictures(messages: Sequence[Message], history: ConversationHistor
     :raises HandrailError: if the stored pictures cannot be read now
     """
     return [
-        await _load_message_pictures(message, history) if isinstance(message, UserMessage) and message.pictures else message
+        await _load_message_pictures(message, history)
+        if isinstance(message, UserMessage) and message.pictures
+        else message
         for message in messages
     ]
 

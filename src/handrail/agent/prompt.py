@@ -11,9 +11,9 @@ from typing import cast
 from handrail.agent.budget import CHARACTERS_PER_TOKEN
 from handrail.catalog.prompt import tool_sections
 from handrail.contract.agent import MANIFEST_KEYS
+from handrail.contract.errors import HandrailError
 from handrail.contract.services.delegation import SubagentType
 from handrail.contract.services.memory import SkillInfo
-from handrail.contract.errors import HandrailError
 from handrail.contract.session import Session
 from handrail.contract.text.neutralisation import neutralise_text
 from handrail.contract.tool.spec import ToolSpec

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 from handrail.agent.budget import BudgetKind, RunUsage
 from handrail.agent.conversation import Conversation
-from handrail.agent.events import AgentIdle, AgentEvent, RunFinished, RunOutcome, RunStatus
+from handrail.agent.events import AgentEvent, AgentIdle, RunFinished, RunOutcome, RunStatus
 from handrail.agent.model import Model, ModelRequest, ProviderError, StreamCut, TokenUsage, UserMessage
-from handrail.agent.stream_task import EventHandler, DeadlineExceeded, ReplyStreamTask, RetryPolicy, ReadingStopped
 from handrail.agent.stream import ModelReply, ReplyAssembly, ReplyTooLong
+from handrail.agent.stream_task import DeadlineExceeded, EventHandler, ReadingStopped, ReplyStreamTask, RetryPolicy
 from handrail.contract.call import CallAnswer, ProposedCall, make_call_id
 from handrail.contract.errors import ErrorKind
 from handrail.contract.session import Session, StopReason, Turn
@@ -108,7 +108,9 @@ class CallDispatch:
         if self.calls:
             calls = (*self.calls, *reply.calls[len(self.calls) :])
             reply = ModelReply(reply.parts, calls, reply.reason, reply.usage)
-        return reply, [make_call_id(self._session_id, self._turn.number, position) for position in range(len(reply.calls))]
+        return reply, [
+            make_call_id(self._session_id, self._turn.number, position) for position in range(len(reply.calls))
+        ]
 
 
 RunTask = str | UserMessage | None
@@ -214,7 +216,9 @@ class RunState:
 
     def end_if_awaiting_approval(self) -> None:
         if self.awaiting_approval:
-            count = "1 call awaits" if len(self.awaiting_approval) == 1 else f"{len(self.awaiting_approval)} calls await"
+            count = (
+                "1 call awaits" if len(self.awaiting_approval) == 1 else f"{len(self.awaiting_approval)} calls await"
+            )
             self.end("parked", f"{count} approval: {', '.join(self.awaiting_approval)}.")
 
     def evaluate_reply(self, reply: ModelReply) -> None:

@@ -18,10 +18,10 @@ from handrail.agent.model import (
     CallClosed,
     CallOpened,
     CallPart,
-    ReplyFinished,
     FinishReason,
     ProviderBlock,
     ProviderToolResult,
+    ReplyFinished,
     TextDelta,
     TextPart,
     TokenUsage,
@@ -236,7 +236,11 @@ class ReplyAssembly:
         call = self._calls[position]
         if call.read is not None or call.closed or call.fault or not call.pieces or not call.pieces[-1].endswith("}"):
             return None
-        if call.length > MAX_PREVALIDATED_ARGUMENTS or call.looks >= MAX_PREVALIDATIONS or self._units > MAX_AHEAD_UNITS:
+        if (
+            call.length > MAX_PREVALIDATED_ARGUMENTS
+            or call.looks >= MAX_PREVALIDATIONS
+            or self._units > MAX_AHEAD_UNITS
+        ):
             return None
         call.looks += 1
         self._coming = self._reply_until(position + 1, None) if call.is_complete else None

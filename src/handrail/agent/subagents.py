@@ -13,8 +13,8 @@ from handrail.agent.model import Model, TokenUsage
 from handrail.agent.stream import ModelReply
 from handrail.contract.agent import AgentManifest
 from handrail.contract.call import Result
-from handrail.contract.services.delegation import SubagentTask
 from handrail.contract.errors import ErrorKind, HandrailError, ToolError
+from handrail.contract.services.delegation import SubagentTask
 from handrail.contract.session import Session
 
 logger = logging.getLogger("handrail.agent")
@@ -74,7 +74,9 @@ class SharedRunUsage(RunUsage):
 
     def calls_spent_text(self) -> str:
         limit = self.budget.calls
-        return super().calls_spent_text() if limit is not None and self.calls > limit else self._above.calls_spent_text()
+        return (
+            super().calls_spent_text() if limit is not None and self.calls > limit else self._above.calls_spent_text()
+        )
 
     def time_spent_text(self) -> str:
         return self._above.time_spent_text() if self._cut else super().time_spent_text()

@@ -34,15 +34,15 @@ from handrail.agent.model import (
     CallClosed,
     CallOpened,
     CallPart,
-    ReplyFinished,
     Message,
     Model,
     ModelRequest,
-    UserPicture,
+    ReplyFinished,
     ResultsMessage,
     TextDelta,
     TextPart,
     UserMessage,
+    UserPicture,
     takes_pictures,
 )
 from handrail.agent.prompt import STRUCTURED_ONLY
@@ -544,7 +544,9 @@ def _parts_without_calls(message: AssistantMessage, grammar: TextCallGrammar) ->
             text += part.text
         elif isinstance(part, CallPart):
             text += (
-                ("\n" if text and not text.endswith("\n") else "") + grammar.format_call(part.name, part.arguments) + "\n"
+                ("\n" if text and not text.endswith("\n") else "")
+                + grammar.format_call(part.name, part.arguments)
+                + "\n"
             )
         else:
             if text:

@@ -17,25 +17,37 @@ import orjson
 
 from handrail.arbiter.approvals.approval_flow import CallSuspended
 from handrail.arbiter.approvals.broker import ApprovalBroker, ApprovalLifetimes
-from handrail.arbiter.arguments import BoundedChecks, IdempotentAnswers, read_arguments, prepare_for_record, summarize_unrun_arguments
+from handrail.arbiter.arguments import (
+    BoundedChecks,
+    IdempotentAnswers,
+    prepare_for_record,
+    read_arguments,
+    summarize_unrun_arguments,
+)
 from handrail.arbiter.authorisation import CallAuthorisation
-from handrail.arbiter.call import CallApprovals, Call, Lane, PrevalidatedCall, CallRefusal
+from handrail.arbiter.call import Call, CallApprovals, CallRefusal, Lane, PrevalidatedCall
+from handrail.arbiter.call_locks import CallLocks, choose_locks
 from handrail.arbiter.delegation import check_delegation
-from handrail.arbiter.execution import StoppableExecution, WorkHandedOver, start_eager_task, run_uninterrupted, wait_until_written
+from handrail.arbiter.execution import (
+    StoppableExecution,
+    WorkHandedOver,
+    run_uninterrupted,
+    start_eager_task,
+    wait_until_written,
+)
 from handrail.arbiter.jobs.background_jobs import BackgroundJobs, JobLimits, JobRecovery
 from handrail.arbiter.jobs.views import JobView
-from handrail.arbiter.call_locks import CallLocks, choose_locks
-from handrail.arbiter.locks import LockTable, LockResolver, RequiredLock, format_locks
-from handrail.arbiter.output.shaper import ShapedOutput, OutputShaper, unlogged_output, finished_event_data
+from handrail.arbiter.locks import LockResolver, LockTable, RequiredLock, format_locks
+from handrail.arbiter.output.shaper import OutputShaper, ShapedOutput, finished_event_data, unlogged_output
 from handrail.arbiter.tool_runner import ToolRunner
 from handrail.arbiter.tool_sessions import ToolSessionLimits, ToolSessions
 from handrail.catalog.interaction import DOCUMENTATION_TOOL
 from handrail.contract.approvals import Approval
 from handrail.contract.call import CallAnswer, ProposedCall
-from handrail.contract.services.files import ResolvedPath
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.generation import Generation
 from handrail.contract.schema.validation import UnfinishedCheck
+from handrail.contract.services.files import ResolvedPath
 from handrail.contract.text.neutralisation import escape_controls
 from handrail.contract.tool.names import wire_name
 from handrail.contract.tool.spec import ToolSpec
@@ -52,7 +64,9 @@ from handrail.store.tables.jobs import JobTable, ToolSessionTable
 # moment. The call still takes all its steps in order. It finds these answers ready, and the disk awake for its first record.
 
 
-def prevalidate_call(call: Call, lock_resolver: LockResolver, authorisation: CallAuthorisation) -> PrevalidatedCall | None:
+def prevalidate_call(
+    call: Call, lock_resolver: LockResolver, authorisation: CallAuthorisation
+) -> PrevalidatedCall | None:
     """Prevalidate a call as it will be if its block closes now, and wake the disk for its first record.
 
     :param call: a call that is not used afterwards
@@ -105,7 +119,10 @@ def suggest_tools(call: Call) -> str:
         return awaited
     if close := catalog.find_similar(call.generation, name):
         return f"Did you mean {' or '.join(f'`{one}`' for one in close)}?"
-    return call.generation.describe_unlisted(name, include_unprefixed=True) or "No tool has a similar name. Use a tool from your list."
+    return (
+        call.generation.describe_unlisted(name, include_unprefixed=True)
+        or "No tool has a similar name. Use a tool from your list."
+    )
 
 
 def describe_unseen_tool(call: Call) -> dict[str, Any]:
@@ -139,7 +156,11 @@ async def require_documentation_read(call: Call) -> None:
     """
     entry, catalog = call.entry, call.lane.catalog
     assert entry is not None
-    if catalog.documentation_reads is None or call.parent is not None or await catalog.documentation_reads.has_read(entry):
+    if (
+        catalog.documentation_reads is None
+        or call.parent is not None
+        or await catalog.documentation_reads.has_read(entry)
+    ):
         return
     reader = call.generation.resolve(DOCUMENTATION_TOOL)
     if reader is not None and reader.unavailable_reason is None:
@@ -153,7 +174,9 @@ async def require_documentation_read(call: Call) -> None:
         f"`{entry.id}` requires that you read its documentation first. The documentation is in this result. "
         "Read it, then repeat the call. Nothing was run."
     )
-    raise CallRefusal("validate", "conflict", text, data={"manual": call.redactor.redact_text(entry.spec.documentation)})
+    raise CallRefusal(
+        "validate", "conflict", text, data={"manual": call.redactor.redact_text(entry.spec.documentation)}
+    )
 
 
 def _documentation_hint(tool_id: str) -> str:
@@ -213,8 +236,12 @@ class Arbiter:
         bounds = JobLimits(grace_s=limits.grace_ms / 1000, output_bytes=limits.job_output_mib * 1024 * 1024)
         self.jobs = BackgroundJobs(JobTable(log.database), log, shaper, lock_resolver, self.carry_out, bounds)
         self.job_recovery = JobRecovery(self.jobs, self.approval_broker, partial(self.create_call, resumed=()))
-        self.tool_runner = ToolRunner(locks, self.authorisation.approval_flow, self.jobs, self._create_nested, self.carry_out)
-        of_states = ToolSessionLimits(limits.open_tool_sessions, limits.tool_session_idle_ms / 1000, limits.grace_ms / 1000)
+        self.tool_runner = ToolRunner(
+            locks, self.authorisation.approval_flow, self.jobs, self._create_nested, self.carry_out
+        )
+        of_states = ToolSessionLimits(
+            limits.open_tool_sessions, limits.tool_session_idle_ms / 1000, limits.grace_ms / 1000
+        )
         self.tool_sessions = ToolSessions(ToolSessionTable(log.database), log, of_states, self.tool_runner.track_task)
         self.tool_runner.tool_sessions = self.tool_sessions
 
@@ -313,7 +340,9 @@ class Arbiter:
         call.tool_id = entry.id
         if entry.unavailable_reason is not None:
             self._propose(call, summarize_unrun_arguments(proposed.arguments, self.shaper.redactor))
-            raise CallRefusal("resolve", "unavailable", f"Tool `{entry.spec.id}` is unavailable: {entry.unavailable_reason}")
+            raise CallRefusal(
+                "resolve", "unavailable", f"Tool `{entry.spec.id}` is unavailable: {entry.unavailable_reason}"
+            )
         if call.parent is None:
             call.lane.catalog.mark_called(entry.id)
 
@@ -331,7 +360,9 @@ class Arbiter:
         arguments, compact, fault = read_arguments(call.proposed)
         if spec.mode == "stateful":
             self.tool_sessions.find_target(call, arguments)
-        proposed = summarize_unrun_arguments(call.proposed.arguments, self.shaper.redactor) if arguments is None else arguments
+        proposed = (
+            summarize_unrun_arguments(call.proposed.arguments, self.shaper.redactor) if arguments is None else arguments
+        )
         fault = self._propose(call, proposed, compact) or fault
         if arguments is None or fault:
             kind = call.proposed.problem_kind if call.proposed.problem is not None else "invalid_input"
@@ -446,7 +477,9 @@ class Arbiter:
             try:
                 if granted:
                     await self.authorisation.approval_flow.check_files(call)
-                    await run_uninterrupted(self.authorisation.approval_flow.use_approvals(call, records), call.execution)
+                    await run_uninterrupted(
+                        self.authorisation.approval_flow.use_approvals(call, records), call.execution
+                    )
                 else:
                     await wait_until_written(self.log.promise(records), call.execution)
             except ToolError as error:  # an approval that is no longer valid
@@ -585,12 +618,12 @@ class Arbiter:
         """Answer with an error that reports a defect of Handrail and says whether the call had started."""
         self.authorisation.approval_flow.withdraw(call.approvals.requests)
         effect = "The effect is unknown. Check it before you repeat the call." if call.started else "Nothing was run."
-        said = f"{type(defect).__name__}: {self.shaper.redactor.redact_head(str(defect), 300)}"
+        shown = f"{type(defect).__name__}: {self.shaper.redactor.redact_head(str(defect), 300)}"
         text = f"Handrail failed while it carried out `{call.tool_id}`. {effect} The error is {shown}"
         result = call.error_result("backend", text)
         call.add_record("committed" if call.started else "refused", {"result": result.to_dict(), "defect": True})
         call.flush_records()
-        return said(result)
+        return unlogged_output(result)
 
     # ── around the steps ─────────────────────────────────────────────────────────────────────────
 
@@ -598,7 +631,9 @@ class Arbiter:
         self, call_id: str, proposed: ProposedCall, lane: Lane, generation: Generation
     ) -> PrevalidatedCall | None:
         """Prevalidate a proposed call; see :func:`look_ahead`."""
-        return prevalidate_call(self.create_call(call_id, proposed, lane, generation), self.lock_resolver, self.authorisation)
+        return prevalidate_call(
+            self.create_call(call_id, proposed, lane, generation), self.lock_resolver, self.authorisation
+        )
 
     def create_call(
         self,

@@ -6,14 +6,14 @@ from collections.abc import Awaitable
 
 from handrail.arbiter.approvals.approval_flow import ApprovalFlow, find_typed_command
 from handrail.arbiter.approvals.broker import ApprovalBroker
-from handrail.arbiter.call import Call, Lane, CallRefusal
+from handrail.arbiter.call import Call, CallRefusal, Lane
 from handrail.arbiter.locks import LockResolver, to_shared
-from handrail.arbiter.source_access import resolve_evaluation, as_reading_spec
 from handrail.arbiter.output.shaper import OutputShaper
+from handrail.arbiter.source_access import as_reading_spec, resolve_evaluation
 from handrail.contract.services.files import ResolvedPath
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.policy.evaluation import TraceStep as PolicyStep
 from handrail.policy.evaluation import PolicyVerdict
+from handrail.policy.evaluation import TraceStep as PolicyStep
 
 
 class CallAuthorisation:
@@ -94,7 +94,11 @@ class CallAuthorisation:
         if verdict.action == "deny" or not lane.authority.watchdogs_for(spec, lane.failed_calls is not None):
             return verdict
         call.copy_arguments()
-        failed = (0, 0) if lane.failed_calls is None else lane.failed_calls.count_failures(spec.id, self._shaper.hash_value(call.arguments))
+        failed = (
+            (0, 0)
+            if lane.failed_calls is None
+            else lane.failed_calls.count_failures(spec.id, self._shaper.hash_value(call.arguments))
+        )
         call.flush_records()
         return await call.run_interruptible(
             "authorise",
@@ -154,7 +158,9 @@ class CallAuthorisation:
         handed = None if caller is None or caller.verdict is None else caller.verdict.capabilities
         rules, roots = lane.rules, lane.environment.roots
         asked = {"id": going.id, "input": going.step_input} if going.kind == "step" else {"id": going.id}
-        own = lane.authority.evaluate(as_reading_spec(going.step_tool.spec), asked, rules=rules, roots=roots, parent=handed)
+        own = lane.authority.evaluate(
+            as_reading_spec(going.step_tool.spec), asked, rules=rules, roots=roots, parent=handed
+        )
         if own.action == "deny":
             return own
         verdict = lane.authority.evaluate(entry.spec, call.arguments, rules=rules, roots=roots, parent=handed)

@@ -10,31 +10,31 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from handrail.arbiter.execution import STOPPED_TEXT, StoppableExecution, WorkStopped, stop_error_kind, run_uninterrupted
+from handrail.arbiter.execution import STOPPED_TEXT, StoppableExecution, WorkStopped, run_uninterrupted, stop_error_kind
 from handrail.arbiter.generators import GeneratorSteps
-from handrail.arbiter.jobs.output_stream import OutputStream, JobOutputFile
+from handrail.arbiter.jobs.output_stream import JobOutputFile, OutputStream
 from handrail.arbiter.locks import LockGrant, RequiredLock
 from handrail.arbiter.output.redaction import SecretRedactor
 from handrail.arbiter.subscriptions import SessionSubscriptions
 from handrail.catalog.interaction import InteractionState
 from handrail.contract.approvals import Approval, ApprovalHandler
 from handrail.contract.call import Event, EventKind, ProposedCall, Result
-from handrail.contract.services.delegation import SubagentType, SubagentRunner, DelegatedSession
+from handrail.contract.errors import ErrorKind
+from handrail.contract.generation import Generation, ToolEntry
+from handrail.contract.modes import Mode
+from handrail.contract.sandbox import ConnectionAttempt
 from handrail.contract.services.channels import NotificationInbox, SessionChannelService, TriggerService
+from handrail.contract.services.delegation import DelegatedSession, SubagentRunner, SubagentType
 from handrail.contract.services.files import ResolvedPath
 from handrail.contract.services.memory import SessionSkillService
 from handrail.contract.services.runtime import UserQuestion
-from handrail.contract.errors import ErrorKind
-from handrail.contract.generation import ToolEntry, Generation
-from handrail.contract.modes import Mode
-from handrail.contract.sandbox import ConnectionAttempt
 from handrail.contract.session import StopReason
-from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool.requires import CapabilityLayer
+from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool.spec import StateEnd
 from handrail.policy.authorizer import CallAuthorizer, PolicyVerdict
-from handrail.policy.rules.definitions import RuleBook, with_mode, limit_to_parent
-from handrail.record.log import CommitLog, RecordKind, Record
+from handrail.policy.rules.definitions import RuleBook, limit_to_parent, with_mode
+from handrail.record.log import CommitLog, Record, RecordKind
 from handrail.runtime.call_runtime import SessionEnvironment
 from handrail.store.database.writer import QueuedWrite
 from handrail.store.tables.jobs import JobRow
@@ -511,7 +511,11 @@ class Call:
         Host names are redacted, since they can contain a secret.
         """
         text = self.redactor.redact_text
-        refused = ((f"{one.host}:{one.port}", one.refusal_reason) for one in self.network_attempts if one.refusal_reason is not None)
+        refused = (
+            (f"{one.host}:{one.port}", one.refusal_reason)
+            for one in self.network_attempts
+            if one.refusal_reason is not None
+        )
         return {
             "reached": [text(f"{one.host}:{one.port}") for one in self.network_attempts if one.refusal_reason is None],
             "refused": [{"host": text(host), "reason": text(reason)} for host, reason in refused],

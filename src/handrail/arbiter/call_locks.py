@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from handrail.arbiter.call import Call, CallRefusal
-from handrail.arbiter.locks import LockGrant, LockTable, LockTimeout, LockResolver, locks_conflict, format_locks
 from handrail.arbiter.client_requests import pause_timeouts
+from handrail.arbiter.locks import LockGrant, LockResolver, LockTable, LockTimeout, format_locks, locks_conflict
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.spec import ToolSpec
 
@@ -45,7 +45,10 @@ def choose_locks(call: Call, resources: LockResolver) -> None:
         call.background = runs_in_background(call, spec, call.arguments)
         call.required_locks = resources.resolve(spec, call.arguments, roots, background=call.background)
         if call.is_session_step and call.session_step is not None and call.parent is None:
-            call.required_locks = (*call.required_locks, ((OPEN_SESSION_RESOURCE, call.session_step.id), "X"))  # one step at a time
+            call.required_locks = (
+                *call.required_locks,
+                ((OPEN_SESSION_RESOURCE, call.session_step.id), "X"),
+            )  # one step at a time
     except ToolError as error:
         raise CallRefusal("validate", error.kind, error.text) from None
 
@@ -85,7 +88,9 @@ class CallLocks:
             if (
                 earlier.queued is not None
                 and not earlier.queued.done()
-                and (call.entry.spec.side_effect != "read" or locks_conflict(call.required_locks, earlier.required_locks))
+                and (
+                    call.entry.spec.side_effect != "read" or locks_conflict(call.required_locks, earlier.required_locks)
+                )
             ):
                 call.copy_arguments()
                 await call.run_interruptible("lock", partial(_wait_until_queued, earlier.queued))
@@ -126,7 +131,9 @@ def _find_parent_grant(call: Call) -> LockGrant | None:
     """
     above = call.parent
     while above is not None:
-        if above.grant is not None and any(resource[0] != OPEN_SESSION_RESOURCE for resource, _ in above.required_locks):
+        if above.grant is not None and any(
+            resource[0] != OPEN_SESSION_RESOURCE for resource, _ in above.required_locks
+        ):
             return above.grant
         above = above.parent
     return None

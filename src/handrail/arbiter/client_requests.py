@@ -13,9 +13,16 @@ import orjson
 
 from handrail.arbiter.call import Call
 from handrail.arbiter.output.json_conversion import JsonConversion, ValueTooLarge
-from handrail.contract.services.client import METHOD_CAPABILITIES, UNSUPPORTED_REQUEST, ClientRequest, ClientMethod, LogLevel, ClientHandler
 from handrail.contract.errors import ToolError
 from handrail.contract.schema.validation import InvalidSchema, Schema, compile_schema
+from handrail.contract.services.client import (
+    METHOD_CAPABILITIES,
+    UNSUPPORTED_REQUEST,
+    ClientHandler,
+    ClientMethod,
+    ClientRequest,
+    LogLevel,
+)
 
 MAX_REQUESTS_AT_ONCE = 16
 """Requests in one batch."""
@@ -74,7 +81,8 @@ class CallClientService:
         peer, root = call.lane.environment.client, find_root_call(call)
         if peer is None:
             raise ToolError(
-                f"This session has no client that answers {_name_methods(put)}. Continue without it.", kind="unavailable"
+                f"This session has no client that answers {_name_methods(put)}. Continue without it.",
+                kind="unavailable",
             )
         for ask in put.values():
             self._check_supported(peer, root.id, ask)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from handrail.arbiter.call import Call, CallRefusal
 from handrail.arbiter.client_requests import pause_timeouts
 from handrail.contract.call import Result
-from handrail.contract.services.delegation import NO_MODEL, SubagentType, SubagentRunner, SubagentTask, DelegatedSession
 from handrail.contract.errors import ToolError
+from handrail.contract.services.delegation import NO_MODEL, DelegatedSession, SubagentRunner, SubagentTask, SubagentType
 from handrail.contract.text.neutralisation import escape_controls
 from handrail.contract.tool.names import nearest_names
 

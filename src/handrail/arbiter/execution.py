@@ -315,7 +315,9 @@ class StoppableExecution:
                 task.uncancel()
             # Cancellations that are still counted came from elsewhere, whatever the work did with them. The caller may
             # also have cancelled its own task just before, so that the cancellation arrives here.
-            if task.cancelling() > before or (struck and self.reason is None and before and self.owed_cancellation is None):
+            if task.cancelling() > before or (
+                struck and self.reason is None and before and self.owed_cancellation is None
+            ):
                 self.owed_cancellation = struck or asyncio.CancelledError()
                 self.reason = self.reason or "user"
         if self.reason is not None:

@@ -11,8 +11,8 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final, cast
 
-from handrail.contract.services.runtime import Runtime
 from handrail.contract.errors import ToolError
+from handrail.contract.services.runtime import Runtime
 
 _DOORS = frozenset(
     {

@@ -31,8 +31,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, cast
 
-from handrail.contract.services.files import ResolvedPath
 from handrail.contract.errors import HandrailError, ToolError, UsageError
+from handrail.contract.services.files import ResolvedPath
 from handrail.contract.text.json_text import json_type
 from handrail.contract.tool.spec import LockMode, LockSpec, ToolSpec, fill_template, placeholders
 from handrail.runtime.files.roots import SessionRoots
@@ -492,7 +492,9 @@ class ToolLockTemplates:
                 constant.append(((lock.resource,), lock.mode))
         self.constant = tuple(constant)
 
-    def resolve(self, arguments: Mapping[str, Any], roots: SessionRoots, located: dict[str, ResolvedPath]) -> tuple[RequiredLock, ...]:
+    def resolve(
+        self, arguments: Mapping[str, Any], roots: SessionRoots, located: dict[str, ResolvedPath]
+    ) -> tuple[RequiredLock, ...]:
         """Return the locks for these arguments; see :meth:`LockResolver.resolve`."""
         wants = dict.fromkeys(self.constant)
         for template in self.filled:

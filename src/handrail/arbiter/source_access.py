@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from handrail.arbiter.subscriptions import SessionSubscriptions
 from handrail.contract.call import Event
-from handrail.contract.services.resources import SourceResponse, SourceRequest
-from handrail.contract.services.runtime import Runtime
 from handrail.contract.errors import ToolError
-from handrail.contract.generation import ToolEntry, Generation
+from handrail.contract.generation import Generation, ToolEntry
+from handrail.contract.services.resources import SourceRequest, SourceResponse
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.text.neutralisation import escape_controls
 from handrail.contract.tool.resource_provider import ResourceProvider, find_provider
 from handrail.contract.tool.spec import ToolSpec
@@ -81,7 +81,9 @@ class CallSourceAccess:
         offering, named = self._check_authorised(name)
         return _parse_answer(offering, await offering.get_prompt(named, arguments, self._runtime), "messages")
 
-    async def complete(self, ref: Mapping[str, Any], argument: Mapping[str, str], context: Mapping[str, str]) -> SourceResponse:
+    async def complete(
+        self, ref: Mapping[str, Any], argument: Mapping[str, str], context: Mapping[str, str]
+    ) -> SourceResponse:
         offering, named = self._check_authorised(ref)
         key = "uri" if ref.get("type") == "ref/resource" else "name"
         told = await offering.complete({**ref, key: named}, argument, context, self._runtime)
@@ -93,7 +95,9 @@ class CallSourceAccess:
         if lane.closed_reason is not None:
             raise ToolError("The session is closing, so it takes no more subscriptions.", kind="cancelled")
         if lane.subscriptions is None:
-            lane.subscriptions = SessionSubscriptions(lambda changed: emit_session_event(lane, "resource-updated", {"uri": changed}))
+            lane.subscriptions = SessionSubscriptions(
+                lambda changed: emit_session_event(lane, "resource-updated", {"uri": changed})
+            )
         await lane.subscriptions.add(uri, offering, named)
 
     async def unsubscribe(self, uri: str) -> bool:

@@ -7,9 +7,9 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-from handrail.contract.services.resources import SourceRequest
 from handrail.contract.errors import ToolError
-from handrail.contract.tool.resource_provider import ResourceProvider, PollableProvider, find_provider
+from handrail.contract.services.resources import SourceRequest
+from handrail.contract.tool.resource_provider import PollableProvider, ResourceProvider, find_provider
 
 logger = logging.getLogger("handrail.arbiter")
 
@@ -67,7 +67,9 @@ class SessionSubscriptions:
         try:
             stop = await offering.subscribe(named, lambda changed: self._on_updated(uri, before + changed))
             if isinstance(offering, PollableProvider):
-                glance = await asyncio.to_thread(offering.quick_stamp, named)  # first, so that a change meanwhile is noticed
+                glance = await asyncio.to_thread(
+                    offering.quick_stamp, named
+                )  # first, so that a change meanwhile is noticed
                 self._stamps[uri] = await asyncio.to_thread(offering.content_stamp, named)
                 if glance:
                     self._watch(uri, glance, offering)

@@ -14,36 +14,36 @@ from typing import Any
 
 from handrail.arbiter.approvals.approval_flow import ApprovalFlow
 from handrail.arbiter.call import Call
+from handrail.arbiter.client_requests import CallClientService, log_data, notify_on_loop, pause_timeouts, progress_data
 from handrail.arbiter.delegation import CallAgents, add_subagent_sessions
 from handrail.arbiter.execution import (
     STOPPED_TEXT,
+    StillRunning,
     StoppableExecution,
     WorkHandedOver,
-    StillRunning,
     WorkStopped,
-    stop_error_kind,
     run_uninterrupted,
+    stop_error_kind,
 )
 from handrail.arbiter.jobs.background_jobs import BackgroundJobs
 from handrail.arbiter.jobs.output_stream import OutputStream
 from handrail.arbiter.jobs.views import SessionJobView
 from handrail.arbiter.locks import LockTable
-from handrail.arbiter.source_access import CallSourceAccess
 from handrail.arbiter.output.exposure import SEEN_BY_FRONTEND, SEEN_BY_MODEL
 from handrail.arbiter.output.redaction import SecretRedactor
-from handrail.arbiter.client_requests import CallClientService, progress_data, pause_timeouts, notify_on_loop, log_data
+from handrail.arbiter.source_access import CallSourceAccess
 from handrail.arbiter.tool_sessions import CallToolSession, ToolSessions
 from handrail.contract.call import CallAnswer, Result
-from handrail.contract.services.channels import ChannelService, TriggerService
-from handrail.contract.services.jobs import CatalogService, JobService
-from handrail.contract.services.memory import SkillService
-from handrail.contract.services.client import LogLevel
-from handrail.contract.services.runtime import UserQuestion, Runtime
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.sandbox import ConnectionAttempt
+from handrail.contract.services.channels import ChannelService, TriggerService
+from handrail.contract.services.client import LogLevel
+from handrail.contract.services.jobs import CatalogService, JobService
+from handrail.contract.services.memory import SkillService
+from handrail.contract.services.runtime import Runtime, UserQuestion
 from handrail.contract.session import StopReason
 from handrail.contract.tool.decorator import FunctionTool
-from handrail.contract.tool.requires import Capability, AccessCheck
+from handrail.contract.tool.requires import AccessCheck, Capability
 from handrail.policy.shell.parser import argv_of_text
 from handrail.runtime.call_runtime import CallRuntime
 
@@ -100,7 +100,11 @@ class ToolRunner:
             call.started_ns = time.monotonic_ns()
             if not isinstance(tool, FunctionTool) or tool.takes_runtime:
                 runtime = CallRuntime(
-                    entry.answering_spec or spec, call.id, call.lane.environment, verdict.capabilities, _CallServices(self, call)
+                    entry.answering_spec or spec,
+                    call.id,
+                    call.lane.environment,
+                    verdict.capabilities,
+                    _CallServices(self, call),
                 )
                 runtime.read_only = call.read_only
                 runtime.split_shell_text = argv_of_text
@@ -192,7 +196,9 @@ class ToolRunner:
         if reason != "timeout":
             over = f" Its tool session `{call.ended_session_id}` has ended." if call.ended_session_id else ""
             text = f"`{spec.id}` was {STOPPED_TEXT[reason]}.{over}"
-            return add_subagent_sessions(Result.error(stop_error_kind(reason), text, kept, stopped_by=reason, **metadata), call.subagents)
+            return add_subagent_sessions(
+                Result.error(stop_error_kind(reason), text, kept, stopped_by=reason, **metadata), call.subagents
+            )
         if metadata:
             step = "It did not stop, and it holds its locks until it ends. Wait before you repeat the call."
         elif call.ended_session_id:
@@ -281,7 +287,9 @@ class _CallServices:
         call = self.of
         assert call.verdict is not None and call.entry is not None
         lane = call.lane
-        may = lane.authority.make_access_check(call.verdict, call.entry.spec, rules=lane.rules, roots=lane.environment.roots)
+        may = lane.authority.make_access_check(
+            call.verdict, call.entry.spec, rules=lane.rules, roots=lane.environment.roots
+        )
         return partial(_check_without_secrets, may, call.redactor) if call.redactor.active else may
 
     def report_progress(self, message: str, fraction: float | None, done: float | None, total: float | None) -> None:
@@ -357,7 +365,9 @@ class _CallServices:
         return await self.runs.run_nested(self.of, partial(self.runs.create_nested, self.of, tool_id, arguments))
 
 
-def _check_without_secrets(may: AccessCheck, redactor: SecretRedactor, capability: Capability, target: str | Sequence[str]) -> str | None:
+def _check_without_secrets(
+    may: AccessCheck, redactor: SecretRedactor, capability: Capability, target: str | Sequence[str]
+) -> str | None:
     """Return what ``may`` returns, or an error text if a command or host name contains a registered secret."""
     words = (target,) if isinstance(target, str) else target
     if capability in ("shell.run", "net.fetch") and any(redactor.redact_text(word) is not word for word in words):

@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from handrail.arbiter.call import Call, ToolSessionStep, LiveToolSession, CallRefusal
+from handrail.arbiter.call import Call, CallRefusal, LiveToolSession, ToolSessionStep
 from handrail.arbiter.generators import END_OF_STEPS, GeneratorNotEnding, GeneratorSteps
 from handrail.contract.call import Result
-from handrail.contract.services.runtime import Runtime
 from handrail.contract.errors import ErrorKind, ToolError
 from handrail.contract.generation import ToolEntry
 from handrail.contract.schema.validation import Schema
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.text.neutralisation import escape_controls
 from handrail.contract.tool.decorator import FunctionTool, iterate_steps
 from handrail.contract.tool.names import STATE_IDS, wire_name
@@ -111,7 +111,9 @@ class ToolSessions:
         named: object = (arguments or {}).get(goes_on.argument)
         state_id = named if isinstance(named, str) else ""
         given = None if goes_on.input is None else (arguments or {}).get(goes_on.input)
-        going = call.session_step = ToolSessionStep("close" if goes_on.input is None else "step", state_id, step_tool=entry, step_input=given)
+        going = call.session_step = ToolSessionStep(
+            "close" if goes_on.input is None else "step", state_id, step_tool=entry, step_input=given
+        )
         state = self.open_sessions.get(state_id)
         if state is not None and state.session_id == call.session_id:
             going.session = state
@@ -329,7 +331,10 @@ class ToolSessions:
             state.timer = None
 
     def _expire(self, state: LiveToolSession) -> None:
-        on_the_way = any(call.session_step is not None and call.session_step.session is state for call in state.lane.running_calls.values())
+        on_the_way = any(
+            call.session_step is not None and call.session_step.session is state
+            for call in state.lane.running_calls.values()
+        )
         if on_the_way:  # a step waits for a lock or an approval
             self._start_idle_timer(state)
         else:

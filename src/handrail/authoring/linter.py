@@ -22,8 +22,8 @@ from typing import Any, Literal, NoReturn, TypeGuard, cast
 from urllib.parse import quote
 
 from handrail.catalog.dialects import DIALECTS
-from handrail.catalog.schema_adapter import adapt_schema, adapt_view
 from handrail.catalog.prompt import costliest_dialect, estimate_json_tokens
+from handrail.catalog.schema_adapter import adapt_schema, adapt_view
 from handrail.contract.errors import Diagnostic, LoadError, UsageError
 from handrail.contract.generation import DiscoveredTool, SourceContents, SourceRank, ToolSource
 from handrail.contract.sandbox import Sandbox
@@ -34,8 +34,8 @@ from handrail.contract.tool.spec import ToolSpec, properties_of
 from handrail.contract.tool.tool import Tool
 from handrail.registry.generation_loader import load_generation
 from handrail.registry.sources.code_sources import collect_tools
-from handrail.registry.sources.executable_tools import ToolConfinement, ExecutableTool
-from handrail.registry.sources.folders import METADATA_NAME, FolderSource, ModuleTool, read_runtime_view, is_module
+from handrail.registry.sources.executable_tools import ExecutableTool, ToolConfinement
+from handrail.registry.sources.folders import METADATA_NAME, FolderSource, ModuleTool, is_module, read_runtime_view
 from handrail.registry.sources.resources import RESOURCES_FILE
 
 # Parameters that are a valid schema and still wrong: no call fits them, or a part of them contradicts itself.
@@ -98,7 +98,11 @@ def _required_and_refused(part: _SchemaPart, root: SchemaNode) -> Iterator[tuple
     if not isinstance(required, list) or not _refuses_others(node, whole=not part.path):
         return
     for name in cast("list[str]", required):
-        if name not in node.get("properties", ()) and not _has_pattern(node, name) and not _may_come_from_elsewhere(part, name):
+        if (
+            name not in node.get("properties", ())
+            and not _has_pattern(node, name)
+            and not _may_come_from_elsewhere(part, name)
+        ):
             yield (
                 f"{part.place}.required",
                 (
@@ -197,7 +201,9 @@ def _list_inner_schemas(part: _SchemaPart) -> Iterator[_SchemaPart]:
             yield from _inner(part, one, (keyword, name), place, needed=needed)
 
 
-def _inner(part: _SchemaPart, one: object, keys: tuple[str, ...], place: str, *, needed: bool = False) -> Iterator[_SchemaPart]:
+def _inner(
+    part: _SchemaPart, one: object, keys: tuple[str, ...], place: str, *, needed: bool = False
+) -> Iterator[_SchemaPart]:
     if isinstance(one, Mapping):
         yield _SchemaPart((*part.path, *keys), place, cast("SchemaNode", one), part.is_required and needed)
 
@@ -264,7 +270,8 @@ def lint(path: Path, sandbox: Sandbox) -> tuple[list[str], list[LintFinding]]:
             if not faults:
                 spec = one.tool.spec
                 findings += [
-                    LintFinding("error", one.location, where, text, spec.id) for where, text in find_impossible(spec.parameters)
+                    LintFinding("error", one.location, where, text, spec.id)
+                    for where, text in find_impossible(spec.parameters)
                 ]
                 findings += find_warnings(one)
     if not tools and not findings:
@@ -361,7 +368,9 @@ def _import_tools(path: Path) -> SourceContents:
     except LoadError as error:
         return SourceContents(faults=tuple(error.diagnostics))
     except (Exception, SystemExit) as error:
-        return SourceContents(faults=(Diagnostic(str(path), "", f"cannot be imported: {type(error).__name__}: {error}"),))
+        return SourceContents(
+            faults=(Diagnostic(str(path), "", f"cannot be imported: {type(error).__name__}: {error}"),)
+        )
     finally:
         del sys.modules[name]
     return collect_tools(_tools_of(module), str(path))

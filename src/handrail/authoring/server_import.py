@@ -149,7 +149,9 @@ def import_servers(path: Path, workspace: Path, taken: Iterable[str] = ()) -> li
             f"{path} is too large. The limit is {MAX_BYTES // 2**20} MiB. Give a configuration file of MCP servers."
         )
     try:
-        whole: Any = json.loads(_without_comments(content.decode("utf-8-sig")), object_pairs_hook=_reject_duplicate_keys)
+        whole: Any = json.loads(
+            _without_comments(content.decode("utf-8-sig")), object_pairs_hook=_reject_duplicate_keys
+        )
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not valid JSON: {error}. Correct the file, or give another one.") from None
     tables = list(_find_server_tables(whole, workspace))
@@ -233,7 +235,9 @@ def _fill(found: ImportedServer, given: Mapping[str, Any], workspace: Path, name
             found.ignored_keys.append(f"{key}: Handrail has no such setting")
 
 
-def _fill_address(found: ImportedServer, url: str, given: Mapping[str, Any], workspace: Path, names: SecretNameAllocator) -> None:
+def _fill_address(
+    found: ImportedServer, url: str, given: Mapping[str, Any], workspace: Path, names: SecretNameAllocator
+) -> None:
     """Fill in the table of a server with a URL.
 
     :raises ValueError: with the reason why it cannot be imported
@@ -357,7 +361,9 @@ def _import_values(found: ImportedServer, given: object, workspace: Path, names:
     return written
 
 
-def _find_secret_name(found: ImportedServer, key: str, value: str, names: SecretNameAllocator, *, is_secret: bool) -> str | None:
+def _find_secret_name(
+    found: ImportedServer, key: str, value: str, names: SecretNameAllocator, *, is_secret: bool
+) -> str | None:
     """Return the name of the secret that a value is or refers to, or None."""
     whole = _VARIABLE.fullmatch(value) or _INPUT.fullmatch(value)
     if whole is not None:

@@ -17,10 +17,10 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any, Literal
 
-from handrail.contract.services.runtime import Runtime
 from handrail.contract.errors import LoadError, UsageError
 from handrail.contract.generation import DiscoveredTool, SourceContents, SourceRank
 from handrail.contract.sandbox import SandboxTier
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.tool.names import fault_in_id
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
@@ -66,7 +66,10 @@ def make_tool_files(kind: ToolKind, tool_id: str) -> list[NewFile]:
         case "class":
             own = [NewFile(f"{word}.py", _CLASS.format(id=tool_id, word=word, name=_class_name(word)))]
         case "program":
-            own = [NewFile(f"{tool_id}.json", _format_manifest(tool_id, word)), NewFile(word, _PROGRAM, executable=True)]
+            own = [
+                NewFile(f"{tool_id}.json", _format_manifest(tool_id, word)),
+                NewFile(word, _PROGRAM, executable=True),
+            ]
         case "persistent":
             manifest = _format_manifest(tool_id, word, persistent=True)
             own = [NewFile(f"{tool_id}.json", manifest), NewFile(word, _PERSISTENT, executable=True)]

@@ -107,7 +107,9 @@ def provider_tool_form(spec: ToolSpec, dialect: SchemaDialect, model: str) -> di
     api = _API_NAMES.get(dialect.name, dialect.name)
     support = PROVIDER_TOOLS[provider_tool_name(spec)].support.get(dialect.name)
     if support is None:
-        those = " and ".join(_API_NAMES[name] for name in PROVIDER_TOOLS[provider_tool_name(spec)].support if name in _API_NAMES)
+        those = " and ".join(
+            _API_NAMES[name] for name in PROVIDER_TOOLS[provider_tool_name(spec)].support if name in _API_NAMES
+        )
         return f"The tool {provider_tool_name(spec)} is not available in {api}, only in {those}."
     if dialect.name not in spec.provider_support:
         return f"The agent's manifest enables it for {', '.join(spec.provider_support)} only."

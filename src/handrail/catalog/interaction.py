@@ -13,11 +13,27 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal, Protocol, cast
 
-from handrail.catalog.prompt import format_index, estimate_spec_tokens
-from handrail.catalog.view import CORE_CATEGORY, FOUND_MARK, REMOVED_MARK, MAX_ACTIVE_TOOLS, SHIPPED_CATEGORIES, ActiveSet, CatalogOptions, CatalogView, get_view
-from handrail.contract.services.jobs import UNLISTED_PREFIX, LoadedTools, ToolCategory, ToolSearchResult, ToolDocumentation
+from handrail.catalog.prompt import estimate_spec_tokens, format_index
+from handrail.catalog.view import (
+    CORE_CATEGORY,
+    FOUND_MARK,
+    MAX_ACTIVE_TOOLS,
+    REMOVED_MARK,
+    SHIPPED_CATEGORIES,
+    ActiveSet,
+    CatalogOptions,
+    CatalogView,
+    get_view,
+)
 from handrail.contract.errors import HandrailError, ToolError
-from handrail.contract.generation import ToolEntry, Generation
+from handrail.contract.generation import Generation, ToolEntry
+from handrail.contract.services.jobs import (
+    UNLISTED_PREFIX,
+    LoadedTools,
+    ToolCategory,
+    ToolDocumentation,
+    ToolSearchResult,
+)
 from handrail.contract.session import SessionValueStore
 from handrail.contract.tool.names import nearest_names, wire_name
 from handrail.contract.tool.spec import ToolSpec
@@ -240,7 +256,11 @@ class InteractionState:
     """
 
     def __init__(
-        self, session_id: str, options: CatalogOptions, values: SessionValueStore | None = None, finder: ToolFinder | None = None
+        self,
+        session_id: str,
+        options: CatalogOptions,
+        values: SessionValueStore | None = None,
+        finder: ToolFinder | None = None,
     ) -> None:
         self.options = options
         self.active = ActiveSet()
@@ -317,13 +337,19 @@ class InteractionState:
         """
         if self._view is None or self._last is None or self._last() is not generation:
             self._view, self._last = get_view(generation, self.options), weakref.ref(generation)
-            self.active.apply_steps(tool_id for tool_id in self._view.available_tools if tool_id in self._view.initially_active)
+            self.active.apply_steps(
+                tool_id for tool_id in self._view.available_tools if tool_id in self._view.initially_active
+            )
         return self._view
 
     def preload_index(self, generation: Generation) -> None:
         """Schedule the loading of the search, unless all tools of this generation are loaded."""
         view = self.get_view(generation)
-        if self._finder is not None and not view.is_fully_active and not view.available_tools.keys().isdisjoint(_SEARCH_TOOLS):
+        if (
+            self._finder is not None
+            and not view.is_fully_active
+            and not view.available_tools.keys().isdisjoint(_SEARCH_TOOLS)
+        ):
             self._finder.preload_index(generation)
 
     def start_turn(self, generation: Generation) -> ActiveState:
@@ -370,7 +396,9 @@ class InteractionState:
         left: tuple[str, ...] = ()
         if added and (over := len(view.active_specs(active.ids_after())) + len(added) - MAX_ACTIVE_TOOLS) > 0:
             left = self.evictable_tools(generation, {*wanted, *keep})[:over]
-        steps = active.apply_steps((*(REMOVED_MARK + i for i in left), *(FOUND_MARK + i if found else i for i in wanted)))
+        steps = active.apply_steps(
+            (*(REMOVED_MARK + i for i in left), *(FOUND_MARK + i if found else i for i in wanted))
+        )
         if steps and self.on_change is not None:
             self.on_change(steps, bool(added or left))
         return added, left
@@ -383,11 +411,17 @@ class InteractionState:
         :param keep: those that may not be unloaded
         """
         view = self.get_view(generation)
-        return tuple(i for i in self.active.evictable if i in view.available_tools and i not in view.core_tools and i not in keep)
+        return tuple(
+            i for i in self.active.evictable if i in view.available_tools and i not in view.core_tools and i not in keep
+        )
 
     def mark_called(self, tool_id: str) -> None:
         """Keep a tool loaded because a model has called it: the call is in the history."""
-        if self.active.loaded.get(tool_id) and (steps := self.active.apply_steps((tool_id,))) and self.on_change is not None:
+        if (
+            self.active.loaded.get(tool_id)
+            and (steps := self.active.apply_steps((tool_id,)))
+            and self.on_change is not None
+        ):
             self.on_change(steps, False)
 
     def make_catalog(self, generation: Generation) -> InteractionCatalog:
@@ -435,7 +469,10 @@ class InteractionState:
     def find_similar(self, generation: Generation, name: str) -> list[str]:
         """Return the few tools that an unknown name may mean: by its spelling, then by its words."""
         spoken = [] if self._finder is None else self._finder.find_similar(generation, name)
-        close, barred = dict.fromkeys([*generation.nearest_names(name), *spoken]), self.get_view(generation).barred_agents
+        close, barred = (
+            dict.fromkeys([*generation.nearest_names(name), *spoken]),
+            self.get_view(generation).barred_agents,
+        )
         return [tool_id for tool_id in close if tool_id not in barred][:_MAX_SIMILAR]
 
 
@@ -454,7 +491,10 @@ class InteractionCatalog:
         return [spec.id for spec in self._of.active_specs(self._generation)]
 
     async def list_categories(self) -> Sequence[ToolCategory]:
-        unheard = [ToolCategory(f"{UNLISTED_PREFIX}{one.name}", f"{one.describe_status()}.", 0) for one in self._generation.unlisted_sources]
+        unheard = [
+            ToolCategory(f"{UNLISTED_PREFIX}{one.name}", f"{one.describe_status()}.", 0)
+            for one in self._generation.unlisted_sources
+        ]
         return [*self._of.get_view(self._generation).list_categories(), *unheard]
 
     async def load(self, name: str, *, kind: _Kind | None = None) -> LoadedTools:
@@ -556,7 +596,11 @@ class InteractionCatalog:
         if other := self._other_kind_hint(name, view, kind):
             return f"{told} {other}"
         names = list(view.category_members)
-        tools = [] if kind == "category" else [i for i in self._generation.nearest_names(name, 2) if i not in view.barred_agents]
+        tools = (
+            []
+            if kind == "category"
+            else [i for i in self._generation.nearest_names(name, 2) if i not in view.barred_agents]
+        )
         close = tools if kind == "tool" else [*nearest_names(name, names, 1), *tools]
         hint = f" Did you mean {' or '.join(close)}?" if close else ""
         if kind == "tool":

@@ -14,7 +14,7 @@ from typing import Any
 
 from handrail.catalog.dialects import DIALECTS, SchemaDialect
 from handrail.catalog.schema_adapter import adapt_view
-from handrail.catalog.view import ToolStatus, CatalogView
+from handrail.catalog.view import CatalogView, ToolStatus
 from handrail.contract.generation import ToolEntry
 from handrail.contract.tool.names import wire_name
 from handrail.contract.tool.provider_tools import provider_tool_name
@@ -276,7 +276,11 @@ def compute_costs(view: CatalogView, index_tokens: int) -> CatalogCosts:
     dialect = costliest_dialect([entry.spec for entry in view.available_tools.values()])
     tools = [
         ToolCost(
-            entry.id, estimate_tool_tokens(entry.spec, dialect), view.category(entry.id), source_group(entry), view.status_of(entry)
+            entry.id,
+            estimate_tool_tokens(entry.spec, dialect),
+            view.category(entry.id),
+            source_group(entry),
+            view.status_of(entry),
         )
         for entry in view.available_tools.values()
     ]
@@ -287,7 +291,9 @@ def compute_costs(view: CatalogView, index_tokens: int) -> CatalogCosts:
 
 def estimate_tool_tokens(spec: ToolSpec, dialect: SchemaDialect) -> int:
     """Return an estimate of the tokens of a loaded tool: its form for the provider, and its guidance."""
-    return estimate_json_tokens(adapt_view(spec.llm_view(), dialect)) + sum(map(estimate_tokens, tool_sections("", (spec,))))
+    return estimate_json_tokens(adapt_view(spec.llm_view(), dialect)) + sum(
+        map(estimate_tokens, tool_sections("", (spec,)))
+    )
 
 
 def costliest_dialect(specs: Sequence[ToolSpec]) -> SchemaDialect:

@@ -225,7 +225,9 @@ def strip_annotations(value: object) -> Any:
     if not isinstance(value, Mapping):
         return value
     node = cast("SchemaNode", value)
-    return {key: strip_annotations(one) for key, one in node.items() if key not in ANNOTATIONS or not isinstance(one, str)}
+    return {
+        key: strip_annotations(one) for key, one in node.items() if key not in ANNOTATIONS or not isinstance(one, str)
+    }
 
 
 def json_type(value: object) -> str:
@@ -351,7 +353,9 @@ _AT_ROOT = (
 _SAID_AT_ROOT = ("not", "if", "then", "else", "enum", "const", "dependentSchemas", "$dynamicRef")
 _UNEVALUATED = ("unevaluatedProperties", "unevaluatedItems")
 """Keywords that refuse more if a schema next to them names less."""
-_OMITTED_KEYWORDS = frozenset({"$schema", "$id", "$anchor", "$dynamicAnchor", "$vocabulary", "$comment", "$defs", "definitions"})
+_OMITTED_KEYWORDS = frozenset(
+    {"$schema", "$id", "$anchor", "$dynamicAnchor", "$vocabulary", "$comment", "$defs", "definitions"}
+)
 
 _FORMATS = frozenset({"date-time", "date", "time", "duration", "int32", "int64", "float", "double"})
 _INVERTING_KEYWORDS = (
@@ -391,7 +395,9 @@ class AdaptedSchema:
             given = cast("Mapping[str, Any]", arguments)
             return {self.renamed.get(name, name): self.restore_arguments(value) for name, value in given.items()}
         return (
-            [self.restore_arguments(item) for item in cast("list[Any]", arguments)] if isinstance(arguments, list) else arguments
+            [self.restore_arguments(item) for item in cast("list[Any]", arguments)]
+            if isinstance(arguments, list)
+            else arguments
         )
 
 
@@ -441,7 +447,11 @@ def _adapt_cached(parameters: str, dialect: SchemaDialect) -> AdaptedSchema:
 
 def adapt_schema(parameters: SchemaNode, dialect: SchemaDialect) -> AdaptedSchema:
     """Adapt ``parameters``, a valid schema of an object, to ``dialect``."""
-    if dialect.keywords is None and dialect.property_names is None and not (dialect.plain_root and _has_root_alternatives(parameters)):
+    if (
+        dialect.keywords is None
+        and dialect.property_names is None
+        and not (dialect.plain_root and _has_root_alternatives(parameters))
+    ):
         return AdaptedSchema(parameters)
     most = max(MAX_GROWTH * json_length(parameters), ALWAYS_ALLOWED)
     nodes = min(most // 2, MAX_SCHEMAS)  # a schema has two characters at least
@@ -553,7 +563,9 @@ class _SchemaAdapter:
         given = [part.get("then"), part.get("else"), *dependent.values()]
         if further := [self._inline(cast("SchemaNode", one), ()) for one in given if isinstance(one, Mapping)]:
             flat = unite_branches(flat, [*further, {}])
-        self.notes += [describe_keyword(keyword, strip_annotations(part[keyword])) for keyword in _SAID_AT_ROOT if keyword in part]
+        self.notes += [
+            describe_keyword(keyword, strip_annotations(part[keyword])) for keyword in _SAID_AT_ROOT if keyword in part
+        ]
         return flat
 
     def _branches(self, node: SchemaNode, keyword: str, trail: ReferenceTrail) -> list[dict[str, Any]]:

@@ -15,9 +15,9 @@ from types import MappingProxyType
 from typing import Literal
 
 from handrail.contract.agent import AGENT_TOOL_PREFIX, tool_matches
+from handrail.contract.generation import AGENT_SOURCE, BUILT_IN, Generation, ToolEntry
 from handrail.contract.services.delegation import MAX_DEPTH
 from handrail.contract.services.jobs import ToolCategory
-from handrail.contract.generation import AGENT_SOURCE, BUILT_IN, ToolEntry, Generation
 from handrail.contract.tool.names import RESOURCE_IDS
 from handrail.contract.tool.provider_tools import PROVIDER_ONLY_TEXT
 from handrail.contract.tool.spec import ToolSpec
@@ -239,15 +239,15 @@ class CatalogView:
     __slots__ = (
         "__weakref__",
         "_category",
+        "available_tools",
         "barred_agents",
+        "category_members",
+        "category_texts",
         "core_tools",
         "empty_categories",
         "initially_active",
-        "category_members",
-        "provider_tools",
-        "available_tools",
-        "category_texts",
         "is_fully_active",
+        "provider_tools",
     )
 
     def __init__(self, generation: Generation, options: CatalogOptions) -> None:
@@ -260,12 +260,18 @@ class CatalogView:
         }
         self.available_tools: Mapping[str, ToolEntry] = MappingProxyType(ready)
         every = generation.entries.values()
-        self.provider_tools = tuple(one.spec for one in every if one.spec.provider_support and one.unavailable_reason == PROVIDER_ONLY_TEXT)
+        self.provider_tools = tuple(
+            one.spec for one in every if one.spec.provider_support and one.unavailable_reason == PROVIDER_ONLY_TEXT
+        )
         core = [tool_id for tool_id, entry in ready.items() if _is_core(entry)]
         core += [tool_id for tool_id in options.core if tool_id in ready]
-        self.core_tools: Mapping[str, ToolEntry] = MappingProxyType({tool_id: ready[tool_id] for tool_id in dict.fromkeys(core)})
+        self.core_tools: Mapping[str, ToolEntry] = MappingProxyType(
+            {tool_id: ready[tool_id] for tool_id in dict.fromkeys(core)}
+        )
         # An agent without a tool to load others gets all of its tools.
-        self.is_fully_active = len(ready) <= MAX_INITIALLY_ACTIVE or not any(finder in ready for finder in DISCOVERY_TOOLS)
+        self.is_fully_active = len(ready) <= MAX_INITIALLY_ACTIVE or not any(
+            finder in ready for finder in DISCOVERY_TOOLS
+        )
         others = [tool_id for tool_id in ready if tool_id not in self.core_tools]
         own = [tool_id for tool_id in others if is_extension(ready[tool_id]) and ready[tool_id].third_party is None]
         # An operator who adds a few tools wants the model to have them, however many tools ship.
@@ -279,18 +285,25 @@ class CatalogView:
             if (ids := named.get(key)) is None:
                 ids = named[key] = members.setdefault(_unique_category_name(key[0], entry, members, ready), [])
             ids.append(tool_id)
-        ordered = [*(name for name in SHIPPED_CATEGORIES if name in members), *sorted(members.keys() - SHIPPED_CATEGORIES.keys())]
+        ordered = [
+            *(name for name in SHIPPED_CATEGORIES if name in members),
+            *sorted(members.keys() - SHIPPED_CATEGORIES.keys()),
+        ]
         given = dict(options.texts)
         self.category_members: Mapping[str, tuple[str, ...]] = MappingProxyType({n: tuple(members[n]) for n in ordered})
         self.category_texts: Mapping[str, str] = MappingProxyType(
             {n: describe_category(n, members[n], ready[members[n][0]], given) for n in ordered}
         )
         withheld = [
-            one for one in every if one.unavailable_reason is not None and not one.spec.provider_support and not _is_core(one)
+            one
+            for one in every
+            if one.unavailable_reason is not None and not one.spec.provider_support and not _is_core(one)
         ]
         self.empty_categories: Mapping[str, str] = MappingProxyType(
             {
-                name: describe_empty_category(name, [one for one in withheld if category_of(one) == name], generation.other_tool_ids)
+                name: describe_empty_category(
+                    name, [one for one in withheld if category_of(one) == name], generation.other_tool_ids
+                )
                 for name in SHIPPED_CATEGORIES
                 if name not in members
             }
@@ -312,7 +325,9 @@ class CatalogView:
 
     def list_categories(self) -> list[ToolCategory]:
         """Return the categories with tools, in order, followed by the empty shipped ones."""
-        filled = [ToolCategory(name, self.category_texts[name], len(ids)) for name, ids in self.category_members.items()]
+        filled = [
+            ToolCategory(name, self.category_texts[name], len(ids)) for name, ids in self.category_members.items()
+        ]
         return [*filled, *(ToolCategory(name, text, 0) for name, text in self.empty_categories.items())]
 
     def active_specs(self, loaded: Iterable[str]) -> list[ToolSpec]:
@@ -368,7 +383,9 @@ def _is_core(entry: ToolEntry) -> bool:
     return entry.spec.tier == CORE_CATEGORY and entry.third_party is None
 
 
-def _unique_category_name(name: str, entry: ToolEntry, members: Mapping[str, list[str]], ready: Mapping[str, ToolEntry]) -> str:
+def _unique_category_name(
+    name: str, entry: ToolEntry, members: Mapping[str, list[str]], ready: Mapping[str, ToolEntry]
+) -> str:
     """Return ``name``, or a variant of it that no other source uses.
 
     This keeps a third-party source and the operator's tools in separate categories, each with its own text.

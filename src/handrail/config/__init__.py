@@ -8,7 +8,7 @@ rules of the workspace file always apply; the rest applies only after the user h
 
 from __future__ import annotations
 
-from handrail.config.layers import ValueOrigin, LayerValue
+from handrail.config.layers import LayerValue, ValueOrigin
 from handrail.config.loader import (
     Configuration,
     ConfiguredRule,
@@ -31,11 +31,11 @@ __all__ = [
     "ApprovalSettings",
     "Configuration",
     "ConfiguredRule",
+    "LayerValue",
     "LimitSettings",
-    "ValueOrigin",
     "SearchSettings",
     "Settings",
-    "LayerValue",
+    "ValueOrigin",
     "WatchdogSettings",
     "WorkspaceFile",
     "check_outside_workspace",

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, cast
 
-from handrail.config.toml_file import find_unsupported_values
 from handrail.config.secret_references import find_secret_faults, find_tool_faults
 from handrail.config.settings import LIST_KEYS, Settings, join_key, list_keys, split_key
+from handrail.config.toml_file import find_unsupported_values
 from handrail.contract.errors import Diagnostic, UsageError
 from handrail.contract.modes import MODES, Mode
 from handrail.contract.schema.validation import format_path
@@ -74,7 +74,9 @@ class ConfigLayer:
 
     def find_faults(self) -> list[Diagnostic]:
         """Return the faults of the layer, each with its place."""
-        problems = find_model_faults(Settings, {key: value for key, value in self.table.items() if key not in _TABLE_CHECKS})
+        problems = find_model_faults(
+            Settings, {key: value for key, value in self.table.items() if key not in _TABLE_CHECKS}
+        )
         for key, faults_in in _TABLE_CHECKS.items():  # these checks do not repeat values, which may be secret
             if key in self.table:
                 problems |= dict(faults_in(self.table[key]))
@@ -119,7 +121,9 @@ def merge_layers(layers: Sequence[ConfigLayer]) -> tuple[Settings, tuple[LayerVa
 def _list_set_keys(layers: Sequence[ConfigLayer]) -> Iterator[str]:
     """Yield every key; for ``tools``, one key for each setting of each tool."""
     for key in list_keys():
-        of_tools = dict.fromkeys(inner for layer in layers for inner in _list_tool_keys(layer)) if key == "tools" else ()
+        of_tools = (
+            dict.fromkeys(inner for layer in layers for inner in _list_tool_keys(layer)) if key == "tools" else ()
+        )
         yield from of_tools or (key,)
 
 
@@ -156,7 +160,9 @@ def _candidates(layers: Sequence[ConfigLayer], key: str) -> list[LayerValue]:
             reason = (
                 f"the ceiling of this machine ({found[holding].origin}) applies, and a workspace file cannot change it"
             )
-        found.append(LayerValue(key, given[0], ValueOrigin(layer.kind, layer.locate(format_path(split_key(key)))), reason))
+        found.append(
+            LayerValue(key, given[0], ValueOrigin(layer.kind, layer.locate(format_path(split_key(key)))), reason)
+        )
         if not reason:
             holding = len(found) - 1
     return _mark_overridden(found, holding)

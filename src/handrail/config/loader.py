@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
-from handrail.config.layers import LayerKind, ConfigLayer, LayerValue, merge_layers, environment_layer, flags_layer
-from handrail.config.toml_file import read_config_file, parse_config_file
+from handrail.config.layers import ConfigLayer, LayerKind, LayerValue, environment_layer, flags_layer, merge_layers
 from handrail.config.settings import FILE_NAME, OPERATOR_ONLY, Settings, split_key
+from handrail.config.toml_file import parse_config_file, read_config_file
 from handrail.contract.errors import Diagnostic, LoadError
 from handrail.contract.modes import Mode
-from handrail.contract.rules import RuleEntry, to_rule_entry, rule_text
+from handrail.contract.rules import RuleEntry, rule_text, to_rule_entry
 from handrail.contract.tool.names import nearest_names
 from handrail.contract.tool.settings import SettingsLayer, ToolSettings
 from handrail.policy.rules.definitions import ACTIONS
@@ -297,7 +297,9 @@ def check_outside_workspace(settings: Configuration, workspace: Path) -> None:
             raise LoadError([Diagnostic(str(settings.file), "", problem)])
 
 
-def _load_workspace_layers(workspace_file: WorkspaceFile | None, faults: list[Diagnostic]) -> list[tuple[ConfigLayer, list[Diagnostic]]]:
+def _load_workspace_layers(
+    workspace_file: WorkspaceFile | None, faults: list[Diagnostic]
+) -> list[tuple[ConfigLayer, list[Diagnostic]]]:
     """Return the layer of the workspace file, if it exists and can be read."""
     layer = None if workspace_file is None else _collect_faults(faults, lambda: workspace_layer(workspace_file))
     return [] if layer is None else [layer]

@@ -130,7 +130,9 @@ class UpstreamServerSettings(_McpTable):
             )
         ),
     ] = {}
-    oauth: Annotated[McpOauthSettings | None, Field(description="Only for url: sign-in, if the server requires it.")] = None
+    oauth: Annotated[
+        McpOauthSettings | None, Field(description="Only for url: sign-in, if the server requires it.")
+    ] = None
     enabled: Annotated[bool, Field(description="Whether the server is used. Default true.")] = True
     prefix: Annotated[
         str | None,

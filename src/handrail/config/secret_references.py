@@ -20,7 +20,7 @@ from handrail.contract.schema.locked_shapes import LOCKED_SHAPES
 from handrail.contract.schema.validation import format_path
 from handrail.contract.tool.manifest import find_model_faults
 from handrail.contract.tool.settings import ToolSettings
-from handrail.origins.programs import ProgramRefused, find_command, build_program_environment
+from handrail.origins.programs import ProgramRefused, build_program_environment, find_command
 from handrail.runtime.secret_store import SecretStore, find_name_problem
 
 MAX_BYTES = 64 * 1024

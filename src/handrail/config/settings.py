@@ -141,13 +141,17 @@ class SandboxSettings(_SettingsTable):
     cpu_s: Annotated[
         int,
         Field(
-            ge=0, le=_MAX_COUNT, description="Maximum CPU time of each process, in seconds; 0 for no limit. Default 3600."
+            ge=0,
+            le=_MAX_COUNT,
+            description="Maximum CPU time of each process, in seconds; 0 for no limit. Default 3600.",
         ),
     ] = 3600
     memory_mib: Annotated[
         int,
         Field(
-            ge=0, le=_MAX_COUNT, description="Maximum private memory of each process, in MiB; 0 for no limit. Default 8192."
+            ge=0,
+            le=_MAX_COUNT,
+            description="Maximum private memory of each process, in MiB; 0 for no limit. Default 8192.",
         ),
     ] = 8192
     call_memory_mib: Annotated[
@@ -187,11 +191,17 @@ class SandboxSettings(_SettingsTable):
     ] = 4096
     tmp_mib: Annotated[
         int,
-        Field(gt=0, le=_MAX_COUNT, description="Size of the private /tmp of each call, in MiB. Default 256, at least 1."),
+        Field(
+            gt=0, le=_MAX_COUNT, description="Size of the private /tmp of each call, in MiB. Default 256, at least 1."
+        ),
     ] = 256
     shm_mib: Annotated[
         int,
-        Field(gt=0, le=_MAX_COUNT, description="Size of the private /dev/shm of each call, in MiB. Default 64, at least 1."),
+        Field(
+            gt=0,
+            le=_MAX_COUNT,
+            description="Size of the private /dev/shm of each call, in MiB. Default 64, at least 1.",
+        ),
     ] = 64
     unix_sockets: Annotated[
         bool,

@@ -20,7 +20,7 @@ from handrail.contract.modes import Mode
 from handrail.contract.rules import RuleInput
 from handrail.contract.schema.validation import format_path
 from handrail.contract.text.patterns import fault_in_pattern, text_regex
-from handrail.contract.tool.manifest import find_model_faults, drop_faulty_parts
+from handrail.contract.tool.manifest import drop_faulty_parts, find_model_faults
 from handrail.contract.tool.names import LOCKED_IDS, fault_in_id
 from handrail.contract.tool.provider_tools import faults_in_provider_tools, provider_tool_id
 from handrail.contract.tool.requires import FsRequires, NetRequires, Requires, ShellRequires

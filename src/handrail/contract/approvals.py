@@ -21,7 +21,9 @@ ApprovalChoice = Literal[
     "later",  # no user is present: the call awaits approval, which another frontend may give
 ]
 APPROVAL_CHOICES: tuple[ApprovalChoice, ...] = get_args(ApprovalChoice)
-APPROVING_CHOICES: frozenset[ApprovalChoice] = frozenset({"once", "session", "project", "session-wider", "project-wider"})
+APPROVING_CHOICES: frozenset[ApprovalChoice] = frozenset(
+    {"once", "session", "project", "session-wider", "project-wider"}
+)
 
 ApprovalKind = Literal["approval", "question"]
 ApprovalState = Literal[
@@ -136,7 +138,9 @@ class Approval:
 
 def read_question(data: Mapping[str, Any]) -> UserQuestion:
     """Create a question from JSON-able data."""
-    options = tuple(QuestionOption(option["label"], option.get("description", "")) for option in data.get("options", ()))
+    options = tuple(
+        QuestionOption(option["label"], option.get("description", "")) for option in data.get("options", ())
+    )
     return UserQuestion(data["question"], data.get("header", ""), options, data.get("multi_select", False))
 
 

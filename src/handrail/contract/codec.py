@@ -270,7 +270,9 @@ def _mapping_form(form: TypeForm[Any]) -> TypeForm[Any]:
 
     def read(value: Any) -> Any:
         given = expect_object(value)
-        return given if inner is _SIMPLE[Any].read else {name: _read_at(name, inner, one) for name, one in given.items()}
+        return (
+            given if inner is _SIMPLE[Any].read else {name: _read_at(name, inner, one) for name, one in given.items()}
+        )
 
     def write(value: Any) -> Any:
         return dict(value) if writes is None else {name: writes(one) for name, one in value.items()}

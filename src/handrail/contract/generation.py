@@ -116,7 +116,11 @@ class ToolEntry:
         object.__setattr__(self, "checks", type(self.tool).check is not Tool.check)
 
     def validate_arguments(
-        self, arguments: dict[str, Any], *, parsed: bool = False, known_problems: Mapping[Schema, Sequence[str]] | None = None
+        self,
+        arguments: dict[str, Any],
+        *,
+        parsed: bool = False,
+        known_problems: Mapping[Schema, Sequence[str]] | None = None,
     ) -> dict[str, Any]:
         """Validate ``arguments`` and return them in the form for the tool, with whole numbers as integers.
 
@@ -128,7 +132,11 @@ class ToolEntry:
         :raises ToolError: ``invalid_input`` with the problems; ``backend`` if the tool's check failed itself
         """
         schema = self.schema
-        problems = known_problems[schema] if known_problems and schema in known_problems else schema.list_problems(arguments, parsed=parsed)
+        problems = (
+            known_problems[schema]
+            if known_problems and schema in known_problems
+            else schema.list_problems(arguments, parsed=parsed)
+        )
         if problems:
             text = f"{self.spec.id}: {'; '.join(problems)}"
             if isinstance(problems, CoarseProblems):
@@ -185,11 +193,11 @@ class Generation:
         "__weakref__",
         "_by_name",
         "aliases",
-        "other_tool_ids",
         "entries",
         "number",
-        "resource_providers",
+        "other_tool_ids",
         "quarantined",
+        "resource_providers",
         "unlisted_sources",
     )
 
@@ -236,7 +244,9 @@ class Generation:
         :param unreachable: the third-party sources that cannot be reached now, by name, each with the reason
         """
         found = [_status_of(entry, unreachable) for entry in self.entries.values()]
-        found += [ToolStatus(one.tool, "quarantined", one.problem, one.third_party) for one in self.quarantined if one.tool]
+        found += [
+            ToolStatus(one.tool, "quarantined", one.problem, one.third_party) for one in self.quarantined if one.tool
+        ]
         at_all = {one.third_party or one.source: one.problem for one in self.quarantined if not one.tool}
         unheard = {one.name: one.describe_status() for one in self.unlisted_sources}
         for name, reason in {**at_all, **unheard}.items():
@@ -261,7 +271,9 @@ class Generation:
         if not self.unlisted_sources:
             return ""
         said = name.removeprefix("mcp:").replace(":", "_")
-        found = [one for one in self.unlisted_sources if said == one.name or (one.prefix and _has_prefix(said, one.prefix))]
+        found = [
+            one for one in self.unlisted_sources if said == one.name or (one.prefix and _has_prefix(said, one.prefix))
+        ]
         if not found and include_unprefixed:
             found = [one for one in self.unlisted_sources if not one.prefix]
         return " ".join(f"{one.describe_status()}." for one in found[:_MAX_UNLISTED_NAMED])

@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from handrail.contract.agent import AgentManifest
 from handrail.contract.call import CallAnswer, Event, ProposedCall, Result
-from handrail.contract.services.delegation import SubagentType, SubagentRunner, SubagentTask
 from handrail.contract.services.channels import NotificationQueue
+from handrail.contract.services.delegation import SubagentRunner, SubagentTask, SubagentType
 from handrail.contract.services.jobs import Job, JobService
 from handrail.contract.services.memory import ConversationHistory, SkillInfo
 from handrail.contract.tool.provider_tools import ProviderToolOffer

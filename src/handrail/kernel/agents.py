@@ -13,21 +13,21 @@ from handrail.contract.errors import Diagnostic, UsageError
 from handrail.contract.generation import Generation, ToolSource
 from handrail.contract.sandbox import Sandbox
 from handrail.contract.tool.provider_tools import provider_tool_id
-from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool.requires import PathVariables
+from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool.settings import NamedSecret, SettingsLayer, make_settings_layer
 from handrail.contract.tool.tool import Tool
 from handrail.origins import programs
-from handrail.policy.rules.validation import load_agent_rules, specs_of
 from handrail.policy.rules.definitions import Rule, default_rules
+from handrail.policy.rules.validation import load_agent_rules, specs_of
 from handrail.registry.agents import find_agent, find_agents
 from handrail.registry.pins import StoredPins
-from handrail.registry.sources.tool_sources import ToolSources
 from handrail.registry.sources.code_sources import find_entry_point_sources
 from handrail.registry.sources.executable_tools import ToolConfinement
 from handrail.registry.sources.folders import FolderSource
-from handrail.runtime.files.secure_open import resolve_further_roots
+from handrail.registry.sources.tool_sources import ToolSources
 from handrail.runtime.files.roots import FurtherRoots
+from handrail.runtime.files.secure_open import resolve_further_roots
 from handrail.runtime.secret_store import SecretStore
 from handrail.store.folders import StateFolders
 from handrail.upstream.servers import list_cached_sources
@@ -113,7 +113,9 @@ def validate_agents(config: Configuration, folders: StateFolders, sandbox: Sandb
     """
     confinement = ToolConfinement(sandbox, _refuse_to_run, _refuse_to_run)
     for appointed in iterate_agents(config, folders):
-        sources = make_tool_sources(config, appointed.checked_agent, folders, confinement, make_placeholder_secrets(config))
+        sources = make_tool_sources(
+            config, appointed.checked_agent, folders, confinement, make_placeholder_secrets(config)
+        )
         generation, _, faults = load_tools_and_rules(sources, 1, appointed)
         yield ValidatedAgent(appointed, generation, tuple(faults))
 

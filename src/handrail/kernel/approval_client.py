@@ -16,10 +16,24 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from handrail.contract.approvals import APPROVING_CHOICES, Approval, ApprovalAnswer, ApprovalService, ApprovalChoice, StoredRule
+from handrail.contract.approvals import (
+    APPROVING_CHOICES,
+    Approval,
+    ApprovalAnswer,
+    ApprovalChoice,
+    ApprovalService,
+    StoredRule,
+)
 from handrail.contract.errors import StartError, ToolError, UsageError
 from handrail.ipc.wire.connection import ConnectionLost
-from handrail.ipc.wire.handshake import APPROVALS_ONLY_GREETING, PROTOCOL_VERSION, ServerNotResponding, NoLeaseHolder, ConnectionRejected, connect
+from handrail.ipc.wire.handshake import (
+    APPROVALS_ONLY_GREETING,
+    PROTOCOL_VERSION,
+    ConnectionRejected,
+    NoLeaseHolder,
+    ServerNotResponding,
+    connect,
+)
 from handrail.ipc.wire.operations import LEAVING, OperationRefused
 from handrail.store.database.connection import open_reader
 from handrail.store.folders import StateFolders, locate_folders
@@ -88,7 +102,10 @@ class ApprovalClient:
     """
 
     def __init__(
-        self, options: WorkspaceOptions, open_kernel: Callable[[], AbstractAsyncContextManager[ApprovalService]], remark: RemarkHandler
+        self,
+        options: WorkspaceOptions,
+        open_kernel: Callable[[], AbstractAsyncContextManager[ApprovalService]],
+        remark: RemarkHandler,
     ) -> None:
         self._options = options
         self._folders = options.folders
@@ -189,7 +206,9 @@ class ApprovalClient:
             if not holder.is_brief:
                 raise WorkspaceHeld(self._folders, holder)
             raise NoLeaseHolder(f"The workspace is briefly in use by {holder}. Try again.")
-        connection = await connect(self._folders.workspace_state, holder.socket, hello=APPROVALS_ONLY_GREETING, seconds=_GREETING_TIMEOUT_S)
+        connection = await connect(
+            self._folders.workspace_state, holder.socket, hello=APPROVALS_ONLY_GREETING, seconds=_GREETING_TIMEOUT_S
+        )
         try:
             await connection.request(op, body)
         except OperationRefused as refused:
@@ -232,8 +251,8 @@ async def _open_approvals(place: WorkspaceOptions, remark: RemarkHandler) -> Asy
     from handrail.origins import programs
     from handrail.origins.imports import guard_open_workspace
     from handrail.record.log import CommitLog
-    from handrail.store.workspace_store import WorkspaceStore
     from handrail.store.tables.approvals import ApprovalTable
+    from handrail.store.workspace_store import WorkspaceStore
     from handrail.upstream.server_config import load_server_definitions
 
     folders = place.folders
@@ -278,7 +297,9 @@ async def load_secrets(config: Configuration, given: Mapping[str, str]) -> tuple
     from handrail.config.secret_references import resolve_secrets
     from handrail.kernel.agents import collect_secret_settings
 
-    configured = (await resolve_secrets(config.settings.secrets, os.environ)).with_settings(collect_secret_settings(config))
+    configured = (await resolve_secrets(config.settings.secrets, os.environ)).with_settings(
+        collect_secret_settings(config)
+    )
     redactor = create_redactor(given)
     try:
         redactor.add_secrets(configured.select(configured.names))

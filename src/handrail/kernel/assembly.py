@@ -14,41 +14,41 @@ from importlib.metadata import version
 from typing import Any, NamedTuple
 
 from handrail.arbiter.arbiter import Arbiter, ArbiterLimits
-from handrail.arbiter.locks import LockTable, LockResolver
+from handrail.arbiter.locks import LockResolver, LockTable
 from handrail.arbiter.output.redaction import SecretRedactor
 from handrail.catalog.embedders.selection import ENDPOINT, NONE, EmbedderChoice, make_encoder_factory
 from handrail.catalog.search.service import AHEAD_S, SearchIndexes
 from handrail.config import Configuration, SearchSettings, Settings, WatchdogSettings
 from handrail.config.settings import SHIPPED_WATCHDOGS
-from handrail.contract.services.runtime import Runtime
 from handrail.contract.errors import Diagnostic, LoadError
 from handrail.contract.generation import Generation, ToolSource
 from handrail.contract.rules import RuleEntry, to_rule_entry
-from handrail.contract.sandbox import SandboxProfile, Sandbox
+from handrail.contract.sandbox import Sandbox, SandboxProfile
+from handrail.contract.services.runtime import Runtime
+from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, PathVariables
 from handrail.contract.tool.resource_provider import ResourceProvider
-from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, PathVariables
 from handrail.contract.tool.settings import SettingsLayer, make_settings_layer
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
 from handrail.kernel.agents import LoadedAgent, load_agent, load_tools_and_rules, make_tool_sources
-from handrail.kernel.approval_client import redact_value, make_lifetimes, load_secrets, make_shaper
+from handrail.kernel.approval_client import load_secrets, make_lifetimes, make_shaper, redact_value
 from handrail.kernel.sandbox_factory import make_sandbox
 from handrail.policy.authorizer import CallAuthorizer
 from handrail.policy.authorizer import find_hidden_paths as hides
+from handrail.policy.rules.definitions import Rule, RuleBook, Scope, default_rules, parse_rule, with_mode
 from handrail.policy.rules.validation import check_rule, find_contradictions, specs_of
-from handrail.policy.rules.definitions import Rule, RuleBook, Scope, default_rules, with_mode, parse_rule
 from handrail.policy.targets import agent_layer, call_capabilities, ceiling_layer
 from handrail.policy.watchdogs import ExfiltrationWatchdog, OutgoingSecretsWatchdog, RepeatedFailuresWatchdog
 from handrail.policy.watchdogs.api import ExternalWatchdog, Watchdog
 from handrail.record.log import CommitLog, InterruptedCall, Record
-from handrail.registry.generations import OpenTools, GenerationLifecycle
-from handrail.registry.sources.tool_sources import ToolSources
+from handrail.registry.generations import GenerationLifecycle, OpenTools
 from handrail.registry.sources.executable_tools import ToolConfinement
+from handrail.registry.sources.tool_sources import ToolSources
+from handrail.runtime.call_runtime import CallRuntime
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
 from handrail.runtime.secret_store import SecretStore
-from handrail.runtime.call_runtime import CallRuntime
 from handrail.sandbox.configured_sandbox import ConfiguredSandbox
-from handrail.session.context import ClientRegistrations, AgentContext, AgentGenerations
+from handrail.session.context import AgentContext, AgentGenerations, ClientRegistrations
 from handrail.store.encoding import encode
 from handrail.store.workspace_store import WorkspaceStore
 from handrail.upstream.server_config import load_server_definitions
@@ -82,7 +82,9 @@ class KernelComponents:
     """The search over the tools of all generations."""
     upstreams: UpstreamRegistry
     """The MCP servers whose tools every agent may have."""
-    shared_shelves: dict[str, tuple[LoadedAgent, AgentGenerations]] = field(default_factory=dict[str, tuple[LoadedAgent, AgentGenerations]])
+    shared_shelves: dict[str, tuple[LoadedAgent, AgentGenerations]] = field(
+        default_factory=dict[str, tuple[LoadedAgent, AgentGenerations]]
+    )
     """The shared shelves by agent, each with the agent that it was created for."""
     all_shelves: weakref.WeakSet[AgentGenerations] = field(default_factory=weakref.WeakSet[AgentGenerations])
     """All shelves, including those of single processes."""
@@ -122,7 +124,9 @@ class KernelComponents:
         before, shelf = self.shared_shelves.get(agent, (None, None)) if shared else (None, None)
         if shelf is not None and before == appointed:
             current = shelf.succession.current
-            parsed = _combine_rules(*appointed.parse_rules(current.entries, current.other_tool_ids, current), texts, current)
+            parsed = _combine_rules(
+                *appointed.parse_rules(current.entries, current.other_tool_ids, current), texts, current
+            )
         else:
             fresh, parsed = self._make_shelf(appointed, given, texts, store, values)
             if shelf is not None:
@@ -226,7 +230,9 @@ class KernelComponents:
         self.log.append([Record("generation", "", "", told)])
 
 
-async def assemble_components(store: WorkspaceStore, config: Configuration, secrets: Mapping[str, str]) -> KernelComponents:
+async def assemble_components(
+    store: WorkspaceStore, config: Configuration, secrets: Mapping[str, str]
+) -> KernelComponents:
     """Assemble the components for an open store, without contexts.
 
     :raises LogUnavailable: if the log cannot take records
@@ -245,7 +251,14 @@ async def assemble_components(store: WorkspaceStore, config: Configuration, secr
     ceiling = ceiling_layer(settings.ceiling, variables)
     learned = partial(redact_value, redactor)
     upstreams = UpstreamRegistry(
-        UpstreamDeps(folders, GuardedSandbox(programs), variables, ceiling, await asyncio.to_thread(_make_project_rules, config), learned),
+        UpstreamDeps(
+            folders,
+            GuardedSandbox(programs),
+            variables,
+            ceiling,
+            await asyncio.to_thread(_make_project_rules, config),
+            learned,
+        ),
         load_server_definitions(config, known, learned),
         version=version("handrail"),
     )

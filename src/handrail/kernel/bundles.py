@@ -29,14 +29,20 @@ from handrail.authoring.linter import refuse_to_start
 from handrail.config import FILE_NAME, Configuration
 from handrail.contract.agent import AGENT_TOOL_PREFIX, DEFAULT_AGENT
 from handrail.contract.errors import Diagnostic, LoadError, ToolError, UsageError
-from handrail.contract.generation import ToolEntry, Generation
-from handrail.contract.sandbox import SandboxProfile, ProgramSpec, Sandbox
-from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, ShellRequires
-from handrail.kernel.agents import iterate_agents, load_agent, make_placeholder_secrets, load_tools_and_rules, make_tool_sources
-from handrail.registry.agents import AGENT_FILE, BUNDLE_FILE, SealedFile, seal_file, format_bundle
+from handrail.contract.generation import Generation, ToolEntry
+from handrail.contract.sandbox import ProgramSpec, Sandbox, SandboxProfile
+from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, ShellRequires
+from handrail.kernel.agents import (
+    iterate_agents,
+    load_agent,
+    load_tools_and_rules,
+    make_placeholder_secrets,
+    make_tool_sources,
+)
+from handrail.registry.agents import AGENT_FILE, BUNDLE_FILE, SealedFile, format_bundle, seal_file
 from handrail.registry.generation_loader import NOT_BUILT
-from handrail.registry.sources.executable_tools import ToolConfinement, ExecutableTool
-from handrail.registry.sources.folders import ModuleTool, read_operator_file, find_executable_problem
+from handrail.registry.sources.executable_tools import ExecutableTool, ToolConfinement
+from handrail.registry.sources.folders import ModuleTool, find_executable_problem, read_operator_file
 from handrail.registry.sources.resources import MAX_RESOURCES_FILE_BYTES, RESOURCES_FILE, parse_resources
 from handrail.sandbox.configured_sandbox import ConfiguredSandbox
 from handrail.session.skills import FILE as SKILL_FILE
@@ -55,7 +61,9 @@ OutputWriter = Callable[[str], None]
 """Shows text, in complete lines."""
 
 
-def build_executables(tools: Iterable[ExecutableTool], sandbox: Sandbox, work_folder: Path, write: OutputWriter) -> dict[str, Path]:
+def build_executables(
+    tools: Iterable[ExecutableTool], sandbox: Sandbox, work_folder: Path, write: OutputWriter
+) -> dict[str, Path]:
     """Run the build commands of tools, one after the other. Tools that share a folder share its copy.
 
     :param tools: the tools with a build command
@@ -120,7 +128,9 @@ async def _run_build(tool: ExecutableTool, sandbox: Sandbox, folder: Path, tell:
     tell(f"{spec.id}: {command}\n")
     any_program = ShellRequires(cmd="*")
     capabilities = CapabilitySet((CapabilityLayer("handrail build", (here,), (here,), (), (any_program,)),))
-    process = await sandbox.start(capabilities, SandboxProfile(here, str(home)), ProgramSpec(spec.build, merge_stderr=True))
+    process = await sandbox.start(
+        capabilities, SandboxProfile(here, str(home)), ProgramSpec(spec.build, merge_stderr=True)
+    )
     try:
         async with asyncio.timeout(spec.build_timeout_ms / 1000):
             await process.communicate(b"", MAX_OUTPUT_BYTES, lines.feed)
@@ -291,7 +301,9 @@ def _collect_generations(
         if name in found:
             continue
         appointed = everybody.get(name) or load_agent(config, name, folders)
-        sources = make_tool_sources(config, appointed.checked_agent, folders, confinement, make_placeholder_secrets(config))
+        sources = make_tool_sources(
+            config, appointed.checked_agent, folders, confinement, make_placeholder_secrets(config)
+        )
         generation, _, problems = load_tools_and_rules(sources, 1, appointed)
         faults += problems
         if generation is None:
@@ -348,7 +360,9 @@ def _write_bundle(
     return {name: seal_file(target / name) for name in (*wanted, FILE_NAME)}
 
 
-def _collect_files(config: Configuration, parts: Mapping[str, Generation], sources: Mapping[str, Path]) -> dict[str, Path]:
+def _collect_files(
+    config: Configuration, parts: Mapping[str, Generation], sources: Mapping[str, Path]
+) -> dict[str, Path]:
     """Return the files of a bundle by their paths in it, each with the path that it is copied from."""
     wanted: dict[str, Path] = {}
     for of, generation in parts.items():
@@ -409,7 +423,9 @@ def _resource_files(folder: Path) -> Iterator[Path]:
     file = folder / RESOURCES_FILE
     if file.exists():
         yield file
-        offering = parse_resources(read_operator_file(file, MAX_RESOURCES_FILE_BYTES), str(file), folder, read_operator_file)
+        offering = parse_resources(
+            read_operator_file(file, MAX_RESOURCES_FILE_BYTES), str(file), folder, read_operator_file
+        )
         yield from (folder / name for name in offering.files)
 
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack
 from handrail.config import Configuration
 from handrail.contract.agent import AgentManifest
 from handrail.contract.approvals import ApprovalService
-from handrail.contract.services.jobs import ToolSearchResult, WorkspaceJobService
-from handrail.contract.generation import GenerationDiff, Generation, ToolStatus
+from handrail.contract.generation import Generation, GenerationDiff, ToolStatus
 from handrail.contract.rules import RuleLike
 from handrail.contract.sandbox import SandboxTier
+from handrail.contract.services.jobs import ToolSearchResult, WorkspaceJobService
 from handrail.contract.session import Session
 from handrail.contract.tool.tool import Tool
 from handrail.policy.rules.definitions import RuleBook

@@ -16,26 +16,32 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 from handrail import config as configuration
 from handrail.arbiter.approvals.broker import ApprovalBroker, OpenSessions
 from handrail.arbiter.jobs.views import JobView, WorkspaceJobView
-from handrail.arbiter.source_access import resolve_evaluation
 from handrail.arbiter.output.redaction import redact_logs
+from handrail.arbiter.source_access import resolve_evaluation
 from handrail.catalog.interaction import InteractionState
 from handrail.config import Configuration
 from handrail.config.layers import LayerValue
 from handrail.config.settings import split_key
 from handrail.contract.agent import AgentManifest
 from handrail.contract.approvals import ApprovalService
-from handrail.contract.services.jobs import ToolSearchResult, Job, JobService, WorkspaceJobService
 from handrail.contract.errors import HandrailError, LogUnavailable, ToolError, UsageError
-from handrail.contract.generation import GenerationDiff, Generation, ToolStatus
+from handrail.contract.generation import Generation, GenerationDiff, ToolStatus
 from handrail.contract.rules import RuleLike, normalise_rules
 from handrail.contract.sandbox import SandboxTier
 from handrail.contract.schema.validation import UnfinishedCheck
+from handrail.contract.services.jobs import Job, JobService, ToolSearchResult, WorkspaceJobService
 from handrail.contract.text.neutralisation import escape_controls
 from handrail.contract.tool.tool import Tool
-from handrail.ipc.codec.rpc import WIRE_CODEC, WORKSPACE_JOBS_PREFIX, RequestHandler, make_handler, make_protocol_handlers
+from handrail.ipc.client.remote_session import APPROVALS_PREFIX
+from handrail.ipc.codec.rpc import (
+    WIRE_CODEC,
+    WORKSPACE_JOBS_PREFIX,
+    RequestHandler,
+    make_handler,
+    make_protocol_handlers,
+)
 from handrail.ipc.server.client_process import ClientProcess
 from handrail.ipc.server.ipc_server import IpcServer
-from handrail.ipc.client.remote_session import APPROVALS_PREFIX
 from handrail.ipc.wire.handshake import PROTOCOL_VERSION
 from handrail.kernel.agents import iterate_agents
 from handrail.kernel.assembly import KernelComponents, assemble_components, make_session_rules, parse_rules
@@ -46,10 +52,10 @@ from handrail.policy.authorizer import CallAuthorizer
 from handrail.policy.rules.definitions import RuleBook
 from handrail.record.log import CommitLog, InterruptedCall
 from handrail.runtime.files.roots import SessionRoots
-from handrail.session.inbound.triggers import InboundServices
-from handrail.session.context import ClientRegistrations, AgentContext, SessionOpening, SessionOptions, validate_options
-from handrail.session.local_session import ENDED, LocalSession, ParentRef, new_session_id
 from handrail.session.call_recovery import load_project_rules
+from handrail.session.context import AgentContext, ClientRegistrations, SessionOpening, SessionOptions, validate_options
+from handrail.session.inbound.triggers import InboundServices
+from handrail.session.local_session import ENDED, LocalSession, ParentRef, new_session_id
 from handrail.store.folders import locate_folders
 from handrail.store.lease import LeaseHolder, WorkspaceHeld, find_lease_holder
 from handrail.store.workspace_store import WorkspaceStore
@@ -197,7 +203,13 @@ class LocalKernel(Kernel):
         return await self.explain_call_in(self.own_context, tool, arguments, rules=rules, headless=headless)
 
     async def explain_call_in(
-        self, context: AgentContext, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[RuleLike], headless: bool
+        self,
+        context: AgentContext,
+        tool: str,
+        arguments: Mapping[str, Any],
+        *,
+        rules: Iterable[RuleLike],
+        headless: bool,
     ) -> PolicyExplanation:
         """Explain a call in the sessions of ``context``; see :meth:`Kernel.explain_call`."""
         from handrail.policy.explanation import explain
@@ -234,11 +246,15 @@ class LocalKernel(Kernel):
     ) -> ToolSearchResult:
         if self.successor is not None:
             return await self.successor.find_tools(query, limit=limit, timeout_s=timeout_s, keywords_only=keywords_only)
-        return await self.find_tools_in(self.own_context, query, limit=limit, patience_s=timeout_s, by_words=keywords_only)
+        return await self.find_tools_in(
+            self.own_context, query, limit=limit, patience_s=timeout_s, by_words=keywords_only
+        )
 
     async def find_tools_in(self, context: AgentContext, query: str, **how: Any) -> ToolSearchResult:
         """Search the tools of ``context``; see :meth:`Kernel.find_tools`."""
-        return await InteractionState("", context.catalog, finder=self.components.finder).find(context.generation, query, **how)
+        return await InteractionState("", context.catalog, finder=self.components.finder).find(
+            context.generation, query, **how
+        )
 
     async def tool_statuses(self) -> Sequence[ToolStatus]:
         if self.successor is not None:
@@ -288,7 +304,12 @@ class LocalKernel(Kernel):
 
     def _evaluation_inputs(self) -> tuple[Generation, CallAuthorizer, RuleBook, SessionRoots]:
         rules = self.own_context.rules.with_rules(*load_project_rules(self.components.arbiter.approval_broker))
-        return self.own_context.generation, self.own_context.authority, rules, SessionRoots(self.workdir, (), self.own_context.further_roots)
+        return (
+            self.own_context.generation,
+            self.own_context.authority,
+            rules,
+            SessionRoots(self.workdir, (), self.own_context.further_roots),
+        )
 
     # ── the services for client processes ────────────────────────────────────────────────────────
 
@@ -363,8 +384,15 @@ class LocalKernel(Kernel):
             await self._servers.transfer_to(kernel.mcp_servers)
         for session in own:
             around, agent = session.lane.environment, session.tree_node.manifest.id
-            how: SessionOptions = {"approval_handler": session.approval_handler, "headless": session.approval_handler is None}
-            how |= {"client": around.client, "user_context": around.user_context, "agent": None if agent == self.own_context.agent else agent}
+            how: SessionOptions = {
+                "approval_handler": session.approval_handler,
+                "headless": session.approval_handler is None,
+            }
+            how |= {
+                "client": around.client,
+                "user_context": around.user_context,
+                "agent": None if agent == self.own_context.agent else agent,
+            }
             try:
                 await session.continue_in_successor(partial(kernel.session, session.id, **how))
             except HandrailError as error:
@@ -442,7 +470,13 @@ def is_client_setting(value: LayerValue) -> bool:
 
 @asynccontextmanager
 async def open_local_kernel(
-    workspace: FolderPath, state: FolderPath | None, config: FolderPath | None, registrations: ClientRegistrations, open_remote: OpenRemote, *, allow_home: bool
+    workspace: FolderPath,
+    state: FolderPath | None,
+    config: FolderPath | None,
+    registrations: ClientRegistrations,
+    open_remote: OpenRemote,
+    *,
+    allow_home: bool,
 ) -> AsyncGenerator[LocalKernel]:
     """Hold ``workspace`` until the block ends, and accept client processes.
 
@@ -458,7 +492,9 @@ async def open_local_kernel(
         return open_remote(held, replace(given, tools=tools))
 
     # In threads, because the time depends on the size of the configuration, and a program may embed this kernel in its loop.
-    settings = await asyncio.to_thread(configuration.load_configuration, config, folders=folders, flags=registrations.settings)
+    settings = await asyncio.to_thread(
+        configuration.load_configuration, config, folders=folders, flags=registrations.settings
+    )
     registrations = replace(
         registrations,
         rules=(*(rule.entry for rule in settings.process_rules), *registrations.rules),

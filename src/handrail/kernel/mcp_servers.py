@@ -26,23 +26,23 @@ from handrail.config.mcp import UpstreamServerSettings
 from handrail.config.secret_references import resolve_secrets
 from handrail.contract.errors import HandrailError, ToolError, UsageError
 from handrail.contract.tool.requires import PathVariables
-from handrail.ipc.codec.rpc import WIRE_CODEC, RequestHandler, make_operation, make_handler
+from handrail.ipc.codec.rpc import WIRE_CODEC, RequestHandler, make_handler, make_operation
 from handrail.ipc.wire.operations import OperationSpec
 from handrail.kernel.sandbox_factory import make_sandbox
 from handrail.policy.rules.definitions import RuleBook
 from handrail.policy.targets import ceiling_layer
-from handrail.registry.pins import ThirdPartyDefinition, StoredPins
+from handrail.registry.pins import StoredPins, ThirdPartyDefinition
 from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
 from handrail.store.folders import StateFolders, prepare_folders
-from handrail.upstream.server_config import load_server_definitions, build_definition
-from handrail.upstream.oauth import SignInPrompt, OauthTokenStore
+from handrail.upstream.oauth import OauthTokenStore, SignInPrompt
+from handrail.upstream.server_config import build_definition, load_server_definitions
 from handrail.upstream.servers import UpstreamDeps, UpstreamRegistry
 
 if TYPE_CHECKING:
     from handrail.config import Configuration
     from handrail.contract.generation import Generation
-    from handrail.ipc.server.client_process import ClientProcess
     from handrail.ipc.client.reconnecting_client import ReconnectingClient
+    from handrail.ipc.server.client_process import ClientProcess
     from handrail.kernel.assembly import KernelComponents
     from handrail.runtime.secret_store import SecretStore
     from handrail.store.folders import StateFolders
@@ -159,7 +159,9 @@ class LiveServer(NamedTuple):
 class LocalMcpServers(McpServers):
     """The servers in the lease holder."""
 
-    def __init__(self, generation: Callable[[], Generation], components: KernelComponents, secrets: SecretStore) -> None:
+    def __init__(
+        self, generation: Callable[[], Generation], components: KernelComponents, secrets: SecretStore
+    ) -> None:
         """Create the servers of a kernel.
 
         :param generation: returns the current generation of the kernel
@@ -194,7 +196,9 @@ class LocalMcpServers(McpServers):
     async def add(self, name: str, server: UpstreamServerSettings, prompt: SignInPrompt | None) -> ConnectedServer:
         """Connect a server until :meth:`remove`; see :meth:`connect`."""
         rooms = self._components
-        definition = build_definition(name, server, "Kernel.mcp.connect", self._secrets, rooms.upstreams.register_secret)
+        definition = build_definition(
+            name, server, "Kernel.mcp.connect", self._secrets, rooms.upstreams.register_secret
+        )
         source = rooms.upstreams.add(definition, prompt)
         try:
             await rooms.upstreams[name].connect()
@@ -305,7 +309,9 @@ class RemoteMcpServers(McpServers):
         self._live_servers: dict[str, LiveServer] = {}
         self._prompts: dict[str, SignInPrompt] = {}
         self._listings: dict[str, ServerListing] = {}
-        self.requests: Mapping[str, OperationSpec] = {"mcp.visit": make_operation("mcp.visit", make_handler(self._open_address), cancel_when_lost=True)}
+        self.requests: Mapping[str, OperationSpec] = {
+            "mcp.visit": make_operation("mcp.visit", make_handler(self._open_address), cancel_when_lost=True)
+        }
         """The request of the lease holder: open an address where the user signs in."""
 
     @property
@@ -452,7 +458,9 @@ async def sign_in(config: Configuration, folders: StateFolders, name: str, show:
     return tools
 
 
-async def probe_server(config: Configuration, folders: StateFolders, name: str, prompt: SignInPrompt | None = None) -> int | None:
+async def probe_server(
+    config: Configuration, folders: StateFolders, name: str, prompt: SignInPrompt | None = None
+) -> int | None:
     """Connect a configured server once, and store its listing.
 
     :param prompt: how the user signs in; then only servers with a ``url`` are used
@@ -463,10 +471,14 @@ async def probe_server(config: Configuration, folders: StateFolders, name: str, 
     definition = next((one for one in load_server_definitions(config, known) if one.name == name), None)
     if definition is None or (prompt is not None and not definition.url):
         return None
-    folders = prepare_folders(folders.workspace, folders.state, allow_home=True)  # checked when the folders were located
+    folders = prepare_folders(
+        folders.workspace, folders.state, allow_home=True
+    )  # checked when the folders were located
     variables = PathVariables(workspace=(str(folders.workspace),))
     ceiling = ceiling_layer(config.settings.ceiling, variables)
-    upstreams = UpstreamRegistry(UpstreamDeps(folders, GuardedSandbox(make_sandbox(config)), variables, ceiling, RuleBook()))
+    upstreams = UpstreamRegistry(
+        UpstreamDeps(folders, GuardedSandbox(make_sandbox(config)), variables, ceiling, RuleBook())
+    )
     upstreams.add(definition, prompt)
     try:
         await upstreams[name].connect()

@@ -11,31 +11,31 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from handrail import config as configuration
-from handrail.arbiter.output.redaction import redact_logs, create_redactor
+from handrail.arbiter.output.redaction import create_redactor, redact_logs
 from handrail.config import Configuration, WatchdogSettings
 from handrail.config.secret_references import resolve_secrets
 from handrail.config.settings import split_key
 from handrail.contract.agent import AgentManifest
 from handrail.contract.call import Event
-from handrail.contract.services.jobs import ToolSearchResult, WorkspaceJobService
 from handrail.contract.errors import UsageError
-from handrail.contract.generation import GenerationDiff, Generation, ToolStatus
-from handrail.contract.rules import RuleLike, rule_to_data, normalise_rules
+from handrail.contract.generation import Generation, GenerationDiff, ToolStatus
+from handrail.contract.rules import RuleLike, normalise_rules, rule_to_data
 from handrail.contract.sandbox import SandboxTier
+from handrail.contract.services.jobs import ToolSearchResult, WorkspaceJobService
 from handrail.contract.tool.settings import ToolConfig
 from handrail.contract.tool.tool import Tool
-from handrail.ipc.codec import wire_models
-from handrail.ipc.codec.rpc import WIRE_CODEC, WORKSPACE_JOBS_PREFIX, invoke_on_server, make_proxy
-from handrail.ipc.codec.wire_models import describe_tools, collect_client_tools
-from handrail.ipc.client.tool_host import ToolHost, SessionRequestHandlers
 from handrail.ipc.client.reconnecting_client import ReconnectingClient
 from handrail.ipc.client.remote_session import RemoteApprovals, RemoteSession
-from handrail.ipc.wire.connection import IpcConnection, ConnectionLost
+from handrail.ipc.client.tool_host import SessionRequestHandlers, ToolHost
+from handrail.ipc.codec import wire_models
+from handrail.ipc.codec.rpc import WIRE_CODEC, WORKSPACE_JOBS_PREFIX, invoke_on_server, make_proxy
+from handrail.ipc.codec.wire_models import collect_client_tools, describe_tools
+from handrail.ipc.wire.connection import ConnectionLost, IpcConnection
 from handrail.ipc.wire.frames import Message
 from handrail.ipc.wire.operations import OperationTable
 from handrail.kernel.agents import collect_secret_settings
-from handrail.kernel.local import OpenLocal, is_client_setting, find_server_settings
 from handrail.kernel.kernel import FolderPath, Kernel
+from handrail.kernel.local import OpenLocal, find_server_settings, is_client_setting
 from handrail.kernel.mcp_servers import RemoteMcpServers
 from handrail.policy.rules.definitions import RuleBook
 from handrail.policy.watchdogs.api import ExternalWatchdog
@@ -57,15 +57,26 @@ if TYPE_CHECKING:
 class RemoteKernel(Kernel):
     """A kernel in a client process, created by :func:`join`."""
 
-    def __init__(self, folders: StateFolders, config: Configuration, registrations: ClientRegistrations, successor: TakeoverCandidate) -> None:
+    def __init__(
+        self,
+        folders: StateFolders,
+        config: Configuration,
+        registrations: ClientRegistrations,
+        successor: TakeoverCandidate,
+    ) -> None:
         self._folders = folders
         self._config = config
         self._registrations = registrations
         self._successor = successor
-        tools, secrets = [found.tool for found in collect_client_tools(registrations.tools)], registrations.secrets or {}
+        tools, secrets = (
+            [found.tool for found in collect_client_tools(registrations.tools)],
+            registrations.secrets or {},
+        )
         redactor = create_redactor(secrets)
         self._secrets = SecretStore(secrets).with_settings(collect_secret_settings(config))
-        self._tool_host = ToolHost(tools, self._secrets, registrations.offerings, registrations.watchdogs, redactor.redact_text)
+        self._tool_host = ToolHost(
+            tools, self._secrets, registrations.offerings, registrations.watchdogs, redactor.redact_text
+        )
         self._described_tools = describe_tools(tools, self._secrets)
         self._sessions: dict[str, RemoteSession] = {}
         self._opening: dict[str, RemoteSession] = {}
@@ -209,7 +220,9 @@ class RemoteKernel(Kernel):
             described = describe_tools(given, self._secrets)
             self._tool_host.add_tools(given)
         body = {"tools": described, "offerings": self._tool_host.described_providers}
-        difference = WIRE_CODEC.reader_of(GenerationDiff)(await self.ipc_client.request("reload", body, repeatable=True))
+        difference = WIRE_CODEC.reader_of(GenerationDiff)(
+            await self.ipc_client.request("reload", body, repeatable=True)
+        )
         if described is not None:
             self._described_tools = described
         return difference
@@ -398,7 +411,9 @@ async def open_remote_kernel(
     :param held: the error with which this process failed to hold the workspace
     :param hold: holds the workspace in this process if no other process does
     """
-    settings = await asyncio.to_thread(configuration.load_configuration, config, folders=held.folders, flags=registrations.settings)
+    settings = await asyncio.to_thread(
+        configuration.load_configuration, config, folders=held.folders, flags=registrations.settings
+    )
     if beyond := find_server_settings(settings):
         raise UsageError(
             f"Cannot set {', '.join(beyond)}: {held.holder} holds this workspace, and its settings apply. "
@@ -418,7 +433,11 @@ async def open_remote_kernel(
     for one in watchdogs:
         one.resolve_program()
     registrations = replace(registrations, watchdogs=(*registrations.watchdogs, *watchdogs))
-    registrations = replace(registrations, secrets=await _collect_secrets(registrations, settings), tool_config=_merge_tool_config(registrations, settings))
+    registrations = replace(
+        registrations,
+        secrets=await _collect_secrets(registrations, settings),
+        tool_config=_merge_tool_config(registrations, settings),
+    )
     successor = TakeoverCandidate(
         open_local, ClientRegistrations(registrations.frontend)
     )  # the lease holder receives everything else, even if it is this process

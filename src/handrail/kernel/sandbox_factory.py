@@ -51,7 +51,9 @@ def make_sandbox(
 
     settings = config.settings.sandbox
     chosen = add_pool(choose_provider(config, entry_points))
-    return ConfiguredSandbox(chosen, settings.limits, unix_sockets=settings.unix_sockets, unconfined=settings.unconfined)
+    return ConfiguredSandbox(
+        chosen, settings.limits, unix_sockets=settings.unix_sockets, unconfined=settings.unconfined
+    )
 
 
 def _load_provider(name: str, offered: Iterable[metadata.EntryPoint]) -> Sandbox:

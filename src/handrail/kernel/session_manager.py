@@ -14,28 +14,46 @@ from handrail.arbiter.delegation import check_agent_type
 from handrail.arbiter.output.redaction import RedactedValues
 from handrail.catalog.interaction import InteractionState
 from handrail.contract.agent import DEFAULT_AGENT, AgentManifest
-from handrail.contract.services.delegation import SubagentType, SubagentTask
 from handrail.contract.errors import HandrailError, ToolError, UsageError
 from handrail.contract.rules import normalise_rules
+from handrail.contract.services.delegation import SubagentTask, SubagentType
 from handrail.contract.session import ChildSession
 from handrail.kernel.assembly import KernelComponents, make_session_rules, parse_rules
 from handrail.policy.authorizer import HiddenPathsCache
-from handrail.policy.rules.definitions import Rule, parse_optional_mode, with_mode, parse_mode, make_reading_rule, folder_reading_rules, limit_to_parent
+from handrail.policy.rules.definitions import (
+    Rule,
+    folder_reading_rules,
+    limit_to_parent,
+    make_reading_rule,
+    parse_mode,
+    parse_optional_mode,
+    with_mode,
+)
 from handrail.record.log import Record
 from handrail.registry.agents import find_agents
-from handrail.runtime.files.roots import FurtherRoots, SessionRoots
 from handrail.runtime.call_runtime import SessionEnvironment
-from handrail.session.inbound.triggers import InboundServices, SessionInboundServices
-from handrail.session.context import AgentContext, SessionOpening, host_limiting_agent, describe_origin, child_secrets
-from handrail.session.session_store import SessionStore
-from handrail.session.local_session import SESSION_RULE_SOURCE, SessionTreeNode, LocalSession, ParentRef, parent_manifests, parent_editor, new_session_id
-from handrail.session.skills import SessionSkills
+from handrail.runtime.files.roots import FurtherRoots, SessionRoots
 from handrail.session.call_recovery import load_project_rules
+from handrail.session.context import AgentContext, SessionOpening, child_secrets, describe_origin, host_limiting_agent
+from handrail.session.inbound.triggers import InboundServices, SessionInboundServices
+from handrail.session.local_session import (
+    SESSION_RULE_SOURCE,
+    LocalSession,
+    ParentRef,
+    SessionTreeNode,
+    new_session_id,
+    parent_editor,
+    parent_manifests,
+)
+from handrail.session.session_store import SessionStore
+from handrail.session.skills import SessionSkills
 from handrail.store.tables.sessions import SessionRow
 
 # Construction of a session's lane: its environment, its rules, and the limits of a sub-agent.
 
-_DEFAULT_DESCRIPTION = "A copy of this agent with its own conversation, for parts of the work whose details you do not need."
+_DEFAULT_DESCRIPTION = (
+    "A copy of this agent with its own conversation, for parts of the work whose details you do not need."
+)
 """The description of the default agent for the models of other agents, if its manifest has none."""
 
 
@@ -81,7 +99,9 @@ def make_lane(
         quarantine=str(output / "quarantine"),
         transcript=arrivals.transcript,
     )
-    own = parse_rules(make_session_rules(normalise_rules(options.get("rules", ())), SESSION_RULE_SOURCE), context.generation)
+    own = parse_rules(
+        make_session_rules(normalise_rules(options.get("rules", ())), SESSION_RULE_SOURCE), context.generation
+    )
     own += [*session_store.load_rules(session_id), *load_project_rules(components.arbiter.approval_broker)]
     book = context.rules.with_rules(make_reading_rule(str(output)), *shipped, *own)
     if (wanted := parse_optional_mode(options.get("mode"))) is not None:
@@ -249,7 +269,9 @@ class SessionManager:
         above, agent = under.parent.lane, under.delegation.agent
         check_agent_type(agent, above.agent_types())
         context, around = self._context_for(under.parent.tree_node, context_of, agent), above.environment
-        opening = SessionOpening(context, context_of, frontend, {"topic": around.topic, "user_context": around.user_context}, under)
+        opening = SessionOpening(
+            context, context_of, frontend, {"topic": around.topic, "user_context": around.user_context}, under
+        )
         return await self.open(opening, id)
 
     @staticmethod
@@ -289,7 +311,10 @@ class SessionManager:
         try:
             if session.tree_node.parent_ref is not None:  # no process can reopen it, so its requests and jobs end, too
                 await approvals.close_session(session.id, "its sub-agent ended", "parent")
-                await asyncio.gather(self._components.arbiter.jobs.stop_and_wait("parent", session.id), self.arrivals.end_subagent(session.id))
+                await asyncio.gather(
+                    self._components.arbiter.jobs.stop_and_wait("parent", session.id),
+                    self.arrivals.end_subagent(session.id),
+                )
             await self.session_store.suspend(session.id)
         finally:
             self._remove(session)

@@ -14,14 +14,14 @@ from handrail.contract.rules import RuleLike, normalise_rules
 from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool.settings import ToolConfig
 from handrail.contract.tool.tool import Tool
-from handrail.kernel.local import OpenLocal, OpenRemote, open_local_kernel
 from handrail.kernel.kernel import FolderPath, Kernel
+from handrail.kernel.local import OpenLocal, OpenRemote, open_local_kernel
 from handrail.origins.imports import guard_open_workspace
 from handrail.policy.rules.definitions import parse_optional_mode
 from handrail.policy.watchdogs.api import ExternalWatchdog, Watchdog
 from handrail.session.context import ClientRegistrations
 from handrail.store.folders import resolve_workspace
-from handrail.store.lease import WorkspaceLease, WorkspaceHeld
+from handrail.store.lease import WorkspaceHeld, WorkspaceLease
 
 T = TypeVar("T")
 
@@ -103,7 +103,9 @@ async def open_kernel(
         yield await _enter_kernel(stack, brought, holding, joining)
 
 
-async def _enter_kernel(stack: AsyncExitStack, brought: ClientRegistrations, hold: OpenLocal, join: OpenRemote) -> Kernel:
+async def _enter_kernel(
+    stack: AsyncExitStack, brought: ClientRegistrations, hold: OpenLocal, join: OpenRemote
+) -> Kernel:
     """Return the kernel of this process; ``stack`` closes it."""
     deadline = asyncio.get_running_loop().time() + _BRIEF_WAIT_S
     while True:

@@ -62,7 +62,11 @@ class WorkspaceImportGuard:
             return
         self._workspaces = programs.open_workspaces()
         self._inside = {}
-        within = [folder for folder in self._installed if find_enclosing_folder(folder, programs.open_workspaces()) is not None]
+        within = [
+            folder
+            for folder in self._installed
+            if find_enclosing_folder(folder, programs.open_workspaces()) is not None
+        ]
         self._there = {folder: self._there.get(folder) or _names_in(folder) for folder in within}
 
     def find_spec(
@@ -109,7 +113,9 @@ class WorkspaceImportGuard:
         top = fullname.partition(".")[0]
         spec, place = self._reject_inside(PathFinder.find_spec(fullname, entries, target), top)
         if place is not None:  # for instance behind a link; a later entry may have another
-            spec = PathFinder.find_spec(fullname, [entry for entry in entries if self._is_safe_entry(fullname, entry, top)])
+            spec = PathFinder.find_spec(
+                fullname, [entry for entry in entries if self._is_safe_entry(fullname, entry, top)]
+            )
         return spec, place
 
     def _reject_inside(self, spec: ModuleSpec | None, top: str) -> tuple[ModuleSpec | None, str | None]:
@@ -250,14 +256,20 @@ def is_package_inside(point: metadata.EntryPoint, folders: Sequence[str]) -> boo
     if not folders or point.dist is None:
         return False
     place = os.path.abspath(str(point.dist.locate_file("")))  # noqa: PTH100
-    return find_enclosing_folder(place, folders) is not None and not any(is_inside_folder(place, own) for own in _installation())
+    return find_enclosing_folder(place, folders) is not None and not any(
+        is_inside_folder(place, own) for own in _installation()
+    )
 
 
 def build_trusted_path() -> list[str]:
     """Return the module search path without open workspaces, except for Handrail's own installation."""
     own, folders = _installation(), programs.open_workspaces()
     absolute = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100
-    return [one for one in absolute if any(is_inside_folder(one, o) for o in own) or find_enclosing_folder(one, folders) is None]
+    return [
+        one
+        for one in absolute
+        if any(is_inside_folder(one, o) for o in own) or find_enclosing_folder(one, folders) is None
+    ]
 
 
 def _names_in(folder: str) -> frozenset[str]:

@@ -274,7 +274,9 @@ def find_unsafe_variables(environment: Mapping[str, str]) -> Iterator[tuple[str,
     if given is not None and find_enclosing_folder(os.path.abspath(given), folders) is not None:  # noqa: PTH100
         yield "PYTHONPYCACHEPREFIX", given
     for name in _TRUSTED_BY_LIBRARIES:
-        separators = ":" if name.startswith("LD_LIBRARY") or name == "SSL_CERT_DIR" else " :" if name in _LIST_VARIABLES else ""
+        separators = (
+            ":" if name.startswith("LD_LIBRARY") or name == "SSL_CERT_DIR" else " :" if name in _LIST_VARIABLES else ""
+        )
         value = environment.get(name, "")
         for separator in separators:
             value = value.replace(separator, "\n")

@@ -10,7 +10,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from handrail.policy.watchdogs.api import ExternalWatchdog, WatchdogDecision, Watchdog, WatchdogCall, allow, ask, deny
+    from handrail.policy.watchdogs.api import (
+        ExternalWatchdog,
+        Watchdog,
+        WatchdogCall,
+        WatchdogDecision,
+        allow,
+        ask,
+        deny,
+    )
 
 _HOME = {
     "ExternalWatchdog": "policy.watchdogs.api",
@@ -24,9 +32,9 @@ _HOME = {
 
 __all__ = [
     "ExternalWatchdog",
-    "WatchdogDecision",
     "Watchdog",
     "WatchdogCall",
+    "WatchdogDecision",
     "allow",
     "ask",
     "deny",

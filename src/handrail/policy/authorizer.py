@@ -9,29 +9,36 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from handrail.contract.agent import AgentManifest
-from handrail.contract.services.files import ResolvedPath, PathResolver
 from handrail.contract.protected.path_protection import INSTALLED_PACKAGES, is_private_key
+from handrail.contract.services.files import PathResolver, ResolvedPath
 from handrail.contract.text.neutralisation import escape_controls
 from handrail.contract.text.patterns import escape_pattern, text_regex
 from handrail.contract.tool.provider_tools import ProviderToolOffer
-from handrail.contract.tool.requires import Capability, CapabilitySet, CapabilityLayer, AccessCheck, PathVariables
+from handrail.contract.tool.requires import AccessCheck, Capability, CapabilityLayer, CapabilitySet, PathVariables
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.evaluation import PolicyFinding, ToolPolicy, PolicyVerdict, find_protection, mandatory_refusal, format_reason
-from handrail.policy.rules.matchers import PathSubject, RankedRule, RuleRanking, names_protected_path, rank_rules
+from handrail.policy.evaluation import (
+    PolicyFinding,
+    PolicyVerdict,
+    ToolPolicy,
+    find_protection,
+    format_reason,
+    mandatory_refusal,
+)
 from handrail.policy.rules.definitions import STRICTNESS, Action, Rule, RuleBook, is_capability_glob
+from handrail.policy.rules.matchers import PathSubject, RankedRule, RuleRanking, names_protected_path, rank_rules
 from handrail.policy.rules.pattern_lexer import quote_argv
 from handrail.policy.shell.parser import ShellCommand, parse_script
 from handrail.policy.shell.program_risks import find_risk
 from handrail.policy.suggestions import exact_pattern
 from handrail.policy.targets import (
     CallTarget,
-    make_argv_script,
     call_capabilities,
     delegated_capabilities,
-    make_path_subject,
     find_redirection_targets,
-    format_refusal,
     format_command,
+    format_refusal,
+    make_argv_script,
+    make_path_subject,
 )
 
 if TYPE_CHECKING:
@@ -94,7 +101,12 @@ class CallAuthorizer:
     def restrict_to(self, delegated: CapabilitySet) -> CallAuthorizer:
         """Return the authority of a sub-agent's session, limited to what its parent delegates."""
         narrower = CallAuthorizer(
-            self.variables, self.agent_layer, self.watchdogs, ceiling=self.ceiling, agent=self.agent, delegated=delegated
+            self.variables,
+            self.agent_layer,
+            self.watchdogs,
+            ceiling=self.ceiling,
+            agent=self.agent,
+            delegated=delegated,
         )
         narrower.base_authorizer = base = self.base_authorizer or self
         base._narrower.add(narrower)
@@ -217,7 +229,9 @@ class CallAuthorizer:
         )
         return await apply_watchdogs(verdict, watchdogs, call, redact)
 
-    def make_access_check(self, verdict: PolicyVerdict, spec: ToolSpec, *, rules: RuleBook, roots: PathResolver) -> AccessCheck:
+    def make_access_check(
+        self, verdict: PolicyVerdict, spec: ToolSpec, *, rules: RuleBook, roots: PathResolver
+    ) -> AccessCheck:
         """Return the runtime's check of everything that the call actually accesses. In it, ask counts as deny.
 
         The call is about to run, so a verdict of ask has been answered with yes. That answer covers the targets of the call. If
@@ -233,7 +247,9 @@ class CallAuthorizer:
             prepared = ToolPolicy(spec, rules, verdict.capabilities, prepared.origin)
         return _AccessCheck(prepared, verdict, roots)
 
-    def _get_tool_policy(self, spec: ToolSpec, rules: RuleBook, parent: CapabilitySet | None, origin: str | None) -> ToolPolicy:
+    def _get_tool_policy(
+        self, spec: ToolSpec, rules: RuleBook, parent: CapabilitySet | None, origin: str | None
+    ) -> ToolPolicy:
         key = (id(spec), id(rules), id(parent), origin)
         found = self._prepared.get(key)
         if found is not None:
@@ -279,10 +295,15 @@ class _AccessCheck:
             return self._check_command(target)
         value = target if isinstance(target, str) else "".join(target)
         prepared = self._prepared
-        if not prepared.covers(capability, value) and (refused := self._check_capabilities(capability, value, value)) is not None:
+        if (
+            not prepared.covers(capability, value)
+            and (refused := self._check_capabilities(capability, value, value)) is not None
+        ):
             return refused
         subject: PathSubject | str = value if capability == "net.fetch" else make_path_subject(value, self._roots)
-        if (fixed := mandatory_refusal(capability, subject, value if value.isprintable() else escape_controls(value))) is not None:
+        if (
+            fixed := mandatory_refusal(capability, subject, value if value.isprintable() else escape_controls(value))
+        ) is not None:
             return f"{fixed.rstrip('.')}."
         same_kind = prepared.kind == ("host" if capability == "net.fetch" else "path")
         own = prepared.tool_rules
@@ -295,7 +316,10 @@ class _AccessCheck:
         ):
             # The user or a rule allowed another path. A deny counts as for any path.
             place = CallTarget(capability, value, self._roots.resolve_path(value).display_path, subject)
-            if action != "deny" and (question := prepared.find_protection_question(place, tool if same_kind else None)) is not None:
+            if (
+                action != "deny"
+                and (question := prepared.find_protection_question(place, tool if same_kind else None)) is not None
+            ):
                 return self._refusal_text(PolicyFinding("ask", "protected", rule, question, target=place))
         if action == "allow" or (action == "ask" and self._is_covered(capability, value, rule)):
             return None
@@ -402,7 +426,11 @@ class _AccessCheck:
     def _check_capabilities(self, capability: Capability, touch: str | Sequence[str], shown: str) -> str | None:
         capabilities = self._verdict.capabilities
         layer = capabilities.refusing_layer(capability, touch)
-        return None if layer is None else format_refusal(capabilities, layer, capability, escape_controls(shown), self._prepared.spec)
+        return (
+            None
+            if layer is None
+            else format_refusal(capabilities, layer, capability, escape_controls(shown), self._prepared.spec)
+        )
 
     def _refusal(self, action: Action, rule: Rule | None, target: CallTarget) -> str:
         return self._refusal_text(PolicyFinding(action, "no rule" if rule is None else "rule", rule, target=target))
@@ -485,7 +513,9 @@ class HiddenPaths:
         self._shipped = rank_rules(tuple(rule for rule in reading if rule.scope == "default"), "path")
         self._everything = RuleRanking(everything, "path")
         self._writing = RuleRanking(writing, "path")
-        self.has_read_only = any(rule.action == "deny" for rule in writing) or (above is not None and above.has_read_only)
+        self.has_read_only = any(rule.action == "deny" for rule in writing) or (
+            above is not None and above.has_read_only
+        )
 
     def is_hidden(self, path: str) -> bool:
         """Return whether programs must not see this path.

@@ -11,31 +11,47 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
-from handrail.contract.services.files import ResolvedPath, PathResolver
 from handrail.contract.errors import ToolError
 from handrail.contract.protected import path_protection
 from handrail.contract.protected.path_protection import PathProtection
+from handrail.contract.services.files import PathResolver, ResolvedPath
 from handrail.contract.text.patterns import text_regex
 from handrail.contract.tool.names import is_session_internal
 from handrail.contract.tool.requires import CAPABILITIES, Capability, CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
+from handrail.policy.rules.definitions import (
+    READ_ONLY_VARIABLE,
+    STRICTNESS,
+    Action,
+    Rule,
+    RuleBook,
+    is_capability_glob,
+    is_glob,
+)
 from handrail.policy.rules.matchers import (
     SUBJECT_KINDS,
-    SubjectKind,
     PathSubject,
     RankedRule,
     RuleRanking,
     RuleSubject,
+    SubjectKind,
     names_protected_path,
+    rank_book,
     rank_rule,
     rank_rules,
-    rank_book,
 )
-from handrail.policy.rules.definitions import READ_ONLY_VARIABLE, STRICTNESS, Action, Rule, RuleBook, is_capability_glob, is_glob
 from handrail.policy.rules.pattern_lexer import bare_program_name
-from handrail.policy.shell import program_risks, read_only_proof, nested_commands, wrappers
+from handrail.policy.shell import nested_commands, program_risks, read_only_proof, wrappers
 from handrail.policy.shell.parser import ShellCommand, ShellScript
-from handrail.policy.targets import VERBS, CallTarget, TargetReader, subject_kind_of, format_refusal, format_remedy, format_argv
+from handrail.policy.targets import (
+    VERBS,
+    CallTarget,
+    TargetReader,
+    format_argv,
+    format_refusal,
+    format_remedy,
+    subject_kind_of,
+)
 
 if TYPE_CHECKING:
     from handrail.policy.rules.matchers import RankedRule
@@ -140,12 +156,12 @@ class ToolPolicy:
         "_reading",
         "_watched",
         "capabilities",
+        "default_tool_rules",
         "kind",
         "origin",
         "rules",
         "spec",
         "tool_rules",
-        "default_tool_rules",
     )
 
     def __init__(self, spec: ToolSpec, rules: RuleBook, capabilities: CapabilitySet, origin: str | None = None) -> None:
@@ -159,7 +175,9 @@ class ToolPolicy:
             return _is_about_tool(rule, spec, origin) and _is_held_to(rule, spec)
 
         self.tool_rules = rank_book(rules, lambda rule: rule.scope != "default" and about(rule), self.kind)
-        self.default_tool_rules = rank_rules(tuple(rule for rule in rules if rule.scope == "default" and about(rule)), self.kind)
+        self.default_tool_rules = rank_rules(
+            tuple(rule for rule in rules if rule.scope == "default" and about(rule)), self.kind
+        )
         self._caps: dict[Capability, tuple[RuleRanking, RuleRanking]] = {}
         self._covered: dict[str, Callable[[str], object]] = {}
         self._watched: nested_commands.WatchedPrograms | None = None
@@ -182,7 +200,9 @@ class ToolPolicy:
         """Return the policy of the same tool with another rule book."""
         return ToolPolicy(self.spec, rules, self.capabilities, self.origin)
 
-    def evaluate(self, arguments: Mapping[str, Any], roots: PathResolver, located: dict[str, ResolvedPath]) -> PolicyVerdict:
+    def evaluate(
+        self, arguments: Mapping[str, Any], roots: PathResolver, located: dict[str, ResolvedPath]
+    ) -> PolicyVerdict:
         """Evaluate a call. Never raises for arguments that a model sent.
 
         :param arguments: the validated arguments
@@ -195,7 +215,9 @@ class ToolPolicy:
         except ToolError as error:
             finding = PolicyFinding("deny", "fault", note=error.text)
             return PolicyVerdict(self, arguments, (), (finding,), finding)
-        return self._evaluate(arguments, targets) if self._reading is None else self.evaluate_targets(arguments, targets)
+        return (
+            self._evaluate(arguments, targets) if self._reading is None else self.evaluate_targets(arguments, targets)
+        )
 
     def evaluate_targets(self, arguments: Mapping[str, Any], targets: Sequence[CallTarget]) -> PolicyVerdict:
         """Evaluate a call whose targets are known already."""
@@ -215,7 +237,9 @@ class ToolPolicy:
         by_arguments = self.tool_rules.find_winner(arguments) if self.kind == "arguments" else None
         for target in targets:
             if isinstance(target.subject, ShellScript):
-                findings += self.evaluate_script(target, target.subject, by_arguments, as_job=self._runs_as_job(arguments))
+                findings += self.evaluate_script(
+                    target, target.subject, by_arguments, as_job=self._runs_as_job(arguments)
+                )
             elif target.redirected:
                 findings += self.evaluate_redirection(target)
             else:
@@ -302,7 +326,9 @@ class ToolPolicy:
             return tool.rule.action, tool.rule
         return used.rule.action, used.rule
 
-    def _evaluate_target(self, target: CallTarget, subject: PathSubject | str, by_arguments: RankedRule | None) -> PolicyFinding:
+    def _evaluate_target(
+        self, target: CallTarget, subject: PathSubject | str, by_arguments: RankedRule | None
+    ) -> PolicyFinding:
         tool = by_arguments
         if self.kind != "arguments":
             tool = self.tool_rules.find_winner(subject) if self.tool_rules.ranked else None
@@ -382,7 +408,9 @@ class ToolPolicy:
                 return [PolicyFinding("deny", "wait", note=note, target=target)]
         return found
 
-    def evaluate_command(self, command: ShellCommand, target: CallTarget | None, by_arguments: RankedRule | None) -> PolicyFinding:
+    def evaluate_command(
+        self, command: ShellCommand, target: CallTarget | None, by_arguments: RankedRule | None
+    ) -> PolicyFinding:
         """Evaluate one simple command: the strictest answer for it and for every command that it may run."""
         argv = command.argv
         found = self._evaluate_unwrapped(argv, target, by_arguments)
@@ -408,7 +436,9 @@ class ToolPolicy:
             return self._find_parent_objection(argv, target, by_arguments) or found
         return asked
 
-    def _find_hidden_objection(self, target: CallTarget, script: ShellScript, by_arguments: RankedRule | None) -> PolicyFinding | None:
+    def _find_hidden_objection(
+        self, target: CallTarget, script: ShellScript, by_arguments: RankedRule | None
+    ) -> PolicyFinding | None:
         """Return the strictest objection to a command that only the text of a script contains, or None."""
         if not self._watched_programs.may_concern(target.value):
             return None
@@ -431,11 +461,15 @@ class ToolPolicy:
         if self._watched is None:
             own, shipped = self.capability_rules("shell.run")
             strict = [
-                one for ranking in (self.tool_rules, own, shipped) for one in ranking.ranked if one.rule.action != "allow"
+                one
+                for ranking in (self.tool_rules, own, shipped)
+                for one in ranking.ranked
+                if one.rule.action != "allow"
             ]
             names = {one.argv.program_prefix for one in strict if one.argv is not None} - {""}
             everything = any(
-                (one.argv is None or not one.argv.program_prefix) and (one.rule.action == "deny" or _names_a_command(one))
+                (one.argv is None or not one.argv.program_prefix)
+                and (one.rule.action == "deny" or _names_a_command(one))
                 for one in strict
             )
             self._watched = nested_commands.WatchedPrograms(names, everything=everything)
@@ -449,7 +483,13 @@ class ToolPolicy:
         A guess leads to approval at most: the program may take for data what looks like a command.
         """
         argv = reading.argv
-        tool = by_arguments if self.kind == "arguments" else self.tool_rules.find_winner(argv) if self.kind == "command" else None
+        tool = (
+            by_arguments
+            if self.kind == "arguments"
+            else self.tool_rules.find_winner(argv)
+            if self.kind == "command"
+            else None
+        )
         action, rule = self.decide(tool, "shell.run", argv)
         if action == "allow" or rule is None:
             return None
@@ -469,19 +509,35 @@ class ToolPolicy:
 
     def _is_named_whole(self, argv: tuple[str, ...], by_arguments: RankedRule | None) -> bool:
         """Return whether a rule allows exactly this argv, every word of it."""
-        tool = by_arguments if self.kind == "arguments" else self.tool_rules.find_winner(argv) if self.kind == "command" else None
+        tool = (
+            by_arguments
+            if self.kind == "arguments"
+            else self.tool_rules.find_winner(argv)
+            if self.kind == "command"
+            else None
+        )
         used = self.capability_rules("shell.run")[0].find_winner(argv)
         return any(_names_words(one, frozenset(range(len(argv)))) for one in (tool, used))
 
     def _evaluate_unwrapped(
-        self, argv: Sequence[str], target: CallTarget | None, by_arguments: RankedRule | None, depth: int = wrappers.MAX_DEPTH
+        self,
+        argv: Sequence[str],
+        target: CallTarget | None,
+        by_arguments: RankedRule | None,
+        depth: int = wrappers.MAX_DEPTH,
     ) -> PolicyFinding:
         """Evaluate an argv. For a wrapper, evaluate the command in it, unless a rule names the wrapper.
 
         A rule that allows has to name all words of the wrapper. A rule that asks or denies has to name only the wrapper.
         """
         argv = tuple(argv)
-        tool = by_arguments if self.kind == "arguments" else self.tool_rules.find_winner(argv) if self.kind == "command" else None
+        tool = (
+            by_arguments
+            if self.kind == "arguments"
+            else self.tool_rules.find_winner(argv)
+            if self.kind == "command"
+            else None
+        )
         action, rule = self.decide(tool, "shell.run", argv)
         plain = PolicyFinding(action, "no rule" if rule is None else "rule", rule, "", argv, target, tool)
         if action == "deny":
@@ -512,7 +568,9 @@ class ToolPolicy:
             return plain
         return plain._replace(action="ask", cause="program", note=concern.reason, concern=concern)
 
-    def _find_parent_objection(self, argv: Sequence[str], target: CallTarget | None, by_arguments: RankedRule | None) -> PolicyFinding | None:
+    def _find_parent_objection(
+        self, argv: Sequence[str], target: CallTarget | None, by_arguments: RankedRule | None
+    ) -> PolicyFinding | None:
         """Return the objection of a parent session's rule to the command in a wrapper, or None.
 
         It counts if a rule of this session names the wrapper. It is rarely needed, so nothing is prepared for it.
@@ -549,8 +607,16 @@ class ToolPolicy:
                 return found._replace(action=used.rule.action, cause="rule", rule=used.rule, note="")
         return found
 
-    def _find_denial(self, argv: Sequence[str], target: CallTarget | None, by_arguments: RankedRule | None) -> PolicyFinding | None:
-        tool = by_arguments if self.kind == "arguments" else self.tool_rules.find_winner(argv) if self.kind == "command" else None
+    def _find_denial(
+        self, argv: Sequence[str], target: CallTarget | None, by_arguments: RankedRule | None
+    ) -> PolicyFinding | None:
+        tool = (
+            by_arguments
+            if self.kind == "arguments"
+            else self.tool_rules.find_winner(argv)
+            if self.kind == "command"
+            else None
+        )
         action, rule = self.decide(tool, "shell.run", argv)
         if action != "deny":
             return None
@@ -622,7 +688,9 @@ def _names_a_command(rule: RankedRule) -> bool:
 def _is_private(target: CallTarget) -> bool:
     """Return whether the target lies in ``/tmp``, of which every sandbox has a private one."""
     subject = target.subject
-    return isinstance(subject, PathSubject) and subject.relative is None and subject.absolute.startswith(_PRIVATE_FOLDER)
+    return (
+        isinstance(subject, PathSubject) and subject.relative is None and subject.absolute.startswith(_PRIVATE_FOLDER)
+    )
 
 
 def _names_all(finding: PolicyFinding) -> bool:

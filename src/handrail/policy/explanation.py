@@ -12,12 +12,12 @@ from handrail.contract.services.files import PathResolver
 from handrail.contract.tool.requires import Capability, CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.authorizer import CallAuthorizer
-from handrail.policy.evaluation import PolicyFinding, TraceStep, PolicyVerdict, format_reason
-from handrail.policy.rules.matchers import RankedRule, RuleRanking, RuleSubject
+from handrail.policy.evaluation import PolicyFinding, PolicyVerdict, TraceStep, format_reason
 from handrail.policy.rules.definitions import DEFAULT_MODE, MODES, Action, Rule, RuleBook, with_mode
+from handrail.policy.rules.matchers import RankedRule, RuleRanking, RuleSubject
 from handrail.policy.shell import read_only_proof
 from handrail.policy.shell.parser import ShellScript
-from handrail.policy.suggestions import SESSION_SOURCE, suggest_rule, exact_pattern
+from handrail.policy.suggestions import SESSION_SOURCE, exact_pattern, suggest_rule
 from handrail.policy.targets import CallTarget, format_argv
 
 # The trace of a verdict, computed only on request.
@@ -116,7 +116,9 @@ def _subject_of(verdict: PolicyVerdict, finding: PolicyFinding) -> RuleSubject:
     return finding.target.subject
 
 
-def _candidate_steps(question: str, ranking: RuleRanking, subject: RuleSubject, *, only_matching: bool = False) -> Iterator[TraceStep]:
+def _candidate_steps(
+    question: str, ranking: RuleRanking, subject: RuleSubject, *, only_matching: bool = False
+) -> Iterator[TraceStep]:
     winner: RankedRule | None = ranking.find_winner(subject)
     unmatched = 0
     for candidate in ranking.ranked:
@@ -202,7 +204,11 @@ class PolicyExplanation:
 
     def __str__(self) -> str:
         """Return the plain text that ``handrail explain`` prints."""
-        head = self.action if self.effective_action == self.action else f"{self.action} (headless: {self.effective_action})"
+        head = (
+            self.action
+            if self.effective_action == self.action
+            else f"{self.action} (headless: {self.effective_action})"
+        )
         lines = [f"{self.tool_id}: {head}", f"  {self.reason}", f"  decided by: {self.decided_by}"]
         lines.append(f"  mode: {self.mode}")
         if self.read_only is not None:
@@ -252,7 +258,9 @@ async def explain(
     :param behind: the tool that answers in place of a locked id
     :param headless: whether the session denies calls that require approval
     """
-    verdict = authority.evaluate(spec, arguments, rules=rules, roots=roots, parent=parent, origin=origin, substitute=substitute)
+    verdict = authority.evaluate(
+        spec, arguments, rules=rules, roots=roots, parent=parent, origin=origin, substitute=substitute
+    )
     verdict = await authority.ask_watchdogs(verdict, spec, arguments, session_id)
     effective: Action = "deny" if headless and verdict.action == "ask" else verdict.action
     return PolicyExplanation(
@@ -273,7 +281,10 @@ def _read_only_proof(verdict: PolicyVerdict) -> tuple[bool | None, str]:
     if not verdict.prepared.spec.single_command:
         return None, ""
     for target in verdict.targets:
-        if isinstance(target.subject, ShellScript) and (reason := read_only_proof.why_script_not_read_only(target.subject)) is not None:
+        if (
+            isinstance(target.subject, ShellScript)
+            and (reason := read_only_proof.why_script_not_read_only(target.subject)) is not None
+        ):
             return False, reason
     return verdict.is_read_only, ""
 

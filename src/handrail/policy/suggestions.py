@@ -12,8 +12,8 @@ from typing import Any
 from handrail.contract.text.patterns import escape_pattern
 from handrail.contract.tool.spec import properties_of
 from handrail.policy.evaluation import PolicyFinding, PolicyVerdict
-from handrail.policy.rules.matchers import PathSubject, request_pattern, format_value
 from handrail.policy.rules.definitions import parse_rule
+from handrail.policy.rules.matchers import PathSubject, format_value, request_pattern
 from handrail.policy.rules.pattern_lexer import quote_argv
 from handrail.policy.shell import read_only_proof
 from handrail.policy.shell.parser import ShellScript

@@ -8,13 +8,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 from handrail.contract.agent import DelegationPolicy
-from handrail.contract.services.files import ResolvedPath, PathResolver
 from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.services.files import PathResolver, ResolvedPath
 from handrail.contract.text.hosts import parse_host, parse_url
 from handrail.contract.text.neutralisation import escape_controls
-from handrail.contract.tool.requires import Capability, CapabilitySet, CapabilityLayer, Requires, PathVariables, expand_requires, union_of_layers
+from handrail.contract.tool.requires import (
+    Capability,
+    CapabilityLayer,
+    CapabilitySet,
+    PathVariables,
+    Requires,
+    expand_requires,
+    union_of_layers,
+)
 from handrail.contract.tool.spec import ToolSpec, fill_template, placeholders, properties_of
-from handrail.policy.rules.matchers import SubjectKind, PathSubject
+from handrail.policy.rules.matchers import PathSubject, SubjectKind
 from handrail.policy.rules.pattern_lexer import quote_argv
 from handrail.policy.shell.parser import ShellCommand, ShellScript, parse_script
 
@@ -87,7 +95,9 @@ class TargetReader:
     def __bool__(self) -> bool:
         return bool(self._getters)
 
-    def read_targets(self, arguments: Mapping[str, Any], roots: PathResolver, located: dict[str, ResolvedPath]) -> list[CallTarget]:
+    def read_targets(
+        self, arguments: Mapping[str, Any], roots: PathResolver, located: dict[str, ResolvedPath]
+    ) -> list[CallTarget]:
         """Return the targets of a call.
 
         :param located: paths resolved for this call already, by their texts; this method adds further ones
@@ -187,7 +197,11 @@ def find_redirection_targets(script: ShellScript, roots: PathResolver) -> list[C
 
 def make_argv_script(argv: tuple[str, ...]) -> ShellScript:
     """Return an argv that runs without a shell as a script of one command."""
-    return ShellScript((ShellCommand(argv, (), argv),)) if argv and argv[0] else ShellScript((), "the command names no program")
+    return (
+        ShellScript((ShellCommand(argv, (), argv),))
+        if argv and argv[0]
+        else ShellScript((), "the command names no program")
+    )
 
 
 def format_command(text: str) -> str:
@@ -274,7 +288,9 @@ ASKING_CAPABILITIES = frozenset({"ask", "elicit"})
 """Named capabilities with which a call asks the users of a session."""
 
 
-def delegated_capabilities(agent: str, delegation: DelegationPolicy, has: CapabilitySet, variables: PathVariables) -> CapabilitySet:
+def delegated_capabilities(
+    agent: str, delegation: DelegationPolicy, has: CapabilitySet, variables: PathVariables
+) -> CapabilitySet:
     """Return what an agent may delegate to its sub-agents: what it has, limited by its manifest.
 
     A sub-agent has what this, the host's ceiling and its own declaration agree on. Secrets are never part of a capability set:
@@ -303,7 +319,13 @@ def delegated_capabilities(agent: str, delegation: DelegationPolicy, has: Capabi
 
 
 def format_refusal(
-    capabilities: CapabilitySet, layer: CapabilityLayer, capability: Capability, shown: str, spec: ToolSpec, *, most: int = 5
+    capabilities: CapabilitySet,
+    layer: CapabilityLayer,
+    capability: Capability,
+    shown: str,
+    spec: ToolSpec,
+    *,
+    most: int = 5,
 ) -> str:
     """Return why ``layer`` refuses an access, for the model: what it can do, or ask the user for.
 

@@ -226,7 +226,11 @@ def _text(value: object) -> str:
 
 
 def _truncate(text: str) -> str:
-    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}… ({len(text):,} characters; --json shows all)"
+    return (
+        text
+        if len(text) <= _MAX_SHOWN_CHARS
+        else f"{text[:_MAX_SHOWN_CHARS]}… ({len(text):,} characters; --json shows all)"
+    )
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -24,10 +24,10 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 from handrail.contract.errors import StartError, UsageError
 from handrail.record.chain import GENESIS, MAX_GROUP, SALT_BYTES, RecordHeader, hash_group, new_commitment
 from handrail.record.log_reader import LoggedRecord, LogReader
-from handrail.store.database.connection import read_journal_position, map_read_errors
-from handrail.store.database.workspace_database import WorkspaceDatabase, Statement, SqlValue, TableWork
-from handrail.store.database.journal import list_journals, read_unwritten, unreadable_text, read_log_head
-from handrail.store.database.writer import JournalledFuture, SinkUnavailable, DurableFuture
+from handrail.store.database.connection import map_read_errors, read_journal_position
+from handrail.store.database.journal import list_journals, read_log_head, read_unwritten, unreadable_text
+from handrail.store.database.workspace_database import SqlValue, Statement, TableWork, WorkspaceDatabase
+from handrail.store.database.writer import DurableFuture, JournalledFuture, SinkUnavailable
 from handrail.store.encoding import decode, encode
 
 T = TypeVar("T")
@@ -97,7 +97,9 @@ class CommitLog:
     :raises StartError: if the end of the log is damaged, or the database is older than the records that were written
     """
 
-    def __init__(self, database: WorkspaceDatabase, *, clock: Callable[[], int] = time_ns, acknowledged: bool = False) -> None:
+    def __init__(
+        self, database: WorkspaceDatabase, *, clock: Callable[[], int] = time_ns, acknowledged: bool = False
+    ) -> None:
         self._database = database
         self._writer = database.writer
         self._clock = clock

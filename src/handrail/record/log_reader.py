@@ -247,7 +247,9 @@ class LogReader:
                 seen.add(proposal.call_id)
                 # With a damaged index, the query may not even find the proposal again.
                 row = _summarize_call(list(self.records(call=proposal.call_id)) or [proposal], began)
-                rows.append(row if row.state != "parked" or self._is_awaiting_approval(row) else replace(row, state="not-run"))
+                rows.append(
+                    row if row.state != "parked" or self._is_awaiting_approval(row) else replace(row, state="not-run")
+                )
         return rows
 
     def _is_awaiting_approval(self, row: CallRow) -> bool:
@@ -287,7 +289,9 @@ class LogReader:
 
     def find_proposal(self, call_id: str) -> LoggedRecord | None:
         """Return the first ``proposed`` record of a call, or None."""
-        return self._read_one("WHERE call = ? AND call <> '' AND kind = 'proposed' ORDER BY sequence LIMIT 1", (call_id,))
+        return self._read_one(
+            "WHERE call = ? AND call <> '' AND kind = 'proposed' ORDER BY sequence LIMIT 1", (call_id,)
+        )
 
     def generations(self, *, before: int, limit: int) -> Iterator[Mapping[str, Any]]:
         """Yield the recorded generations of the registry before a record, the latest first."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from handrail.record.chain import SALT_BYTES
 from handrail.record.log import CommitLog
 from handrail.record.log_reader import LogReader
-from handrail.store.database.workspace_database import WorkspaceDatabase, Statement
+from handrail.store.database.workspace_database import Statement, WorkspaceDatabase
 from handrail.store.folders import StateFolders, remove_tree
 from handrail.store.inventory import measure_tree
 from handrail.store.tables.sessions import LAST_USED
@@ -272,7 +272,9 @@ def plan_purge(reader: LogReader, folders: StateFolders, selection: PurgeSelecti
     return PurgePlan(records, int(size), calls, oldest, newest, sessions, left_over)
 
 
-async def purge(log: CommitLog, database: WorkspaceDatabase, folders: StateFolders, selection: PurgeSelection, *, reason: str) -> PurgeResult:
+async def purge(
+    log: CommitLog, database: WorkspaceDatabase, folders: StateFolders, selection: PurgeSelection, *, reason: str
+) -> PurgeResult:
     """Remove the data that :func:`survey` finds. The caller must hold the lease, and no call may run.
 
     If it is interrupted, it has removed and recorded a part. Run it again to remove the rest.

@@ -25,7 +25,7 @@ from handrail.contract.agent import (
     tool_matches,
 )
 from handrail.contract.errors import Diagnostic, LoadError, UsageError
-from handrail.contract.generation import ToolEntry, Generation, SourceContents, SourceRank, describe_untrusted_source
+from handrail.contract.generation import Generation, SourceContents, SourceRank, ToolEntry, describe_untrusted_source
 from handrail.contract.sandbox import SandboxTier
 from handrail.contract.schema.locked_shapes import LOCKED_SHAPES
 from handrail.contract.schema.validation import format_path
@@ -33,7 +33,7 @@ from handrail.contract.text.json_text import InvalidJsonText, parse_object
 from handrail.contract.text.patterns import has_wildcard
 from handrail.contract.tool.names import nearest_names, wire_name
 from handrail.registry.generation_loader import UnavailableReason, find_unavailable_reasons, resolve_status
-from handrail.registry.sources.folders import read_operator_file, find_permission_problem, find_folder_problem
+from handrail.registry.sources.folders import find_folder_problem, find_permission_problem, read_operator_file
 from handrail.runtime.secret_store import NO_SECRETS, SecretStore
 
 AGENT_FILE = "agent.toml"
@@ -140,12 +140,16 @@ def build_agent_generation(
 def _read_agent(folder: Path, workspaces: tuple[str, ...]) -> CheckedAgent:
     file = folder / AGENT_FILE
     nothing = AgentManifest(id=folder.name)
-    if problem := find_folder_problem(Path(os.path.realpath(folder)), workspaces) or find_permission_problem(folder.parent):
+    if problem := find_folder_problem(Path(os.path.realpath(folder)), workspaces) or find_permission_problem(
+        folder.parent
+    ):
         return CheckedAgent(nothing, str(file), (Diagnostic(str(folder), "", problem),))
     if not os.path.lexists(file):
         if folder.name == DEFAULT_AGENT:
             return CheckedAgent(nothing)
-        return CheckedAgent(nothing, str(file), (Diagnostic(str(file), "", "is missing; an agent folder must have one"),))
+        return CheckedAgent(
+            nothing, str(file), (Diagnostic(str(file), "", "is missing; an agent folder must have one"),)
+        )
     try:
         content = read_operator_file(file, MAX_AGENT_BYTES)
     except LoadError as error:
@@ -155,7 +159,11 @@ def _read_agent(folder: Path, workspaces: tuple[str, ...]) -> CheckedAgent:
 
 def _add_required_hosts(agent: AgentManifest, entry: ToolEntry, tier: SandboxTier, secrets: SecretStore) -> ToolEntry:
     addition = agent.requires.tools.get(entry.id)
-    if addition is None or not addition.net.hosts or (entry.id in LOCKED_SHAPES and entry.unavailable_reason is not None):
+    if (
+        addition is None
+        or not addition.net.hosts
+        or (entry.id in LOCKED_SHAPES and entry.unavailable_reason is not None)
+    ):
         return entry
     requires, behind = entry.spec.requires, entry.answered_by
     hosts = tuple(dict.fromkeys((*requires.net.hosts, *addition.net.hosts)))
@@ -230,7 +238,9 @@ class BundleSource:
         if not os.path.lexists(path):
             return SourceContents()
         try:
-            return SourceContents(faults=tuple(Diagnostic(str(path), where, problem) for where, problem in _faults(path)))
+            return SourceContents(
+                faults=tuple(Diagnostic(str(path), where, problem) for where, problem in _faults(path))
+            )
         except LoadError as error:
             return SourceContents(faults=tuple(error.diagnostics))
 

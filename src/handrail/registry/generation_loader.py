@@ -10,17 +10,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from handrail.contract.services.runtime import Runtime
 from handrail.contract.errors import Diagnostic, LoadError, ToolError
 from handrail.contract.generation import (
     IN_PROCESS,
     UNCONFINED,
-    ToolEntry,
-    ThirdPartyOrigin,
     DiscoveredTool,
     Generation,
     SourceContents,
     SourceRank,
+    ThirdPartyOrigin,
+    ToolEntry,
     ToolSource,
     ToolState,
     UnlistedSource,
@@ -28,13 +27,21 @@ from handrail.contract.generation import (
 )
 from handrail.contract.sandbox import SandboxTier
 from handrail.contract.schema.locked_shapes import LOCKED_SHAPES
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.tool.decorator import is_generator_tool
-from handrail.contract.tool.names import FRONTEND_IDS, LOCKED_IDS, fault_in_id, is_session_internal, nearest_names, wire_name
+from handrail.contract.tool.names import (
+    FRONTEND_IDS,
+    LOCKED_IDS,
+    fault_in_id,
+    is_session_internal,
+    nearest_names,
+    wire_name,
+)
 from handrail.contract.tool.provider_tools import PROVIDER_ONLY_TEXT
 from handrail.contract.tool.settings import SettingsLayer, apply_settings, settings_line
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool, check_spec
-from handrail.registry.pins import NO_PINS, ThirdPartyDefinition, DefinitionPins, review_definition
+from handrail.registry.pins import NO_PINS, DefinitionPins, ThirdPartyDefinition, review_definition
 from handrail.registry.sources.code_sources import ProviderTool
 from handrail.registry.sources.executable_tools import ExecutableTool
 from handrail.runtime.secret_store import NO_SECRETS, SecretStore, list_secret_settings
@@ -55,7 +62,9 @@ PROVIDER_CONFINEMENT = "the model's provider"
 _STATUSES_BY_SEVERITY: tuple[ToolState, ...] = ("disabled", "quarantined", "offline", "error", "available")
 
 
-def resolve_status(spec: ToolSpec, foreign: ThirdPartyOrigin | None, reasons: Iterable[UnavailableReason]) -> tuple[str | None, ToolState]:
+def resolve_status(
+    spec: ToolSpec, foreign: ThirdPartyOrigin | None, reasons: Iterable[UnavailableReason]
+) -> tuple[str | None, ToolState]:
     """Return the text for ``Entry.unavailable_reason`` (None if the tool can run) and the status of a tool.
 
     A tool that can run is ``connected`` if the user configured or approved it, else ``system``.
@@ -111,7 +120,9 @@ def find_unavailable_reasons(
 def _reasons_by_configuration(tool: Tool, spec: ToolSpec, secrets: SecretStore) -> Iterator[UnavailableReason]:
     """Yield the reasons that the operator can remove by configuration."""
     if unknown := _unknown_secrets(tool, spec, secrets):
-        yield UnavailableReason("available", f"needs configuration: it declares secrets that are not known here: {unknown}")
+        yield UnavailableReason(
+            "available", f"needs configuration: it declares secrets that are not known here: {unknown}"
+        )
     if unset := _unset_secrets(tool, spec, secrets):
         yield UnavailableReason("available", f"needs configuration: it has secret settings without a value: {unset}")
     needed = (key for key, one in spec.config.items() if one.required and one.default is None and not one.secret)
@@ -191,7 +202,9 @@ class LoadCache:
     conditions: LoadConditions | None = None
     found: tuple[tuple[ToolSource, SourceContents], ...] = ()
     entries: Mapping[str, ToolEntry] = field(default_factory=dict[str, ToolEntry])
-    approved: dict[str, Mapping[str, ThirdPartyDefinition]] = field(default_factory=dict[str, Mapping[str, ThirdPartyDefinition]])
+    approved: dict[str, Mapping[str, ThirdPartyDefinition]] = field(
+        default_factory=dict[str, Mapping[str, ThirdPartyDefinition]]
+    )
 
 
 def load_generation(
@@ -303,7 +316,10 @@ class _GenerationBuilder:
 
     def add_tools(self, loaded: SourceContents, source: ToolSource) -> list[Diagnostic]:
         """Add the tools of one source and return the faults of those that are rejected."""
-        rank, foreign = source.rank, ThirdPartyOrigin(loaded.name, loaded.description) if source.is_third_party else None
+        rank, foreign = (
+            source.rank,
+            ThirdPartyOrigin(loaded.name, loaded.description) if source.is_third_party else None,
+        )
         nothing: Mapping[str, ToolEntry] = {}
         before = self.before.entries if self.conditions == self.before.conditions else nothing
         if foreign is not None:
@@ -318,12 +334,16 @@ class _GenerationBuilder:
                 entry = self._build_entry(found, foreign, problems)
             tool_id, wire = (entry.id, entry.wire_name) if entry else (tool.spec.id, wire_name(tool.spec.id))
             if clash := self._find_clash(tool_id, wire, rank, foreign=source.is_third_party):
-                problems.append(Diagnostic(found.location, "llm.name", clash, tool=tool_id if source.is_third_party else ""))
+                problems.append(
+                    Diagnostic(found.location, "llm.name", clash, tool=tool_id if source.is_third_party else "")
+                )
             elif entry is not None:
                 self.rows[tool_id], self.ranks[tool_id], self.ids_by_wire[wire] = entry, rank, tool_id
         return problems
 
-    def _build_entry(self, found: DiscoveredTool, foreign: ThirdPartyOrigin | None, problems: list[Diagnostic]) -> ToolEntry | None:
+    def _build_entry(
+        self, found: DiscoveredTool, foreign: ThirdPartyOrigin | None, problems: list[Diagnostic]
+    ) -> ToolEntry | None:
         """Return the entry of one tool, or None if it has faults, which are added to ``problems``."""
         tool, place, tier = found.tool, found.location, self.conditions.tier
         spec = tool.spec
@@ -362,7 +382,9 @@ class _GenerationBuilder:
         reasons = find_unavailable_reasons(tool, self.conditions.tier, spec, secrets=self.conditions.secrets)
         enabled = [layer.tools[spec.id].enabled for layer in self.conditions.settings_of(spec.id)]
         if not all(enabled):
-            reasons.append(UnavailableReason("disabled", f'the operator has disabled it: [tools."{spec.id}"] enabled = false'))
+            reasons.append(
+                UnavailableReason("disabled", f'the operator has disabled it: [tools."{spec.id}"] enabled = false')
+            )
         if foreign is not None and (found := review_definition(spec, self.approved[foreign.name])) is not None:
             how = f"review it with: handrail sources review {foreign.name}"
             reasons.append(UnavailableReason("quarantined", f"{found.reason}; {how}"))
@@ -381,7 +403,9 @@ class _GenerationBuilder:
                 if settings.answered_by is not None and tool_id in LOCKED_SHAPES and tool_id not in self.rows:
                     self._add_answering_tool(tool_id, settings.answered_by, layer, unheard)
 
-    def _add_answering_tool(self, tool_id: str, by: str, layer: SettingsLayer, unheard: Sequence[UnlistedSource]) -> None:
+    def _add_answering_tool(
+        self, tool_id: str, by: str, layer: SettingsLayer, unheard: Sequence[UnlistedSource]
+    ) -> None:
         entry = self.rows.get(by)
         if entry is None:
             self._add_unavailable(tool_id, by, layer, unheard)
@@ -394,7 +418,9 @@ class _GenerationBuilder:
             return
         reasons = [UnavailableReason("error", text)] if problems else []
         if entry.unavailable_reason is not None:
-            reasons.append(UnavailableReason(entry.status, f"{by} answers for it and is unavailable: {entry.unavailable_reason}"))
+            reasons.append(
+                UnavailableReason(entry.status, f"{by} answers for it and is unavailable: {entry.unavailable_reason}")
+            )
         made = self._build_locked_entry(
             entry.tool, shape.declare(tool_id, entry.spec), f"{by} ({entry.source})", entry.sandbox, reasons
         )
@@ -427,7 +453,9 @@ class _GenerationBuilder:
         spec, unfit = apply_settings(replace(declared, config={}), layers)
         self.faults += unfit
         if not all(one.tools[tool_id].enabled for one in layers):
-            reasons.append(UnavailableReason("disabled", f'the operator has disabled it: [tools."{tool_id}"] enabled = false'))
+            reasons.append(
+                UnavailableReason("disabled", f'the operator has disabled it: [tools."{tool_id}"] enabled = false')
+            )
         withheld, status = resolve_status(spec, None, reasons)
         known = check_spec(spec)
         assert known.schema is not None, "the shape of a locked id is sound"
@@ -528,7 +556,11 @@ def _fault_in_steps(tool: Tool) -> str | None:
     if tool.state_arguments is not None:
         return None
     if tool.spec.mode == "stateful":
-        return None if is_generator_tool(tool) else "is 'stateful', but its execute does not yield; make it an async generator"
+        return (
+            None
+            if is_generator_tool(tool)
+            else "is 'stateful', but its execute does not yield; make it an async generator"
+        )
     return (
         'its execute yields; declare the mode "stateful" if each step should be a separate call'
         if is_generator_tool(tool)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from handrail.contract.generation import GenerationDiff, ToolEntry, Generation
+from handrail.contract.generation import Generation, GenerationDiff, ToolEntry
 from handrail.contract.tool.tool import Tool
 
 

@@ -36,7 +36,9 @@ class ThirdPartyDefinition:
 
     @staticmethod
     def from_spec(spec: ToolSpec) -> ThirdPartyDefinition:
-        return ThirdPartyDefinition(spec.id, spec.description, spec.parameters, _further(lambda name: getattr(spec, name)))
+        return ThirdPartyDefinition(
+            spec.id, spec.description, spec.parameters, _further(lambda name: getattr(spec, name))
+        )
 
     @property
     def hash(self) -> str:
@@ -134,7 +136,10 @@ class StoredPins:
 
     state: Path
     _cache: dict[str, tuple[bytes, Mapping[str, ThirdPartyDefinition]]] = field(
-        default_factory=dict[str, tuple[bytes, Mapping[str, ThirdPartyDefinition]]], init=False, repr=False, compare=False
+        default_factory=dict[str, tuple[bytes, Mapping[str, ThirdPartyDefinition]]],
+        init=False,
+        repr=False,
+        compare=False,
     )
     """By source, the digest of the file at the last read, and its definitions."""
 
@@ -200,7 +205,11 @@ class DefinitionReview:
         if self.approved is None:
             return "the tool is new, and the user has not approved its definition"
         before, now = self.approved.changeable_parts(), self.current.changeable_parts()
-        changed = [name for name in {**now, **before} if _to_canonical_json(before.get(name)) != _to_canonical_json(now.get(name))]
+        changed = [
+            name
+            for name in {**now, **before}
+            if _to_canonical_json(before.get(name)) != _to_canonical_json(now.get(name))
+        ]
         return f"its {' and '.join(changed)} changed after the user approved it"
 
     def diff_lines(self) -> list[str]:

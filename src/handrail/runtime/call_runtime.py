@@ -8,29 +8,29 @@ from typing import Any, Protocol, cast
 
 from handrail.contract.approvals import ApprovalHandler
 from handrail.contract.call import Result
-from handrail.contract.services.delegation import SubagentService
+from handrail.contract.errors import ToolError
+from handrail.contract.protected.path_protection import VCS_CONFIG
+from handrail.contract.sandbox import ConnectionAttempt, PathDenials, Sandbox, SandboxProfile
 from handrail.contract.services.channels import ChannelService, TriggerService
+from handrail.contract.services.client import LOG_LEVELS, ClientHandler, ClientService, LogLevel, UnsavedBuffers
+from handrail.contract.services.delegation import SubagentService
 from handrail.contract.services.files import FileService, SearchService
 from handrail.contract.services.jobs import CatalogService, JobService, TerminalService
 from handrail.contract.services.memory import SkillService, TranscriptService
 from handrail.contract.services.resources import ResourceService
-from handrail.contract.services.client import LOG_LEVELS, UnsavedBuffers, LogLevel, ClientHandler, ClientService
 from handrail.contract.services.runtime import (
     CancellationToken,
-    UserContext,
     NetworkService,
-    UserService,
-    UserQuestion,
     Runtime,
     SecretService,
     ShellService,
     StateService,
+    UserContext,
+    UserQuestion,
+    UserService,
 )
-from handrail.contract.errors import ToolError
-from handrail.contract.protected.path_protection import VCS_CONFIG
-from handrail.contract.sandbox import ConnectionAttempt, PathDenials, SandboxProfile, Sandbox
 from handrail.contract.session import SessionValueStore
-from handrail.contract.tool.requires import CapabilitySet, AccessCheck
+from handrail.contract.tool.requires import AccessCheck, CapabilitySet
 from handrail.contract.tool.spec import ToolSession, ToolSpec
 from handrail.runtime.files.rooted_files import RootedFiles, SeenFiles
 from handrail.runtime.files.roots import SessionRoots
@@ -99,7 +99,9 @@ class CallServices(Protocol):
         """Return the check of everything that the call touches."""
         ...
 
-    def report_progress(self, message: str, fraction: float | None, done: float | None, total: float | None) -> None: ...
+    def report_progress(
+        self, message: str, fraction: float | None, done: float | None, total: float | None
+    ) -> None: ...
 
     def log(self, level: LogLevel, data: Any, logger: str | None) -> None: ...
 
@@ -290,7 +292,9 @@ class CallRuntime:
     def _add_network(self, profile: SandboxProfile) -> SandboxProfile:
         """Return ``profile`` with the check of hosts, if the call has any, and with the tool's HOME."""
         call = self._services.job_id or self.call_id
-        profile = replace(profile, tool=self.tool_id, call=call, callers=self._services.callers, scratch=self._home_folder)
+        profile = replace(
+            profile, tool=self.tool_id, call=call, callers=self._services.callers, scratch=self._home_folder
+        )
         if not self.capabilities.may_use("net.fetch"):
             return profile
         may = self._services.may()
@@ -309,7 +313,10 @@ class CallRuntime:
         """
         spec, around = self._spec, self._environment
         more = (
-            spec.secrets or list_secret_settings(spec) or spec.requires.net.hosts or VCS_CONFIG in spec.requires.capabilities
+            spec.secrets
+            or list_secret_settings(spec)
+            or spec.requires.net.hosts
+            or VCS_CONFIG in spec.requires.capabilities
         )
         return around.find_tool_home(spec.id) if more and around.find_tool_home is not None else around.scratch
 

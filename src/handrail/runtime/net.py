@@ -19,11 +19,11 @@ from urllib.parse import quote, urljoin
 
 import h11
 
-from handrail.contract.services.runtime import HttpResponse
 from handrail.contract.errors import ToolError, quote_excerpt
 from handrail.contract.sandbox import ConnectionAttempt
+from handrail.contract.services.runtime import HttpResponse
 from handrail.contract.text.hosts import WebAddress, bracket_host, parse_url
-from handrail.contract.tool.requires import CapabilitySet, AccessCheck
+from handrail.contract.tool.requires import AccessCheck, CapabilitySet
 from handrail.sandbox.network.egress import EgressCheck, HostResolver
 
 # One HTTP exchange over a checked connection: strict in sending, bounded in reading and decoding.
@@ -81,7 +81,9 @@ class HttpExchange:
         self._writer = writer
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
 
-    async def send_request(self, method: str, target: str, fields: Sequence[tuple[str, str]], body: bytes) -> h11.Response:
+    async def send_request(
+        self, method: str, target: str, fields: Sequence[tuple[str, str]], body: bytes
+    ) -> h11.Response:
         """Send the request and return the head of the answer.
 
         :raises ToolError: ``backend`` if the server violates the protocol
@@ -114,7 +116,9 @@ class HttpExchange:
                 if isinstance(event, h11.Data):
                     yield bytes(event.data)
         except h11.ProtocolError as error:
-            raise _backend_error(f"The answer of the server is incomplete or not valid HTTP: {error}. Try again.") from None
+            raise _backend_error(
+                f"The answer of the server is incomplete or not valid HTTP: {error}. Try again."
+            ) from None
         except (ConnectionError, OSError) as error:
             raise _backend_error(f"The connection broke: {error.strerror or error}. Try again.") from None
 
@@ -265,7 +269,9 @@ class CheckedNet:
         address = _parse_url(url, "")
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                return await self._follow_redirects(method.upper(), address, fields, body, max_bytes, max_redirects, on_body)
+                return await self._follow_redirects(
+                    method.upper(), address, fields, body, max_bytes, max_redirects, on_body
+                )
         except TimeoutError:
             text = (
                 f"{address.host} did not send its whole answer within {timeout_ms} ms. Ask for less, or increase "
@@ -288,9 +294,15 @@ class CheckedNet:
             reader, writer = await self._open_connection(method, address)
             try:
                 exchange = HttpExchange(reader, writer)
-                answer = await exchange.send_request(method, address.target, _build_head(address, method, fields, body), body)
+                answer = await exchange.send_request(
+                    method, address.target, _build_head(address, method, fields, body), body
+                )
                 told = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.headers]
-                following = _build_redirected(method, address, fields, body, answer.status_code, told) if max_redirects else None
+                following = (
+                    _build_redirected(method, address, fields, body, answer.status_code, told)
+                    if max_redirects
+                    else None
+                )
                 if following is None:
                     coding = ", ".join(value for name, value in told if name == "content-encoding").strip().lower()
                     if method == "HEAD" or answer.status_code in (204, 304):
@@ -312,7 +324,9 @@ class CheckedNet:
             passed.append(str(address))
             method, address, fields, body = following
 
-    async def _open_connection(self, method: str, address: WebAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _open_connection(
+        self, method: str, address: WebAddress
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Open a connection to a checked address; with https, verify the host's certificate.
 
         :raises ToolError: ``denied`` if the host is not allowed, ``backend`` if it cannot be reached
@@ -356,7 +370,9 @@ def _system_trust() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def _check_request(method: str, headers: Mapping[str, str], max_bytes: int, timeout_ms: int, max_redirects: int) -> HeaderFields:
+def _check_request(
+    method: str, headers: Mapping[str, str], max_bytes: int, timeout_ms: int, max_redirects: int
+) -> HeaderFields:
     """Check the arguments of a request and return its header fields.
 
     :raises ToolError: ``invalid_input`` with the first problem
@@ -409,7 +425,9 @@ def _build_redirected(
     if status not in _REDIRECTS or location is None:
         return None
     target = urljoin(str(address), quote(location.encode("latin-1"), safe=_UNRESERVED))
-    following = _parse_url(target, f"{address.host} redirects to {quote_excerpt(location, 200)}, which cannot be followed: ")
+    following = _parse_url(
+        target, f"{address.host} redirects to {quote_excerpt(location, 200)}, which cannot be followed: "
+    )
     if _becomes_get(status, method):
         method, body = "GET", b""
         fields = [field for field in fields if field[0] not in _BODY_FIELDS]

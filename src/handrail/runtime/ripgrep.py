@@ -13,14 +13,14 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from handrail.contract.services.files import ResolvedPath
 from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.services.files import ResolvedPath
 from handrail.contract.text.patterns import path_regex
 from handrail.contract.tool.requires import AccessCheck
 from handrail.origins.imports import build_trusted_path
-from handrail.origins.programs import ProgramRefused, find_program, find_enclosing_folder, open_workspaces
+from handrail.origins.programs import ProgramRefused, find_enclosing_folder, find_program, open_workspaces
 from handrail.runtime.files import secure_open
-from handrail.runtime.files.roots import BENEATH, PATH_FLAGS, NO_MAGICLINKS, NO_SYMLINKS, openat2
+from handrail.runtime.files.roots import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, PATH_FLAGS, openat2
 
 MAX_PATTERN = 32 * 1024
 MAX_LINE_BYTES = 500
@@ -189,7 +189,9 @@ def _split_choices(text: str, start: int) -> tuple[list[str], int]:
     return [], start
 
 
-def build_grep_arguments(pattern: str, wanted: PathFilter, *, ignore_case: bool, literal: bool, target: str) -> list[str]:
+def build_grep_arguments(
+    pattern: str, wanted: PathFilter, *, ignore_case: bool, literal: bool, target: str
+) -> list[str]:
     """Return ripgrep's arguments for one search.
 
     :param target: ``.`` or ``./NAME``

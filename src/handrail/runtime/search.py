@@ -18,22 +18,22 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from handrail.contract.services.files import FileSearchResult, ResolvedPath, LineMatch
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SandboxProfile, ProgramSpec, Sandbox
-from handrail.contract.tool.requires import CapabilitySet, AccessCheck
+from handrail.contract.sandbox import ProgramSpec, Sandbox, SandboxProfile
+from handrail.contract.services.files import FileSearchResult, LineMatch, ResolvedPath
+from handrail.contract.tool.requires import AccessCheck, CapabilitySet
 from handrail.runtime.files import secure_open
 from handrail.runtime.files.roots import SessionRoots, is_beneath
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess
 from handrail.runtime.ripgrep import (
-    HiddenFiles,
     CandidateMatch,
-    PathFilter,
+    HiddenFiles,
     MatchRecords,
-    map_exit,
+    PathFilter,
     build_files_arguments,
     build_grep_arguments,
     find_ripgrep,
+    map_exit,
     split_names,
     verify_matches,
     verify_paths,
@@ -93,7 +93,9 @@ class RipgrepSearch:
             reported: list[CandidateMatch] = []
             for found in records.feed(piece):
                 located = judge.locate_shown(found.path, None if glob is None else wanted)
-                if located is None or (found.raw_path != found.path and judge.locate_shown(found.raw_path, None) is None):
+                if located is None or (
+                    found.raw_path != found.path and judge.locate_shown(found.raw_path, None) is None
+                ):
                     continue
                 reported.append(CandidateMatch(located, found.line, found.offset, found.text))
             hits.extend(islice(verify_matches(reported, self._hidden, self._may), max_matches + 1 - len(hits)))
@@ -105,7 +107,9 @@ class RipgrepSearch:
                     break
         return await _run_in_thread(lambda: _collect_matches(hits, max_matches))
 
-    async def glob(self, pattern: str, path: str = ".", *, hidden: bool = False, max_paths: int = 100_000) -> FileSearchResult:
+    async def glob(
+        self, pattern: str, path: str = ".", *, hidden: bool = False, max_paths: int = 100_000
+    ) -> FileSearchResult:
         place = self._resolve_target(path)
         if place.file is not None:
             raise ToolError(
@@ -120,7 +124,9 @@ class RipgrepSearch:
         def look(piece: bytes) -> int:
             """Add the paths in a piece of output, and give how many of it may not be shown."""
             found, records.rest = split_names(records.rest, piece)
-            judged = [judge.locate_shown(raw, None) for raw in found if wanted.matches(os.fsdecode(raw.removeprefix(b"./")))]
+            judged = [
+                judge.locate_shown(raw, None) for raw in found if wanted.matches(os.fsdecode(raw.removeprefix(b"./")))
+            ]
             there = [one for one in judged if one is not None]
             paths.extend(one.display_path for one in islice(verify_paths(there), max_paths + 1 - len(paths)))
             return len(judged) - len(there)
@@ -154,7 +160,9 @@ class RipgrepSearch:
         if refusal is not None:
             raise ToolError(refusal, kind="denied")
 
-    async def _stream_output(self, place: _SearchTarget, arguments: Sequence[str], records: MatchRecords) -> AsyncGenerator[bytes]:
+    async def _stream_output(
+        self, place: _SearchTarget, arguments: Sequence[str], records: MatchRecords
+    ) -> AsyncGenerator[bytes]:
         """Run ripgrep and yield its output in pieces; closing the generator ends ripgrep.
 
         :raises ToolError: if ripgrep reports an error

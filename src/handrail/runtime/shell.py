@@ -14,22 +14,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from handrail.contract.services.jobs import KEYS, TypedInput
 from handrail.contract.errors import ToolError, decode_text
 from handrail.contract.sandbox import (
     SHELL_ARGV,
     CompletedProcess,
     Process,
-    SandboxProfile,
     ProgramSpec,
     Sandbox,
+    SandboxProfile,
     TerminalProcess,
     TerminalSize,
 )
+from handrail.contract.services.jobs import KEYS, TypedInput
 from handrail.contract.text.neutralisation import escape_controls
-from handrail.contract.tool.requires import CapabilitySet, AccessCheck
-from handrail.origins.programs import ProgramRefused, find_program, find_enclosing_folder
-from handrail.runtime.files.roots import SessionRoots, is_beneath, check_root_lost
+from handrail.contract.tool.requires import AccessCheck, CapabilitySet
+from handrail.origins.programs import ProgramRefused, find_enclosing_folder, find_program
+from handrail.runtime.files.roots import SessionRoots, check_root_lost, is_beneath
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess, ProtectedPathViolation, explain_refusals
 from handrail.sandbox.filters.limits import find_reached_limit
 from handrail.sandbox.view import toolchains
@@ -81,7 +81,9 @@ class SandboxedShell:
         trusted_program: bool = False,
         on_output: Callable[[bytes], None] | None = None,
     ) -> CompletedProcess:
-        process = await self.start(command, cwd=cwd, environment=environment, apart=separate_stderr, trusted=trusted_program)
+        process = await self.start(
+            command, cwd=cwd, environment=environment, apart=separate_stderr, trusted=trusted_program
+        )
         try:
             output, errors, dropped = await process.communicate(stdin, MAX_OUTPUT_BYTES, on_output)
             try:
@@ -102,7 +104,9 @@ class SandboxedShell:
         said = errors or output
         bound = None if self._profile.tool in self._sandbox.tier.unconfined else find_reached_limit(code, said)
         limit = bound.text if bound else None
-        return CompletedProcess(code, output, dropped, -code if code < 0 else None, limit, explain_refusals(process, said), errors)
+        return CompletedProcess(
+            code, output, dropped, -code if code < 0 else None, limit, explain_refusals(process, said), errors
+        )
 
     async def start(
         self,
@@ -175,10 +179,16 @@ class SandboxedShell:
         self._authorize(argv)
         return argv
 
-    def _resolve_trusted(self, argv: Sequence[str], given: Mapping[str, str]) -> tuple[Sequence[str], Mapping[str, str]]:
+    def _resolve_trusted(
+        self, argv: Sequence[str], given: Mapping[str, str]
+    ) -> tuple[Sequence[str], Mapping[str, str]]:
         """Return the argv with a program from outside the workspace, and variables with such a PATH."""
         workspace = self._profile.workspace
-        folders = [one for one in toolchains.find_toolchains(workspace).path if find_enclosing_folder(one, (workspace,)) is None]
+        folders = [
+            one
+            for one in toolchains.find_toolchains(workspace).path
+            if find_enclosing_folder(one, (workspace,)) is None
+        ]
         try:
             program = find_program(argv[0], outside=(workspace,), path=folders)
         except ProgramRefused as error:
@@ -204,7 +214,8 @@ class SandboxedShell:
             )
         if not Path(located.absolute).is_dir():
             raise ToolError(
-                f"The working directory `{located.display_path}` is not a folder. Use an existing folder.", kind="failed"
+                f"The working directory `{located.display_path}` is not a folder. Use an existing folder.",
+                kind="failed",
             )
         return located.absolute
 
@@ -270,7 +281,9 @@ _BURST, _PAUSE_S = 256 * 1024, 0.05
 """After this many bytes, a program with much output is paused, so that other tasks get a turn."""
 _DELIVERY_S = 0.1
 """How long the system may take to pass on typed text."""
-_COMMANDS_WITHOUT_INPUT = frozenset(("", "echo", "printf", "true", "false", ":", "pwd", "cd", "ls", "date", "sleep", "stty"))
+_COMMANDS_WITHOUT_INPUT = frozenset(
+    ("", "echo", "printf", "true", "false", ":", "pwd", "cd", "ls", "date", "sleep", "stty")
+)
 _MOST_REMEMBERED = 1_000
 ENTER_KEYS = frozenset(("enter", "ctrl-j", "ctrl-m"))
 _SUBMIT_KEYS = ENTER_KEYS | {"ctrl-c"}

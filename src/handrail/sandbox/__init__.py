@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from handrail.contract.sandbox import (
-        ConnectionAttempt,
         CompletedProcess,
+        ConnectionAttempt,
         PathDenials,
-        SandboxLimits,
-        SandboxMechanism,
         Process,
-        SandboxProfile,
         ProgramSpec,
         Sandbox,
+        SandboxLimits,
+        SandboxMechanism,
+        SandboxProfile,
+        SandboxTier,
         TerminalProcess,
         TerminalSize,
-        SandboxTier,
     )
     from handrail.contract.tool.requires import CapabilitySet
-    from handrail.origins.programs import ProgramRefused, build_clean_path, find_program, build_program_environment
+    from handrail.origins.programs import ProgramRefused, build_clean_path, build_program_environment, find_program
     from handrail.sandbox.selfcheck import CheckOutcome, self_check
     from handrail.sandbox.tiers import choose_sandbox, probe_tier
 
@@ -54,26 +54,26 @@ _HOME = {
 }
 
 __all__ = [
-    "ConnectionAttempt",
     "CapabilitySet",
+    "CheckOutcome",
     "CompletedProcess",
+    "ConnectionAttempt",
     "PathDenials",
+    "Process",
+    "ProgramRefused",
+    "ProgramSpec",
+    "Sandbox",
     "SandboxLimits",
     "SandboxMechanism",
-    "CheckOutcome",
-    "Process",
     "SandboxProfile",
-    "ProgramSpec",
-    "ProgramRefused",
-    "Sandbox",
+    "SandboxTier",
     "TerminalProcess",
     "TerminalSize",
-    "SandboxTier",
-    "choose_sandbox",
     "build_clean_path",
+    "build_program_environment",
+    "choose_sandbox",
     "find_program",
     "probe_tier",
-    "build_program_environment",
     "self_check",
 ]
 

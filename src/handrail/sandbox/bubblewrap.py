@@ -12,22 +12,35 @@ from functools import lru_cache
 from pathlib import Path
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Process, SandboxProfile, ProgramSpec, SandboxTier
+from handrail.contract.sandbox import Process, ProgramSpec, SandboxProfile, SandboxTier
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.origins.programs import open_workspaces
 from handrail.sandbox.filters import landlock, memory_monitor
-from handrail.sandbox.filters.limits import make_groups, compute_total_memory, compute_call_memory, build_rlimits, start_in_groups, read_inotify_limits
+from handrail.sandbox.filters.limits import (
+    build_rlimits,
+    compute_call_memory,
+    compute_total_memory,
+    make_groups,
+    read_inotify_limits,
+    start_in_groups,
+)
 from handrail.sandbox.network import sandbox_network
 from handrail.sandbox.start import launcher
 from handrail.sandbox.start import process as terminal
 from handrail.sandbox.start.launcher import LauncherProgram, LaunchMode
-from handrail.sandbox.start.process import SandboxedProcess, HolderEnds
+from handrail.sandbox.start.process import HolderEnds, SandboxedProcess
 from handrail.sandbox.start.spawn import is_inside, spawn
-from handrail.sandbox.view import sandbox_user, mounts, toolchains
-from handrail.sandbox.view.sandbox_user import LookupCache
-from handrail.sandbox.view.mount_table import MountTable
-from handrail.sandbox.view.launch_plans import SandboxSetup, LaunchPlan, LaunchPlanner, find_free_number, find_start_folder
+from handrail.sandbox.view import mounts, sandbox_user, toolchains
 from handrail.sandbox.view.folder_tree import SHORTAGE_ERRORS
+from handrail.sandbox.view.launch_plans import (
+    LaunchPlan,
+    LaunchPlanner,
+    SandboxSetup,
+    find_free_number,
+    find_start_folder,
+)
+from handrail.sandbox.view.mount_table import MountTable
+from handrail.sandbox.view.sandbox_user import LookupCache
 
 _FIXED_OPTIONS = (
     "--unshare-all",
@@ -104,7 +117,9 @@ class BubblewrapSandbox:
         else:
             begin()
         limits = plan.made.limits
-        memory_monitor.MemoryMonitor(process, compute_call_memory(limits), memory_monitor.compute_max_files(limits.tmp_bytes + limits.shm_bytes))
+        memory_monitor.MemoryMonitor(
+            process, compute_call_memory(limits), memory_monitor.compute_max_files(limits.tmp_bytes + limits.shm_bytes)
+        )
         return begun
 
     async def make_plan(
@@ -144,7 +159,9 @@ class BubblewrapSandbox:
             theirs[number + 1] = os.dup(ours["letter"])
             here, there = socket.socketpair()
             ours["lifeline"], theirs[number + 2] = here.detach(), there.detach()
-            theirs[number + 3] = _memory_file(os.fsencode("\0".join([*_FIXED_OPTIONS, *options, "--chdir", made.start])))
+            theirs[number + 3] = _memory_file(
+                os.fsencode("\0".join([*_FIXED_OPTIONS, *options, "--chdir", made.start]))
+            )
             ours["status"], theirs[number + 4] = os.pipe()
             # bubblewrap reports its child before it lets the child continue. Without a reader, because the holder
             # has died, it would end there, and the child would wait forever.
@@ -297,7 +314,9 @@ def _memory_file(content: bytes) -> int:
     return descriptor
 
 
-def _spawn_in_groups(groups: tuple[Path, ...], binary: str, command: Sequence[str], descriptors: Mapping[int, int]) -> int:
+def _spawn_in_groups(
+    groups: tuple[Path, ...], binary: str, command: Sequence[str], descriptors: Mapping[int, int]
+) -> int:
     def start(program: str, argv: Sequence[str]) -> int:
         return spawn(program, argv, {}, descriptors)
 

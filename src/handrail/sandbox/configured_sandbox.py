@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SandboxLimits, Process, SandboxProfile, ProgramSpec, Sandbox, SandboxTier
+from handrail.contract.sandbox import Process, ProgramSpec, Sandbox, SandboxLimits, SandboxProfile, SandboxTier
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.origins.programs import build_clean_path
 from handrail.sandbox.start.pipes import PipedProcess

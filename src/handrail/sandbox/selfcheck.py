@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SandboxLimits, SandboxProfile, ProgramSpec, Sandbox
-from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, ShellRequires
+from handrail.contract.sandbox import ProgramSpec, Sandbox, SandboxLimits, SandboxProfile
+from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, ShellRequires
 
 # One check of a sandbox provider, and the fixture that it runs in.
 
@@ -70,7 +70,9 @@ class CheckFixture:
 
     def capabilities(self, *, write: bool = True) -> CapabilitySet:
         folder = str(self.workspace)
-        return CapabilitySet((CapabilityLayer("self-check", (folder,), (folder,) if write else (), (), (_ANY_PROGRAM,)),))
+        return CapabilitySet(
+            (CapabilityLayer("self-check", (folder,), (folder,) if write else (), (), (_ANY_PROGRAM,)),)
+        )
 
     def profile(self, **changes: Any) -> SandboxProfile:
         return replace(SandboxProfile(str(self.workspace), str(self.scratch)), **changes)
@@ -97,7 +99,9 @@ class CheckFixture:
         """Run a script and wait until no process of it is left."""
         return await self.run(("/bin/bash", "-c", script), write=write, max_bytes=max_bytes, **profile)
 
-    async def run(self, argv: Sequence[str], *, write: bool = True, max_bytes: int = 1 << 20, **profile: Any) -> CheckedRun:
+    async def run(
+        self, argv: Sequence[str], *, write: bool = True, max_bytes: int = 1 << 20, **profile: Any
+    ) -> CheckedRun:
         process = await self.sandbox.start(self.capabilities(write=write), self.profile(**profile), ProgramSpec(argv))
         try:
             out, errors, dropped = await process.communicate(b"", max_bytes)
@@ -426,7 +430,9 @@ async def _ended(ground: CheckFixture) -> str | None:
 async def _killed(ground: CheckFixture) -> str | None:
     number = f"7{secrets.randbelow(10**8):08d}"
     script = f"trap '' TERM HUP INT; echo up; sleep {number}; sleep {number}"
-    process = await ground.sandbox.start(ground.capabilities(), ground.profile(), ProgramSpec(("/bin/bash", "-c", script)))
+    process = await ground.sandbox.start(
+        ground.capabilities(), ground.profile(), ProgramSpec(("/bin/bash", "-c", script))
+    )
     try:
         await process.read_line(100)
     finally:

@@ -21,11 +21,26 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SandboxLimits, SandboxMechanism, Process, SandboxProfile, ProgramSpec, Sandbox, SandboxTier
-from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer
+from handrail.contract.sandbox import (
+    Process,
+    ProgramSpec,
+    Sandbox,
+    SandboxLimits,
+    SandboxMechanism,
+    SandboxProfile,
+    SandboxTier,
+)
+from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
 from handrail.sandbox.bubblewrap import BubblewrapSandbox
 from handrail.sandbox.filters import landlock, seccomp
-from handrail.sandbox.filters.limits import make_groups, compute_total_memory, compute_call_memory, read_own_memory_limit, build_rlimits, read_inotify_limits
+from handrail.sandbox.filters.limits import (
+    build_rlimits,
+    compute_call_memory,
+    compute_total_memory,
+    make_groups,
+    read_inotify_limits,
+    read_own_memory_limit,
+)
 from handrail.sandbox.start.spawn import SYSTEM_BWRAP, find_binaries
 from handrail.sandbox.view import sandbox_user
 
@@ -35,7 +50,9 @@ _OPTIONAL_MECHANISMS = ("hosts", "processes", "memory", "watches")
 """Mechanisms that confinement does not depend on. Without one, single tools are unavailable or the doctor reports it.
 """
 _TRIAL_TIMEOUT_S = 20
-_INSTALL_REMEDY = "install bubblewrap 0.8 or newer (apt install bubblewrap, dnf install bubblewrap, pacman -S bubblewrap)"
+_INSTALL_REMEDY = (
+    "install bubblewrap 0.8 or newer (apt install bubblewrap, dnf install bubblewrap, pacman -S bubblewrap)"
+)
 _BOUND_REMEDY = "start Handrail in a control group with a bound, as systemd makes one: systemd-run --user --scope -p MemoryMax=75% …"
 _NAMESPACE_NAMES = {"user": "users", "mnt": "mounts", "pid": "processes", "ipc": "shared memory", "uts": "host name"}
 _TRIAL_SCRIPT = """
@@ -83,7 +100,9 @@ def choose_sandbox(without: frozenset[str] = frozenset()) -> Sandbox:
     :param without: the layers of :data:`OptionalLayer` that the operator allows to be missing
     """
     if not sys.platform.startswith("linux"):
-        return RefusingSandbox(SandboxTier("none", f"Handrail has no sandbox for {sys.platform} in this version", "use Linux"))
+        return RefusingSandbox(
+            SandboxTier("none", f"Handrail has no sandbox for {sys.platform} in this version", "use Linux")
+        )
     tried: list[tuple[str, str]] = []
     for binary in find_binaries():
         seen = _observe(binary)
@@ -93,10 +112,16 @@ def choose_sandbox(without: frozenset[str] = frozenset()) -> Sandbox:
         return _make_sandbox(binary, tuple(_find_mechanisms(seen)), without)
     if not tried:
         missing_program = SandboxMechanism("namespaces", False, "bubblewrap is not installed", _INSTALL_REMEDY)
-        return RefusingSandbox(SandboxTier("none", "bubblewrap is not installed", _INSTALL_REMEDY, (missing_program, *_untried_mechanisms())))
+        return RefusingSandbox(
+            SandboxTier(
+                "none", "bubblewrap is not installed", _INSTALL_REMEDY, (missing_program, *_untried_mechanisms())
+            )
+        )
     detail = "; ".join(f"{binary} failed: {failure}" for binary, failure in tried)
     cure = find_remedy(detail, Path("/proc/sys"), Path(SYSTEM_BWRAP).exists())
-    return RefusingSandbox(SandboxTier("none", detail, cure, (SandboxMechanism("namespaces", False, detail, cure), *_untried_mechanisms())))
+    return RefusingSandbox(
+        SandboxTier("none", detail, cure, (SandboxMechanism("namespaces", False, detail, cure), *_untried_mechanisms()))
+    )
 
 
 def _make_sandbox(binary: str, mechanisms: tuple[SandboxMechanism, ...], without: frozenset[str]) -> Sandbox:
@@ -110,7 +135,9 @@ def _make_sandbox(binary: str, mechanisms: tuple[SandboxMechanism, ...], without
     lacking = [one.name for one in failed if one.name in get_args(OptionalLayer)]
     name = f"bubblewrap without {' and '.join(lacking)}" if lacking else "bubblewrap"
     about = f"{binary}: separate namespaces, no network" + _format_layers(lacking)
-    return BubblewrapSandbox(binary, SandboxTier(name, about, "", mechanisms), system_calls=b"" if "seccomp" in lacking else None)
+    return BubblewrapSandbox(
+        binary, SandboxTier(name, about, "", mechanisms), system_calls=b"" if "seccomp" in lacking else None
+    )
 
 
 def _format_layers(lacking: Sequence[str]) -> str:
@@ -253,7 +280,11 @@ def _untried_mechanisms() -> tuple[SandboxMechanism, ...]:
         else SandboxMechanism("landlock", False, why, _LANDLOCK)
     )
     names = ("network", "hosts", "privileges", "seccomp")
-    return (*(SandboxMechanism(name, None, reason) for name in names), of_landlock, SandboxMechanism("limits", None, reason))
+    return (
+        *(SandboxMechanism(name, None, reason) for name in names),
+        of_landlock,
+        SandboxMechanism("limits", None, reason),
+    )
 
 
 def _has_own_namespace(seen: _ObservedConfinement, kind: str) -> bool:
@@ -272,7 +303,9 @@ def _namespaces(seen: _ObservedConfinement) -> SandboxMechanism:
 
 def _network(seen: _ObservedConfinement) -> SandboxMechanism:
     if not _has_own_namespace(seen, "net"):
-        return SandboxMechanism("network", False, "programs run in the network namespace of the machine", _INSTALL_REMEDY)
+        return SandboxMechanism(
+            "network", False, "programs run in the network namespace of the machine", _INSTALL_REMEDY
+        )
     return SandboxMechanism("network", True, "a separate namespace with only a loopback")
 
 
@@ -280,14 +313,20 @@ def _hosts(seen: _ObservedConfinement) -> SandboxMechanism:
     if seen.no_hosts is not None:
         cure = "install perl (apt install perl-base), and let this user enter the namespaces of its sandboxes"
         return SandboxMechanism("hosts", False, seen.no_hosts, cure)
-    return SandboxMechanism("hosts", True, "programs reach the hosts of their call through a proxy that checks each request")
+    return SandboxMechanism(
+        "hosts", True, "programs reach the hosts of their call through a proxy that checks each request"
+    )
 
 
 def _privileges(seen: _ObservedConfinement) -> SandboxMechanism:
     none = set(seen.status.get("CapEff", "?")) == {"0"}
     if none and seen.status.get("NoNewPrivs") == "1":
-        return SandboxMechanism("privileges", True, "programs have no capabilities, and set-user-ID programs give them none")
-    return SandboxMechanism("privileges", False, f"capabilities {seen.status.get('CapEff', 'unknown')}", _INSTALL_REMEDY)
+        return SandboxMechanism(
+            "privileges", True, "programs have no capabilities, and set-user-ID programs give them none"
+        )
+    return SandboxMechanism(
+        "privileges", False, f"capabilities {seen.status.get('CapEff', 'unknown')}", _INSTALL_REMEDY
+    )
 
 
 def _seccomp(seen: _ObservedConfinement) -> SandboxMechanism:
@@ -297,7 +336,9 @@ def _seccomp(seen: _ObservedConfinement) -> SandboxMechanism:
         return SandboxMechanism("seccomp", False, about, f"use x86_64 or aarch64; {_disabled_detail('seccomp')}")
     if seen.status.get("Seccomp") != "2":
         about = "the system call filter is not in force"
-        return SandboxMechanism("seccomp", False, about, f"use a kernel with CONFIG_SECCOMP_FILTER; {_disabled_detail('seccomp')}")
+        return SandboxMechanism(
+            "seccomp", False, about, f"use a kernel with CONFIG_SECCOMP_FILTER; {_disabled_detail('seccomp')}"
+        )
     count = len(seccomp.NUMBERS[machine])
     return SandboxMechanism("seccomp", True, f"a filter for {machine} that denies or inspects {count} system calls")
 
@@ -356,13 +397,17 @@ def _processes(limits: SandboxLimits) -> SandboxMechanism:
     if make_groups(limits.processes, None):
         about = "in all sandboxes of one Handrail together if they run as root, else in each sandbox"
         return SandboxMechanism("processes", True, f"at most {limits.processes} {about}")
-    return SandboxMechanism("processes", False, "the kernel does not count the processes of root", sandbox_user.USER_REMEDY)
+    return SandboxMechanism(
+        "processes", False, "the kernel does not count the processes of root", sandbox_user.USER_REMEDY
+    )
 
 
 def _watches(seen: _ObservedConfinement) -> SandboxMechanism:
     wanted = read_inotify_limits()
     if wanted and all(f"{setting} {number}" in seen.settings for setting, number in wanted):
-        return SandboxMechanism("watches", True, "each sandbox gets a quarter of its user's inotify instances and watches")
+        return SandboxMechanism(
+            "watches", True, "each sandbox gets a quarter of its user's inotify instances and watches"
+        )
     return SandboxMechanism(
         "watches",
         False,
@@ -377,7 +422,9 @@ def _memory(limits: SandboxLimits) -> SandboxMechanism:
         about = f"{looked}; a control group limits all sandboxes of one Handrail to {_gib(compute_total_memory())}"
         return SandboxMechanism("memory", True, about)
     if (bound := read_own_memory_limit()) is not None:
-        return SandboxMechanism("memory", True, f"{looked}; a control group limits Handrail and its programs to {_gib(bound)}")
+        return SandboxMechanism(
+            "memory", True, f"{looked}; a control group limits Handrail and its programs to {_gib(bound)}"
+        )
     about = f"{looked}, but no control group limits memory between two checks"
     return SandboxMechanism("memory", False, about, _BOUND_REMEDY)
 

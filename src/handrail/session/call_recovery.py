@@ -14,11 +14,11 @@ from handrail.arbiter.output.exposure import split_views
 from handrail.arbiter.output.shaper import OutputShaper
 from handrail.contract.approvals import Approval
 from handrail.contract.call import CallAnswer, ProposedCall, Result
-from handrail.contract.services.delegation import SubagentSessions
 from handrail.contract.errors import LogUnavailable
 from handrail.contract.generation import Generation
+from handrail.contract.services.delegation import SubagentSessions
 from handrail.policy.rules.definitions import Rule, parse_rule
-from handrail.policy.suggestions import REJECTION_SOURCE, PROJECT_SOURCE
+from handrail.policy.suggestions import PROJECT_SOURCE, REJECTION_SOURCE
 from handrail.record.log import CommitLog
 
 # The result of a call whose answer was lost, read from the log. Nothing runs again.
@@ -44,7 +44,12 @@ _TOOL_GONE = (
 
 
 async def recover_answer(
-    log: CommitLog, shaper: OutputShaper, generation: Generation, session_id: str, call_id: str, tree: SubagentSessions | None = None
+    log: CommitLog,
+    shaper: OutputShaper,
+    generation: Generation,
+    session_id: str,
+    call_id: str,
+    tree: SubagentSessions | None = None,
 ) -> CallAnswer:
     """Return the answer to an earlier call from the log. Nothing runs again.
 
@@ -62,9 +67,15 @@ async def recover_answer(
     elif outcome is None:
         # A call with side effects does not start before its intent is durable, so a call that is only proposed had none.
         # If nothing is on record, the records may also have been purged.
-        result = _interrupted_result(_NO_RECORD) if proposal is None else Result.error("cancelled", _NOT_STARTED, recorded=True)
+        result = (
+            _interrupted_result(_NO_RECORD)
+            if proposal is None
+            else Result.error("cancelled", _NOT_STARTED, recorded=True)
+        )
     elif outcome.kind == "interrupted":
-        result = add_subagent_sessions(_interrupted_result(_INTERRUPTED), () if tree is None else tree.delegated_by(session_id, call_id))
+        result = add_subagent_sessions(
+            _interrupted_result(_INTERRUPTED), () if tree is None else tree.delegated_by(session_id, call_id)
+        )
     elif (recorded := result_of_record(outcome)) is None:
         result = Result.error("unavailable", _REMOVED, recorded=True)
     else:

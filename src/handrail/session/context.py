@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 from handrail.catalog.view import CatalogOptions, get_view
 from handrail.config.settings import CatalogSettings
 from handrail.contract.agent import AgentManifest
-from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest, ApprovalHandler
+from handrail.contract.approvals import ApprovalAnswer, ApprovalHandler, ApprovalRequest
+from handrail.contract.errors import ToolError, UsageError
+from handrail.contract.generation import Generation, GenerationDiff, ToolSource
+from handrail.contract.modes import Mode
+from handrail.contract.rules import RuleEntry, RuleLike, normalise_rules
 from handrail.contract.services.client import ClientHandler
 from handrail.contract.services.runtime import UserContext, UserQuestion
-from handrail.contract.errors import ToolError, UsageError
-from handrail.contract.generation import GenerationDiff, Generation, ToolSource
-from handrail.contract.modes import Mode
-from handrail.contract.rules import RuleLike, RuleEntry, normalise_rules
-from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool.requires import CapabilityLayer
+from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool.settings import ToolConfig, ToolSettings
 from handrail.contract.tool.tool import Tool
 from handrail.policy.authorizer import CallAuthorizer
 from handrail.policy.rules.definitions import RuleBook
 from handrail.policy.watchdogs.api import Watchdog
-from handrail.registry.generations import GenerationRecorder, GenerationLifecycle
+from handrail.registry.generations import GenerationLifecycle, GenerationRecorder
 from handrail.registry.sources.tool_sources import ToolSources
 from handrail.runtime.files.roots import NO_FURTHER_ROOTS, FurtherRoots
 from handrail.runtime.secret_store import NO_SECRETS, SecretStore
@@ -150,11 +150,13 @@ class AgentGenerations:
         self, sources: ToolSources, only: Collection[ToolSource] | None, number: int, living: Iterable[Generation]
     ) -> tuple[Generation, CapabilityLayer]:
         generation = sources.load(number, only)
-        for options in tuple(self.options):
+        for options in tuple(self.catalog_options):
             get_view(generation, options)  # here, so that the first turn does not block the event loop
         return generation, self._layer((generation, *living))
 
-    def _publish_generation(self, sources: ToolSources, generation: Generation, layer: CapabilityLayer) -> GenerationDiff:
+    def _publish_generation(
+        self, sources: ToolSources, generation: Generation, layer: CapabilityLayer
+    ) -> GenerationDiff:
         if self.succession.closed:
             raise UsageError("The kernel was closed while its tools were loaded. Open a new kernel.")
         difference = self.succession.publish(generation)
@@ -256,7 +258,10 @@ def child_secrets(child: SecretStore, parent_ref: ParentRef) -> SecretStore:
 
 def child_approval_handler(parent_ref: ParentRef) -> ApprovalHandler | None:
     """Return the approval handler of a child session, or None if its parent does not delegate it."""
-    if parent_ref.parent.lane.approval_handler is None or not parent_ref.parent.tree_node.manifest.delegation.can_ask_user:
+    if (
+        parent_ref.parent.lane.approval_handler is None
+        or not parent_ref.parent.tree_node.manifest.delegation.can_ask_user
+    ):
         return None
     return _RootApprovalHandler(parent_ref)
 
@@ -272,7 +277,11 @@ def describe_origin(agent: str, parent_ref: ParentRef) -> str:
     """Describe the sub-agent that asks, for the user of the session at the top."""
     is_top = parent_ref.parent.tree_node.parent_ref is None
     of = f"session {parent_ref.parent.id}" if is_top else parent_ref.parent.lane.origin
-    about = f" ({' '.join(parent_ref.delegation.description.split())[:80]})" if parent_ref.delegation.description.strip() else ""
+    about = (
+        f" ({' '.join(parent_ref.delegation.description.split())[:80]})"
+        if parent_ref.delegation.description.strip()
+        else ""
+    )
     return f"sub-agent {agent}{about} of {of}"
 
 
@@ -377,7 +386,9 @@ class SessionOpening:
     @property
     def approval_handler(self) -> ApprovalHandler | None:
         """The approval handler of the session."""
-        return self.options.get("approval_handler") if self.parent_ref is None else child_approval_handler(self.parent_ref)
+        return (
+            self.options.get("approval_handler") if self.parent_ref is None else child_approval_handler(self.parent_ref)
+        )
 
     def to_row(self, session_id: str, now_ns: int) -> SessionRow:
         """Return the row by which the session is stored."""

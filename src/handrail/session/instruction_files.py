@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handrail.contract.agent import MANIFEST_KEYS
-from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer
+from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.evaluation import ToolPolicy
-from handrail.policy.rules.matchers import PathSubject
 from handrail.policy.rules.definitions import RuleBook
+from handrail.policy.rules.matchers import PathSubject
 from handrail.policy.targets import CallTarget
 from handrail.registry.sources.folders import find_permission_problem
 
@@ -71,7 +71,9 @@ class InstructionFile(NamedTuple):
         return {"path": str(self.path), "sha256": digest, "characters": len(self.text)}
 
 
-def read_parent_instructions(workspace: Path, permitted: Callable[[str], bool], redact: Callable[[str], str]) -> list[InstructionFile]:
+def read_parent_instructions(
+    workspace: Path, permitted: Callable[[str], bool], redact: Callable[[str], str]
+) -> list[InstructionFile]:
     """Return the instruction files above the workspace, the farthest first.
 
     The list is empty if the workspace is in no repository.

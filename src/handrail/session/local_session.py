@@ -15,30 +15,37 @@ from typing import Any
 
 from handrail.arbiter.arbiter import Arbiter
 from handrail.arbiter.call import Call, Lane
+from handrail.arbiter.client_requests import progress_data
 from handrail.arbiter.delegation import record_subagent
 from handrail.arbiter.jobs.views import JobView
-from handrail.arbiter.client_requests import progress_data
 from handrail.catalog.interaction import InteractionState
 from handrail.contract.agent import AgentManifest
 from handrail.contract.approvals import ApprovalHandler
 from handrail.contract.call import CallAnswer, Event, ProposedCall, Result
-from handrail.contract.services.delegation import MAX_DEPTH, SubagentType, SubagentRunner, SubagentTask, DelegatedSession, filter_usable
-from handrail.contract.services.channels import NotificationQueue
-from handrail.contract.services.jobs import Job, JobService
-from handrail.contract.services.memory import ConversationHistory, SkillInfo
-from handrail.contract.services.client import UnsavedBuffers, ClientHandler
 from handrail.contract.errors import LogUnavailable, ToolError, UsageError
 from handrail.contract.generation import Generation
-from handrail.contract.session import ChildSession, CallProposal, Session, StopReason, Turn
+from handrail.contract.services.channels import NotificationQueue
+from handrail.contract.services.client import ClientHandler, UnsavedBuffers
+from handrail.contract.services.delegation import (
+    MAX_DEPTH,
+    DelegatedSession,
+    SubagentRunner,
+    SubagentTask,
+    SubagentType,
+    filter_usable,
+)
+from handrail.contract.services.jobs import Job, JobService
+from handrail.contract.services.memory import ConversationHistory, SkillInfo
+from handrail.contract.session import CallProposal, ChildSession, Session, StopReason, Turn
 from handrail.contract.tool.provider_tools import ProviderToolOffer
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.authorizer import offer_under_rules
+from handrail.policy.rules.definitions import Rule, RuleBook, parse_optional_mode, parse_rule, with_mode
 from handrail.policy.rules.validation import check_rule, specs_of
-from handrail.policy.rules.definitions import Rule, RuleBook, parse_optional_mode, with_mode, parse_rule
 from handrail.record.log import Record
-from handrail.session.events import EventQueue, ChangeNotifier, iterate_events
-from handrail.session.instruction_files import read_parent_instructions, make_read_check
 from handrail.session.call_recovery import EarlierCalls
+from handrail.session.events import ChangeNotifier, EventQueue, iterate_events
+from handrail.session.instruction_files import make_read_check, read_parent_instructions
 from handrail.session.turn import LocalTurn
 
 # Rules added to an open session: parsed, and rejected if they can match nothing.
@@ -160,7 +167,9 @@ class LocalSession:
     @property
     def program_rules(self) -> tuple[str, ...]:
         """The rules that the program gave the session. They are not stored."""
-        return tuple(rule.text for rule in self._lane.rules if rule.scope == "session" and rule.source == SESSION_RULE_SOURCE)
+        return tuple(
+            rule.text for rule in self._lane.rules if rule.scope == "session" and rule.source == SESSION_RULE_SOURCE
+        )
 
     def add_rules(self, *texts: str) -> None:
         """Add rules of the session scope. They apply at once.
@@ -219,7 +228,9 @@ class LocalSession:
             await successor.start_interaction(text, headless=headless)
             return
         self._check_open()
-        self._lane.approval_handler = self._lane.environment.approval_handler = None if headless else self._approval_handler
+        self._lane.approval_handler = self._lane.environment.approval_handler = (
+            None if headless else self._approval_handler
+        )
         if number is None or number != self._catalog.interaction_number:
             self._catalog.start(number)
             self.change_notifier.note_interaction_started()
@@ -266,11 +277,15 @@ class LocalSession:
         self._claim_turn_number(number)
         return LocalTurn(self._arbiter, self._lane, generation, number, self._catalog)
 
-    def call_in_turn(self, number: int, generation: Generation, proposed: ProposedCall) -> Coroutine[Any, Any, CallAnswer]:
+    def call_in_turn(
+        self, number: int, generation: Generation, proposed: ProposedCall
+    ) -> Coroutine[Any, Any, CallAnswer]:
         """Run the only call of a turn; see :meth:`turn_at`."""
         self._claim_turn_number(number)
         self._catalog.start_turn(generation)
-        return self._arbiter.carry_out(self._arbiter.create_call(f"{self.id}/{number}.0", proposed, self._lane, generation))
+        return self._arbiter.carry_out(
+            self._arbiter.create_call(f"{self.id}/{number}.0", proposed, self._lane, generation)
+        )
 
     def _claim_turn_number(self, number: int) -> None:
         """Mark the turn of this number as started; see :meth:`turn_at`."""
@@ -648,7 +663,9 @@ class SessionTreeNode:
         """
         return session_id if self.parent_ref is None else self.parent_ref.root_session.id
 
-    async def open_child(self, of: LocalSession, call_id: str, delegation: SubagentTask, opener: SubagentOpener | None = None) -> ChildSession:
+    async def open_child(
+        self, of: LocalSession, call_id: str, delegation: SubagentTask, opener: SubagentOpener | None = None
+    ) -> ChildSession:
         """Open the session of a sub-agent for a call of session ``of``.
 
         :param opens: replaces the opener of this place

@@ -14,17 +14,17 @@ from typing import Any, cast
 
 from handrail.arbiter.call import Lane
 from handrail.arbiter.output.redaction import SecretRedactor
-from handrail.contract.services.memory import HistoryEntry
 from handrail.contract.errors import HandrailError, LogUnavailable, UsageError
+from handrail.contract.services.memory import HistoryEntry
 from handrail.policy.rules.definitions import Rule, parse_rule
 from handrail.record.artifacts import ArtifactStore
 from handrail.record.log import CommitLog, Record
 from handrail.runtime.files.rooted_files import SeenFiles
 from handrail.session.skills import SessionSkills
 from handrail.store.database.writer import QueuedWrite
-from handrail.store.workspace_store import WorkspaceStore
 from handrail.store.tables.messages import MessageTable
 from handrail.store.tables.sessions import SessionRow
+from handrail.store.workspace_store import WorkspaceStore
 
 # Output of a provider's own tool, as it is stored: its JSON, and the files that it carries as base64.
 
@@ -277,7 +277,14 @@ class SessionStore:
         now = time.time_ns()
         details = {**parent.details, "parent": parent_id}
         forked = replace(
-            parent, id=forked_id, opened_ns=now, used_ns=now, frontend=frontend, details=details, under=None, under_call=None
+            parent,
+            id=forked_id,
+            opened_ns=now,
+            used_ns=now,
+            frontend=frontend,
+            details=details,
+            under=None,
+            under_call=None,
         )
         await self.store.database.writer.flush()  # copies everything up to here, including queued writes
         folders = self.store.folders

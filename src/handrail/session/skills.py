@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import cast
 
-from handrail.contract.services.memory import SkillInfo, SkillLayer, SkillText
 from handrail.contract.errors import ToolError
+from handrail.contract.services.memory import SkillInfo, SkillLayer, SkillText
 from handrail.contract.session import SessionValueStore
 from handrail.contract.text.neutralisation import neutralise_text
 from handrail.contract.tool.names import nearest_names
@@ -71,7 +71,9 @@ def skill_folders(workspace: Path, config: Path) -> list[SkillFolder]:
     They are in the workspace, in the folders above it up to the top of its repository, in the operator's configuration and
     in the package.
     """
-    found = [SkillFolder("workspace", folder, below) for folder in iterate_folders_up(workspace) for below in _IN_WORKSPACE]
+    found = [
+        SkillFolder("workspace", folder, below) for folder in iterate_folders_up(workspace) for below in _IN_WORKSPACE
+    ]
     return [*found, SkillFolder("user", config, ("skills",)), SkillFolder("shipped", SHIPPED)]
 
 
@@ -175,7 +177,9 @@ def _read_skill_file(layer: SkillFolder, name: str) -> bytes:
     :raises ValueError: if it is not a regular file, or is too large
     """
     try:
-        if layer.layer == "user" and (problem := find_permission_problem(layer.folder) or find_permission_problem(layer.folder / name)):
+        if layer.layer == "user" and (
+            problem := find_permission_problem(layer.folder) or find_permission_problem(layer.folder / name)
+        ):
             raise ValueError(problem)
         folder = _open_folder(layer, name)
         try:
@@ -233,7 +237,8 @@ def _parse_skill(content: bytes) -> tuple[dict[str, str], str, tuple[str, ...]]:
     notes = [
         f"{key} has no effect: a skill grants nothing"
         if key.lower() in _GRANTING_FIELDS
-        else f"{key} has no effect" + (f"; did you mean {close[0]}?" if (close := nearest_names(key, _KNOWN_FIELDS, 1)) else "")
+        else f"{key} has no effect"
+        + (f"; did you mean {close[0]}?" if (close := nearest_names(key, _KNOWN_FIELDS, 1)) else "")
         for key in front
         if key not in _KNOWN_FIELDS
     ]

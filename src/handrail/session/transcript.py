@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-from handrail.contract.services.memory import TranscriptPassage, PassageKind, TranscriptSearchResult, SessionArtifact
 from handrail.contract.errors import ToolError
+from handrail.contract.services.memory import PassageKind, SessionArtifact, TranscriptPassage, TranscriptSearchResult
 from handrail.record.artifacts import ArtifactStore
 from handrail.record.log_reader import LoggedRecord, LogReader
 from handrail.store.database.connection import map_read_errors
@@ -89,7 +89,9 @@ class SessionTranscript:
     def _load_passages(self) -> tuple[list[TranscriptPassage], bool]:
         """Return the passages in the order of time, and whether older passages are left out."""
         with LogReader.open_database(self._database.path) as reader, map_read_errors(reader.connection):
-            kept, older = read_latest_messages(reader.connection, self._session_id, most=MOST_MESSAGES, max_bytes=MOST_BYTES)
+            kept, older = read_latest_messages(
+                reader.connection, self._session_id, most=MOST_MESSAGES, max_bytes=MOST_BYTES
+            )
             said = list(_passages_of_messages(kept))
             known = {one.id for one in said}
             calls, more = _passages_of_log(reader, self._session_id, known)
@@ -191,7 +193,9 @@ def _passages_of_log(reader: LogReader, session_id: str, known: set[str]) -> tup
         result = None if outcome is None or outcome.body is None else outcome.body.get("result")
         if _is_hidden_from_model(reader, proposal.call_id):
             result = {"type": "output", "data": _HIDDEN_OUTPUT}
-        call = _TranscriptCall(proposal.call_id, proposal.at_ns, proposal.tool or "?", proposal.body.get("arguments"), result)
+        call = _TranscriptCall(
+            proposal.call_id, proposal.at_ns, proposal.tool or "?", proposal.body.get("arguments"), result
+        )
         found.append(shown := _call_passage(call))
         size += len(shown.text)
     return found, False
@@ -211,7 +215,9 @@ def _find_artifact_source(reader: LogReader, session_id: str, ref: str) -> str |
         if metadata.get("artifact") == ref:  # the full output of a tool that hides it from the model
             hidden = True
         elif isinstance(placed, list) and ref in placed:
-            if "withheld" in body or any(_is_hidden_from_model(reader, one) is not False for one in _calling_calls(outcome.call_id)):
+            if "withheld" in body or any(
+                _is_hidden_from_model(reader, one) is not False for one in _calling_calls(outcome.call_id)
+            ):
                 hidden = True
                 continue
             known = True

@@ -9,9 +9,9 @@ from handrail.arbiter.arbiter import Arbiter, ReplyCalls
 from handrail.arbiter.call import Call, Lane, PrevalidatedCall
 from handrail.catalog.interaction import InteractionState
 from handrail.contract.call import CallAnswer, ProposedCall, make_call_id
-from handrail.contract.services.delegation import filter_usable
 from handrail.contract.errors import UsageError
 from handrail.contract.generation import Generation
+from handrail.contract.services.delegation import filter_usable
 from handrail.contract.session import CallProposal
 from handrail.contract.tool.provider_tools import ProviderToolOffer
 from handrail.contract.tool.spec import ToolSpec
@@ -22,9 +22,21 @@ from handrail.store.database.writer import QueuedWrite
 class LocalTurn:
     """A model request with its calls, in the process that runs them. It pins one generation of tools."""
 
-    __slots__ = ("_prevalidated", "_arbiter", "_calls", "_catalog", "_active_tools", "_lane", "_reply", "generation", "number")
+    __slots__ = (
+        "_active_tools",
+        "_arbiter",
+        "_calls",
+        "_catalog",
+        "_lane",
+        "_prevalidated",
+        "_reply",
+        "generation",
+        "number",
+    )
 
-    def __init__(self, arbiter: Arbiter, lane: Lane, generation: Generation, number: int, catalog: InteractionState) -> None:
+    def __init__(
+        self, arbiter: Arbiter, lane: Lane, generation: Generation, number: int, catalog: InteractionState
+    ) -> None:
         self._arbiter = arbiter
         self._catalog = catalog
         self._active_tools = catalog.start_turn(generation)
@@ -39,7 +51,9 @@ class LocalTurn:
     @property
     def tool_specs(self) -> list[ToolSpec]:
         """The tools that the model sees: those that were loaded when the turn started."""
-        return filter_usable(self._catalog.active_specs(self.generation, self._active_tools), self._lane.subagent_runner)
+        return filter_usable(
+            self._catalog.active_specs(self.generation, self._active_tools), self._lane.subagent_runner
+        )
 
     @property
     def tool_index(self) -> str:
@@ -50,7 +64,8 @@ class LocalTurn:
     def provider_tools(self) -> list[ProviderToolOffer]:
         """The tools that the model's provider may run itself. Denied tools come with the reason."""
         return [
-            offer_under_rules(spec, self._lane.rules, self._lane.named_hosts_of) for spec in self._catalog.provider_tools(self.generation)
+            offer_under_rules(spec, self._lane.rules, self._lane.named_hosts_of)
+            for spec in self._catalog.provider_tools(self.generation)
         ]
 
     @property
@@ -89,12 +104,16 @@ class LocalTurn:
         ahead, self._prevalidated = self._prevalidated, None
         return self._make(proposed, self._lane.last_message_write, ahead)
 
-    def _make(self, proposed: ProposedCall, behind: QueuedWrite | None = None, looked: PrevalidatedCall | None = None) -> Call:
+    def _make(
+        self, proposed: ProposedCall, behind: QueuedWrite | None = None, looked: PrevalidatedCall | None = None
+    ) -> Call:
         if self._lane.closed_reason is not None:
             proposed = proposed._replace(fault=self._lane.closed_reason, fault_kind="cancelled")
         known_as = make_call_id(self._lane.session_id, self.number, self._calls)
         self._calls += 1
-        return self._arbiter.create_call(known_as, proposed, self._lane, self.generation, preceding_message=behind, prevalidated=looked)
+        return self._arbiter.create_call(
+            known_as, proposed, self._lane, self.generation, preceding_message=behind, prevalidated=looked
+        )
 
 
 def to_proposed_call(call: CallProposal) -> ProposedCall:

@@ -23,8 +23,8 @@ _HOME = {
 
 __all__ = [
     "DiscoveredTool",
-    "SourceContents",
     "ResourceProvider",
+    "SourceContents",
     "SourceRank",
     "ToolSource",
     "UnlistedSource",

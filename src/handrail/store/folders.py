@@ -426,7 +426,9 @@ def workspace_key(workspace: Path) -> str:
     return hashlib.sha256(os.fsencode(workspace)).hexdigest()[:_KEY_LENGTH]
 
 
-def prepare_folders(workspace: str | Path, state: str | Path | None = None, *, allow_home: bool = False) -> StateFolders:
+def prepare_folders(
+    workspace: str | Path, state: str | Path | None = None, *, allow_home: bool = False
+) -> StateFolders:
     """Return :func:`locate`, create the private folders, and check that only this user can access them."""
     folders = locate_folders(workspace, state, allow_home=allow_home)
     _prepare_root(folders.state)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from handrail.contract.errors import StartError
-from handrail.store.folders import StateFolders, workspace_key, remove_tree
+from handrail.store.folders import StateFolders, remove_tree, workspace_key
 from handrail.store.lease import find_lease_holder
 
 _KEY = re.compile(r"[0-9a-f]{24}")

@@ -33,7 +33,7 @@ from types import TracebackType
 from typing import Any, Literal, cast
 
 from handrail.contract.errors import StartError
-from handrail.store.database.connection import roll_back, open_writer, is_busy, migrate, to_start_error, read_token
+from handrail.store.database.connection import is_busy, migrate, open_writer, read_token, roll_back, to_start_error
 from handrail.store.database.journal import orphan_journals
 from handrail.store.folders import StateFolders, unwritable_error
 
@@ -101,7 +101,9 @@ def find_lease_holder(folders: StateFolders, clock: Callable[[], int] = monotoni
     return next((holder for holder in found if holder is not None), None)
 
 
-def find_holder_by_token(folders: StateFolders, token: int, clock: Callable[[], int] = monotonic_ns) -> LeaseHolder | None:
+def find_holder_by_token(
+    folders: StateFolders, token: int, clock: Callable[[], int] = monotonic_ns
+) -> LeaseHolder | None:
     """Return the living process that acquired ``token``; None if there is none. See :func:`holder_of`."""
     path = _holder_path(folders, token)
     try:
@@ -611,7 +613,9 @@ def _retry_acquire(
     return _count_token(folders, connection, wanted, monotonic)
 
 
-def _count_token(folders: StateFolders, connection: sqlite3.Connection, wanted: LeaseHolder, monotonic: Callable[[], int]) -> WorkspaceLease:
+def _count_token(
+    folders: StateFolders, connection: sqlite3.Connection, wanted: LeaseHolder, monotonic: Callable[[], int]
+) -> WorkspaceLease:
     """Count the token and create the holder file in one transaction, so that only one of several processes succeeds."""
     connection.execute("BEGIN IMMEDIATE")
     file: HolderFile | None = None

@@ -17,29 +17,29 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from handrail.agent.providers.script import (
+        ModelScript,
         RequestExpectation,
         ResultExpectation,
-        ModelScript,
         ScriptedCall,
+        ScriptedModel,
         ScriptedTurn,
         ScriptedUsage,
-        ScriptedModel,
     )
-    from handrail.testing.request_checks import ReplyPause, PlaybackModel, call_reply, text_reply
-    from handrail.testing.kernels import ScriptedResolver, ScriptedClient, ScriptedApprovalHandler, temporary_kernel
+    from handrail.testing.kernels import ScriptedApprovalHandler, ScriptedClient, ScriptedResolver, temporary_kernel
     from handrail.testing.model_servers import (
         AnthropicServer,
-        ReplyCall,
         ConnectionCut,
+        ErrorReply,
         GeminiServer,
         OpenAIServer,
         ProviderServer,
-        ErrorReply,
-        ScriptedReply,
+        ReplyCall,
         ResponsesServer,
+        ScriptedReply,
         StreamError,
         ThinkingBlock,
     )
+    from handrail.testing.request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
     from handrail.testing.upstream_servers import ThirdPartySource
 
 _HOME = {
@@ -74,29 +74,29 @@ _HOME = {
 
 __all__ = [
     "AnthropicServer",
-    "ReplyCall",
     "ConnectionCut",
-    "RequestExpectation",
-    "ThirdPartySource",
+    "ErrorReply",
     "GeminiServer",
-    "ScriptedResolver",
+    "ModelScript",
     "OpenAIServer",
-    "ReplyPause",
     "PlaybackModel",
     "ProviderServer",
-    "ErrorReply",
-    "ScriptedReply",
+    "ReplyCall",
+    "ReplyPause",
+    "RequestExpectation",
     "ResponsesServer",
     "ResultExpectation",
-    "ModelScript",
-    "ScriptedModel",
+    "ScriptedApprovalHandler",
     "ScriptedCall",
     "ScriptedClient",
-    "ScriptedApprovalHandler",
+    "ScriptedModel",
+    "ScriptedReply",
+    "ScriptedResolver",
     "ScriptedTurn",
     "ScriptedUsage",
     "StreamError",
     "ThinkingBlock",
+    "ThirdPartySource",
     "call_reply",
     "temporary_kernel",
     "text_reply",

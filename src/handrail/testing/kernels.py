@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest
-from handrail.contract.services.client import ClientRequest, ClientMethod, client_request_kind
+from handrail.contract.services.client import ClientMethod, ClientRequest, client_request_kind
 from handrail.contract.services.runtime import UserQuestion
 from handrail.contract.tool.tool import Tool
 from handrail.kernel.local import LocalKernel
@@ -128,7 +128,9 @@ class ScriptedClient:
     def supports(self, call_id: str, method: ClientMethod, params: Mapping[str, Any]) -> bool:
         return client_request_kind(method, params) in self.kinds
 
-    async def send_requests(self, call_id: str, requests: Mapping[str, ClientRequest]) -> Mapping[str, Mapping[str, Any]]:
+    async def send_requests(
+        self, call_id: str, requests: Mapping[str, ClientRequest]
+    ) -> Mapping[str, Mapping[str, Any]]:
         self.calls.append(call_id)
         self.asks.append(requests)
         self.request_received.set()
@@ -157,7 +159,9 @@ class ScriptedResolver:
 
     def __init__(self, table: Mapping[str, Sequence[str] | Sequence[Sequence[str]]]) -> None:
         self._answers = {
-            name: [list(answer) for answer in answers] if not _is_single_answer(answers) else [[str(a) for a in answers]]
+            name: [list(answer) for answer in answers]
+            if not _is_single_answer(answers)
+            else [[str(a) for a in answers]]
             for name, answers in table.items()
         }
         self.queries: list[str] = []

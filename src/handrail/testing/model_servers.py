@@ -21,14 +21,14 @@ from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
 from handrail.testing.request_checks import (
-    SearchCitations,
     ReplyPause,
+    SearchCitations,
     ServerToolUse,
-    blocks,
-    check_call_id,
-    check_arguments,
-    check_name,
     anthropic_request_faults,
+    blocks,
+    check_arguments,
+    check_call_id,
+    check_name,
     openai_request_faults,
     tool_faults,
 )
@@ -85,7 +85,9 @@ class ThinkingBlock:
     signature: str
 
 
-Part = str | ReplyCall | ThinkingBlock | ServerToolUse | SearchCitations | ConnectionCut | ReplyPause | StreamError | bytes
+Part = (
+    str | ReplyCall | ThinkingBlock | ServerToolUse | SearchCitations | ConnectionCut | ReplyPause | StreamError | bytes
+)
 """Text, a call, reasoning, a provider tool use, a break, a pause, an error event, or raw bytes as one event's data."""
 
 
@@ -664,7 +666,9 @@ class GeminiServer(ProviderServer):
                 case ServerToolUse() | SearchCitations():
                     pass
                 case StreamError(code, text):
-                    yield StreamChunk(json.dumps({"error": {"code": 500, "status": code.upper(), "message": text}}).encode())
+                    yield StreamChunk(
+                        json.dumps({"error": {"code": 500, "status": code.upper(), "message": text}}).encode()
+                    )
                 case bytes():
                     yield StreamChunk(part)
                 case _:

@@ -18,9 +18,9 @@ from handrail.agent.model import (
     CallArguments,
     CallClosed,
     CallOpened,
-    ReplyFinished,
     ModelRequest,
     ProviderError,
+    ReplyFinished,
     TextDelta,
 )
 from handrail.catalog.dialects import MCP, SchemaDialect
@@ -99,7 +99,9 @@ def server_tool_faults(tool: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def server_tool_use_faults(blocks_of: Sequence[Mapping[str, Any]], where: str, *, role: object, last: bool) -> list[str]:
+def server_tool_use_faults(
+    blocks_of: Sequence[Mapping[str, Any]], where: str, *, role: object, last: bool
+) -> list[str]:
     """Return the faults for which Anthropic would reject the server tool blocks of one message."""
     found: list[str] = []
     open_uses: list[object] = []

@@ -25,7 +25,7 @@ from handrail.contract.errors import Diagnostic
 from handrail.contract.generation import DiscoveredTool, SourceContents, SourceRank
 from handrail.contract.tool.tool import Tool
 from handrail.kernel.local import LocalKernel
-from handrail.registry.pins import ThirdPartyDefinition, StoredPins
+from handrail.registry.pins import StoredPins, ThirdPartyDefinition
 
 ANYTHING: Mapping[str, Any] = {"type": "object", "additionalProperties": True}
 _PROGRAM = Path(__file__).with_name("upstream_program.py")
@@ -84,7 +84,9 @@ async def approve_tools(kernel: LocalKernel, name: str) -> None:
     (source,) = (one for one in upstreams.sources if one.name == name)
     await kernel.components.refresh_source(source)
     entries = [
-        one for one in kernel.generation.entries.values() if one.third_party is not None and one.third_party.name == name
+        one
+        for one in kernel.generation.entries.values()
+        if one.third_party is not None and one.third_party.name == name
     ]
     pins.approve(name, [ThirdPartyDefinition.from_spec(entry.spec) for entry in entries])
     await kernel.components.refresh_source(source)

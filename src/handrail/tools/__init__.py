@@ -11,14 +11,44 @@ from handrail.tools.files.json_files import JsonReadTool, JsonWriteTool
 from handrail.tools.git import GIT_TOOLS
 from handrail.tools.jobs import JOB_TOOLS
 from handrail.tools.resources import RESOURCE_TOOLS
-from handrail.tools.session import STATE_TOOLS, QuestionTool, ArtifactReadTool, ScratchpadTool, SearchMemoryTool, SkillTool, TodoTool
+from handrail.tools.session import (
+    STATE_TOOLS,
+    ArtifactReadTool,
+    QuestionTool,
+    ScratchpadTool,
+    SearchMemoryTool,
+    SkillTool,
+    TodoTool,
+)
 from handrail.tools.shell import TERMINAL_TOOLS, BashTool, PythonTool
 from handrail.tools.triggers import CHANNEL_TOOLS, TRIGGER_TOOLS
 
 BUILTINS: tuple[Tool, ...] = (
-    *(ReadTool(), WriteTool(), EditTool(), FilePatchTool(), GlobTool(), GrepTool(), BashTool(), TodoTool(), QuestionTool(), TaskTool(), SkillTool()),
+    *(
+        ReadTool(),
+        WriteTool(),
+        EditTool(),
+        FilePatchTool(),
+        GlobTool(),
+        GrepTool(),
+        BashTool(),
+        TodoTool(),
+        QuestionTool(),
+        TaskTool(),
+        SkillTool(),
+    ),
     *(BrowseToolsTool(), LoadToolsTool(), FindToolsTool(), ToolSearchTool(), InfoTool()),
-    *(MultiEditTool(), TreeTool(), JsonReadTool(), JsonWriteTool(), PythonTool(), ScratchpadTool(), SearchMemoryTool(), ArtifactReadTool(), MemoryCompactTool()),
+    *(
+        MultiEditTool(),
+        TreeTool(),
+        JsonReadTool(),
+        JsonWriteTool(),
+        PythonTool(),
+        ScratchpadTool(),
+        SearchMemoryTool(),
+        ArtifactReadTool(),
+        MemoryCompactTool(),
+    ),
     *CHANNEL_TOOLS,
     *TRIGGER_TOOLS,
     *JOB_TOOLS,

@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 from handrail.contract.call import Result
-from handrail.contract.services.jobs import UNLISTED_PREFIX, LoadedTools, ToolSearchResult, ToolMatch, ToolDocumentation
-from handrail.contract.services.runtime import Runtime
 from handrail.contract.errors import ToolError
+from handrail.contract.services.jobs import UNLISTED_PREFIX, LoadedTools, ToolDocumentation, ToolMatch, ToolSearchResult
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
@@ -173,7 +173,9 @@ class ToolSearchTool(Tool):
             told["message"] = went
         if not hits:
             message = _OUT_OF_DOMAIN if findings.query_problem else _NOT_FROM_OUTSIDE
-            message = message.format(by=f" (compared by {findings.search_method})", why=findings.query_problem, then=_THROUGH_ALL)
+            message = message.format(
+                by=f" (compared by {findings.search_method})", why=findings.query_problem, then=_THROUGH_ALL
+            )
             told |= {"nothing_fits": True, "message": message}
             told |= await _unlisted_sources_data(runtime)
         return _label_untrusted(told, hits)
@@ -307,7 +309,11 @@ def _uncompared_text(found: Iterable[ToolSearchResult]) -> str:
 
 async def _unlisted_sources_data(runtime: Runtime) -> dict[str, Any]:
     """Return the sources that have not listed their tools yet, and so may have a match."""
-    names = {one.name: one.description for one in await runtime.catalog.list_categories() if one.name.startswith(UNLISTED_PREFIX)}
+    names = {
+        one.name: one.description
+        for one in await runtime.catalog.list_categories()
+        if one.name.startswith(UNLISTED_PREFIX)
+    }
     return {"not_looked_through": names} if names else {}
 
 

@@ -12,17 +12,17 @@ from functools import partial
 from typing import Any
 
 from handrail.contract.call import Result
+from handrail.contract.errors import ToolError
 from handrail.contract.services.resources import (
     SOURCE_PREFIX,
-    SourceResponse,
-    ResourceListing,
     PromptSpec,
+    ResourceListing,
     ResourceSpec,
     ResourceTemplate,
     SourceRequest,
+    SourceResponse,
 )
 from handrail.contract.services.runtime import Runtime
-from handrail.contract.errors import ToolError
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
@@ -70,7 +70,9 @@ class ResourceListTool(Tool):
             for spec in offering.resources:
                 uri = _unique_name(spec.uri, offering, seen)
                 told["resources"].append({**_resource_data(spec), "uri": uri, **_source_data(offering)})
-            told["resourceTemplates"] += [{**_template_data(spec), **_source_data(offering)} for spec in offering.templates]
+            told["resourceTemplates"] += [
+                {**_template_data(spec), **_source_data(offering)} for spec in offering.templates
+            ]
         return _label_untrusted(told, offerings)
 
 
@@ -280,7 +282,10 @@ def _template_data(spec: ResourceTemplate) -> dict[str, Any]:
 
 def _prompt_data(spec: PromptSpec) -> dict[str, Any]:
     told = {"title": spec.title, "description": spec.description}
-    return {**_without_empty({**spec.more, **told}), "arguments": [_without_empty(asdict(one)) for one in spec.arguments]}
+    return {
+        **_without_empty({**spec.more, **told}),
+        "arguments": [_without_empty(asdict(one)) for one in spec.arguments],
+    }
 
 
 def _without_empty(members: Mapping[str, Any]) -> dict[str, Any]:

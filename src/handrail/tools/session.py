@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from handrail.contract.approvals import read_question
 from handrail.contract.call import Blob, Result
-from handrail.contract.services.memory import TranscriptPassage, SkillText
-from handrail.contract.services.runtime import UserQuestion, Runtime
 from handrail.contract.errors import ToolError
+from handrail.contract.services.memory import SkillText, TranscriptPassage
+from handrail.contract.services.runtime import Runtime, UserQuestion
 from handrail.contract.tool.names import nearest_names
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import StateArguments, ToolSpec

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
+from handrail.contract.errors import ToolError, decode_text
 from handrail.contract.services.jobs import DEFAULT_COMMAND, KEYS, MAX_KEYS, TERMINAL_START_ID, Job
 from handrail.contract.services.runtime import Runtime
-from handrail.contract.errors import ToolError, decode_text
 from handrail.contract.tool.requires import Requires, ShellRequires
-from handrail.contract.tool.spec import LockSpec, JobArgument, ToolSpec
+from handrail.contract.tool.spec import JobArgument, LockSpec, ToolSpec
 from handrail.contract.tool.tool import Tool
 from handrail.tools.declarations import MAX_OUTPUT, WORKSPACE, object_schema
 from handrail.tools.jobs import stop_state_data
@@ -445,4 +445,10 @@ async def _end_data(runtime: Runtime, job: Job) -> dict[str, object]:
     return cast("dict[str, object]", given) if isinstance(given, dict) else {}
 
 
-TERMINAL_TOOLS: tuple[Tool, ...] = (TerminalStartTool(), TerminalSendTool(), TerminalReadTool(), TerminalResizeTool(), TerminalStopTool())
+TERMINAL_TOOLS: tuple[Tool, ...] = (
+    TerminalStartTool(),
+    TerminalSendTool(),
+    TerminalReadTool(),
+    TerminalResizeTool(),
+    TerminalStopTool(),
+)

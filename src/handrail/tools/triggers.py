@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from handrail.contract.errors import ToolError
 from handrail.contract.services.channels import CHANNEL_CAPACITY, check_channel_name
 from handrail.contract.services.runtime import Runtime
-from handrail.contract.errors import ToolError
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
@@ -213,7 +213,9 @@ class AddScheduleTool(Tool):
         way, name = next(way for way in _SCHEDULE_FORMS if way in args), args.get("name")
         if way == "every_minutes" and 60 % args[way]:  # as a cron schedule it would restart every hour
             return describe_trigger(await runtime.triggers.add_timer(args[way] * 60_000, args["prompt"], name=name))
-        return describe_trigger(await runtime.triggers.add_schedule(_to_cron(way, args[way]), args["prompt"], name=name))
+        return describe_trigger(
+            await runtime.triggers.add_schedule(_to_cron(way, args[way]), args["prompt"], name=name)
+        )
 
 
 class WatchChannelTool(Tool):

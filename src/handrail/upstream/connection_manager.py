@@ -15,10 +15,19 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from handrail.contract.errors import ToolError
 from handrail.upstream import definition as listings
-from handrail.upstream.client.client_session import MODERN_VERSIONS, McpTransport, UpstreamSession, ProtocolEra, SessionHooks, UpstreamConnectionLost, RpcError, AnswerTooLong
+from handrail.upstream.client.client_session import (
+    MODERN_VERSIONS,
+    AnswerTooLong,
+    McpTransport,
+    ProtocolEra,
+    RpcError,
+    SessionHooks,
+    UpstreamConnectionLost,
+    UpstreamSession,
+)
 from handrail.upstream.client.resource_subscriptions import UpstreamSubscriptions
 from handrail.upstream.client.tasks import call_tool, request_with_input
-from handrail.upstream.definition import MAX_ITEMS, JsonItem, BoundedItems, ServerListing, ServerDefinition
+from handrail.upstream.definition import MAX_ITEMS, BoundedItems, JsonItem, ServerDefinition, ServerListing
 
 if TYPE_CHECKING:
     from handrail.contract.services.runtime import Runtime
@@ -318,7 +327,9 @@ class UpstreamServer:
             self._hint = conversation.era
             await self._list(conversation)
 
-    async def _keep_connection(self, conversation: UpstreamSession, changed: asyncio.Event, lost: asyncio.Event) -> None:
+    async def _keep_connection(
+        self, conversation: UpstreamSession, changed: asyncio.Event, lost: asyncio.Event
+    ) -> None:
         """Use the connection until it is lost: list again on changes, and keep the subscriptions."""
         self.subscriptions.attach(conversation, changed)
         try:

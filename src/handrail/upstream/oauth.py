@@ -381,7 +381,9 @@ class BrowserSignIn(OAuthClientProvider):
         metadata = self.context.oauth_metadata
         named = str(metadata.issuer) if metadata is not None else _origin(self.context.server_url)
         if self.trusted_issuer and not issuers_match(named, self.trusted_issuer):
-            raise OAuthFlowError(f"the server names the authorization server {named}, but {self.trusted_issuer} is configured")
+            raise OAuthFlowError(
+                f"the server names the authorization server {named}, but {self.trusted_issuer} is configured"
+            )
         return await super()._perform_authorization()
 
     async def _auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:

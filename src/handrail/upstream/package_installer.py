@@ -22,10 +22,10 @@ from typing import Any, Literal, cast
 from handrail.contract.errors import UsageError
 from handrail.origins.programs import (
     ProgramRefused,
-    find_program,
+    build_program_environment,
     find_enclosing_folder,
     find_own_interpreter,
-    build_program_environment,
+    find_program,
     open_workspaces,
 )
 from handrail.sandbox.view.toolchains import find_installation
@@ -79,7 +79,9 @@ class ResolvedCommand:
             except OSError as error:
                 raise CommandRefused(f"{path} cannot be read: {error.strerror}; install the server again") from None
             if found != wanted:
-                raise CommandRefused(f"{path} has changed since the installation; find out why, and install the server again")
+                raise CommandRefused(
+                    f"{path} has changed since the installation; find out why, and install the server again"
+                )
 
 
 def fetches_package(command: str, args: tuple[str, ...]) -> bool:
@@ -89,7 +91,9 @@ def fetches_package(command: str, args: tuple[str, ...]) -> bool:
     return name in _FETCHING or first in _FETCHING_BY.get(name, ())
 
 
-def resolve_command(definition: ServerDefinition, state: Path, workspace: str, *, to_start: bool = True) -> ResolvedCommand:
+def resolve_command(
+    definition: ServerDefinition, state: Path, workspace: str, *, to_start: bool = True
+) -> ResolvedCommand:
     """Return the program of a server.
 
     :param state: the root folder of all state
@@ -244,7 +248,9 @@ def find_package(definition: ServerDefinition) -> ServerPackage | None:
 
 
 def _parse_npm_words(words: Sequence[str]) -> ServerPackage:
-    options, program, args = _split_options(words, {"-p": "package", "--package": "package", "-c": "call", "--call": "call"})
+    options, program, args = _split_options(
+        words, {"-p": "package", "--package": "package", "-c": "call", "--call": "call"}
+    )
     if "call" in options:
         raise UsageError("A shell command (-c) cannot be installed. Name the package and its arguments instead.")
     named = options.get("package", [])
@@ -360,7 +366,9 @@ def find_installed(definition: ServerDefinition, state: Path) -> tuple[str, str]
     return package, ""
 
 
-def _install_with_npm(package: ServerPackage, folder: Path, workspace: str, scripts: bool) -> tuple[tuple[str, ...], dict[str, str]]:
+def _install_with_npm(
+    package: ServerPackage, folder: Path, workspace: str, scripts: bool
+) -> tuple[tuple[str, ...], dict[str, str]]:
     npm, node = (_find_manager(name, workspace, package) for name in ("npm", "node"))
     (folder / "package.json").write_text("{}")
     options = ["--no-audit", "--no-fund", "--save-exact", *([] if scripts else ["--ignore-scripts"])]
@@ -388,7 +396,9 @@ def _install_with_npm(package: ServerPackage, folder: Path, workspace: str, scri
     return (os.path.realpath(node), str(script)), versions
 
 
-def _install_with_pip(package: ServerPackage, folder: Path, workspace: str, _scripts: bool) -> tuple[tuple[str, ...], dict[str, str]]:
+def _install_with_pip(
+    package: ServerPackage, folder: Path, workspace: str, _scripts: bool
+) -> tuple[tuple[str, ...], dict[str, str]]:
     python = folder / "bin" / "python"
     _run([find_own_interpreter(), "-I", "-m", "venv", str(folder)], folder, None)
     quiet = ["--quiet", "--no-input", "--disable-pip-version-check", "--no-compile"]
@@ -417,7 +427,10 @@ def _run(command: Sequence[str], folder: Path, first: Path | None) -> str:
 
     :raises UsageError: with the end of its output, if it failed
     """
-    environment = {**build_program_environment(_MANAGER_VARIABLES, prefixes=_MANAGER_PREFIXES), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {
+        **build_program_environment(_MANAGER_VARIABLES, prefixes=_MANAGER_PREFIXES),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     if first is not None:
         environment["PATH"] = f"{first}{os.pathsep}{environment['PATH']}"
     try:

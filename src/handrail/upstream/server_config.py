@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import pydantic
 
 from handrail.config.loader import Configuration
-from handrail.config.mcp import SERVER_NAME_PATTERN, UpstreamServerSettings, SecretValue
+from handrail.config.mcp import SERVER_NAME_PATTERN, SecretValue, UpstreamServerSettings
 from handrail.contract.errors import Diagnostic, LoadError
 from handrail.contract.text.hosts import fault_in_host, parse_url
 from handrail.runtime.secret_store import NO_SECRETS, SecretStore
@@ -175,7 +175,10 @@ def load_server_definitions(
 
 
 def _read_server_files(
-    config: Configuration, environment: Mapping[str, str], register_secret: Callable[[str], None], faults: list[Diagnostic]
+    config: Configuration,
+    environment: Mapping[str, str],
+    register_secret: Callable[[str], None],
+    faults: list[Diagnostic],
 ) -> NamedServers:
     """Read the servers of the files under ``[mcp] files``, and add their faults to ``faults``."""
     if not config.settings.mcp.files:
@@ -227,7 +230,11 @@ def _add_tables(servers: NamedServers, tables: Mapping[str, UpstreamServerSettin
 
 
 def build_definition(
-    name: str, server: UpstreamServerSettings, place: str, secrets: SecretStore, register_secret: Callable[[str], None] = lambda value: None
+    name: str,
+    server: UpstreamServerSettings,
+    place: str,
+    secrets: SecretStore,
+    register_secret: Callable[[str], None] = lambda value: None,
 ) -> ServerDefinition:
     """Build the definition of one server, with the values of its secrets.
 
@@ -329,7 +336,9 @@ def _find_shared_faults(servers: Mapping[str, tuple[UpstreamServerSettings, str]
         prefix = name if server.prefix is None else server.prefix
         if prefix in prefixes and server.enabled:
             found.append(
-                Diagnostic(place, "prefix", f"{prefix!r} is also the prefix of {prefixes[prefix]}; choose another prefix")
+                Diagnostic(
+                    place, "prefix", f"{prefix!r} is also the prefix of {prefixes[prefix]}; choose another prefix"
+                )
             )
         elif server.enabled:
             prefixes[prefix] = name
@@ -344,7 +353,9 @@ def _find_shared_faults(servers: Mapping[str, tuple[UpstreamServerSettings, str]
                 found.append(Diagnostic(place, "prefix", f"{problem}; give one of the two servers another prefix"))
     for name, (server, place) in servers.items():
         requires = build_definition(name, server, place, NO_SECRETS).requires
-        found += [Diagnostic(place, where.removeprefix("requires.fs."), problem) for where, problem in requires.find_faults()]
+        found += [
+            Diagnostic(place, where.removeprefix("requires.fs."), problem) for where, problem in requires.find_faults()
+        ]
     return found
 
 
@@ -435,7 +446,10 @@ def _expand_variables(value: object, environment: Mapping[str, str], register_se
     if isinstance(value, list):
         return [_expand_variables(one, environment, register_secret) for one in cast("list[object]", value)]
     if isinstance(value, dict):
-        return {key: _expand_variables(one, environment, register_secret) for key, one in cast("dict[str, object]", value).items()}
+        return {
+            key: _expand_variables(one, environment, register_secret)
+            for key, one in cast("dict[str, object]", value).items()
+        }
     return value
 
 
@@ -445,7 +459,9 @@ def _parse_program(said: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value}
 
 
-def _parse_server(said: Mapping[str, Any], environment: Mapping[str, str], register_secret: Callable[[str], None]) -> UpstreamServerSettings:
+def _parse_server(
+    said: Mapping[str, Any], environment: Mapping[str, str], register_secret: Callable[[str], None]
+) -> UpstreamServerSettings:
     """Parse one server.
 
     :raises ValueError: if it is not a valid server; may be a pydantic error

@@ -19,22 +19,22 @@ from typing import TYPE_CHECKING, NamedTuple
 from handrail.config import Configuration
 from handrail.contract.errors import UsageError
 from handrail.contract.generation import ToolSource
-from handrail.contract.sandbox import Process, SandboxProfile, ProgramSpec, Sandbox
+from handrail.contract.sandbox import Process, ProgramSpec, Sandbox, SandboxProfile
 from handrail.contract.text.hosts import bracket_host, parse_url
-from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, PathVariables, expand_requires
+from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet, PathVariables, expand_requires
 from handrail.policy.authorizer import find_hidden_paths as hides
-from handrail.policy.rules.matchers import RuleRanking
 from handrail.policy.rules.definitions import Rule, RuleBook
+from handrail.policy.rules.matchers import RuleRanking
 from handrail.runtime.secret_store import SecretStore
 from handrail.store.folders import StateFolders
-from handrail.upstream.server_config import load_server_definitions, is_path_inside
+from handrail.upstream.server_config import is_path_inside, load_server_definitions
 
 if TYPE_CHECKING:
     from handrail.sandbox.network.egress import HostGate
     from handrail.upstream.client.client_session import McpTransport
+    from handrail.upstream.connection_manager import UpstreamServer
     from handrail.upstream.definition import ServerDefinition
     from handrail.upstream.oauth import SignInPrompt
-    from handrail.upstream.connection_manager import UpstreamServer
     from handrail.upstream.source import McpSource
 
 FIRST_CONNECT_WAIT_S = 1.0
@@ -191,7 +191,8 @@ class UpstreamRegistry:
             from handrail.upstream.client.stdio_transport import StdioTransport
 
             return StdioTransport(
-                lambda: self._start_program(definition), _find_hidden_paths(definition, str(self._ground.folders.workspace))
+                lambda: self._start_program(definition),
+                _find_hidden_paths(definition, str(self._ground.folders.workspace)),
             )
         from handrail.upstream.client.http_transport import make_http_transport
 

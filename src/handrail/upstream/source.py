@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from handrail.contract.call import Blob
-from handrail.contract.services.resources import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplate
 from handrail.contract.errors import Diagnostic, ToolError
 from handrail.contract.generation import DiscoveredTool, SourceContents, SourceRank
+from handrail.contract.services.resources import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplate
 from handrail.registry.sources.resources import MAX_URI, parse_shape
 from handrail.upstream import definition as listings
-from handrail.upstream.client.client_session import UpstreamConnectionLost, RpcError
-from handrail.upstream.definition import JsonItem, ServerListing, ServerDefinition
+from handrail.upstream.client.client_session import RpcError, UpstreamConnectionLost
+from handrail.upstream.definition import JsonItem, ServerDefinition, ServerListing
 from handrail.upstream.package_installer import CommandRefused, resolve_command
 from handrail.upstream.tools import McpTool, to_tool_error
 
@@ -103,7 +103,7 @@ class McpResourceProvider:
             answer["hasMore"] = more
         return answer
 
-    async def subscribe(self, uri: str, updated: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
+    async def subscribe(self, uri: str, on_update: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
         upstream = self._upstream
         if upstream is None or not self._subscribes:
             raise ToolError(
@@ -113,14 +113,14 @@ class McpResourceProvider:
             )
         await upstream.connect()
         try:
-            await upstream.subscriptions.add(uri, updated)
+            await upstream.subscriptions.add(uri, on_update)
         except RpcError as error:
             raise to_tool_error(self.source, error) from None
         except UpstreamConnectionLost as lost:
             raise ToolError(
                 f"MCP server {self.source} is unavailable: {lost.why}. Try again later.", kind="unavailable"
             ) from None
-        return lambda: upstream.subscriptions.remove(uri, updated)
+        return lambda: upstream.subscriptions.remove(uri, on_update)
 
     async def _ask(self, method: str, params: Mapping[str, Any], runtime: Runtime) -> dict[str, Any]:
         if self._upstream is None:

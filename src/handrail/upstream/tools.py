@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from handrail.contract.services.client import UNSUPPORTED_REQUEST
-from handrail.contract.services.runtime import Runtime
 from handrail.contract.envelopes import from_content
 from handrail.contract.errors import ToolError
+from handrail.contract.services.client import UNSUPPORTED_REQUEST
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import LockSpec, SideEffect, ToolSpec
 from handrail.contract.tool.tool import Tool
@@ -89,7 +89,9 @@ class McpTool(Tool):
     :param item: the server's description of the tool
     """
 
-    def __init__(self, item: JsonItem, upstream: UpstreamServer | None, definition: ServerDefinition, requires: Requires) -> None:
+    def __init__(
+        self, item: JsonItem, upstream: UpstreamServer | None, definition: ServerDefinition, requires: Requires
+    ) -> None:
         self.spec = build_spec(item, definition, requires)
         self.item = item
         self.name = str(item["name"])
@@ -141,7 +143,9 @@ class McpTool(Tool):
         said = {"name": self.name, "arguments": args}
         try:
             as_task = needs_task(self.item)
-            answer = await upstream.call("tools/call", said, runtime, headers=headers, check_current=stands, as_task=as_task)
+            answer = await upstream.call(
+                "tools/call", said, runtime, headers=headers, check_current=stands, as_task=as_task
+            )
         except RpcError as error:
             raise to_tool_error(self.definition.name, error) from None
         return from_content(answer)

@@ -46,7 +46,11 @@ def _by_program(paths: str) -> Probe:
     """Each in a folder of its own, so that one does not take another with it."""
 
     async def tried(home: Home) -> str | None:
-        held = [path for path in paths.split() if (found := find_tool_protection(path)) is not None and found.applies_to_programs]
+        held = [
+            path
+            for path in paths.split()
+            if (found := find_tool_protection(path)) is not None and found.applies_to_programs
+        ]
         script = "".join(
             f"mkdir -p \"$(dirname 'd{number}/{path}')\" && echo planted > 'd{number}/{path}'\n"
             for number, path in enumerate(held)

@@ -73,7 +73,7 @@ async def _withheld(home: Home) -> str | None:
         return "this machine confines nothing, and the case would prove nothing"
     refusing = tiers.RefusingSandbox(tiers.SandboxTier("none", "taken away by the test", ""))
     from handrail.contract.errors import ToolError
-    from handrail.contract.sandbox import SandboxProfile, ProgramSpec
+    from handrail.contract.sandbox import ProgramSpec, SandboxProfile
     from handrail.contract.tool.requires import CapabilitySet
 
     try:

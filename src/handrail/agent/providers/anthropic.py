@@ -20,12 +20,12 @@ from handrail.agent.model import (
     CallClosed,
     CallOpened,
     CallPart,
-    ReplyFinished,
     FinishReason,
-    ProviderBlock,
     Message,
     ModelRequest,
+    ProviderBlock,
     ProviderToolResult,
+    ReplyFinished,
     ResultsMessage,
     StreamCut,
     TextDelta,
@@ -33,7 +33,16 @@ from handrail.agent.model import (
     TokenUsage,
     UserMessage,
 )
-from handrail.agent.providers.failures import get_count, request_error, get_field, timeout_error, to_plain_json, get_text, connection_error, format_error
+from handrail.agent.providers.failures import (
+    connection_error,
+    format_error,
+    get_count,
+    get_field,
+    get_text,
+    request_error,
+    timeout_error,
+    to_plain_json,
+)
 from handrail.catalog.dialects import ANTHROPIC, SchemaDialect
 from handrail.catalog.schema_adapter import adapt_tool
 from handrail.contract.text.json_text import MAX_ARGUMENT_BYTES, InvalidJsonText, parse_object
@@ -66,7 +75,11 @@ class ServerToolReader:
 
     def start(self, index: int, kind: object, block: object) -> None:
         """Process the start of a block that has no other ``kind``."""
-        if isinstance(kind, str) and (kind == _USE or kind.endswith(_RESULT)) and (data := to_plain_json(block)) is not None:
+        if (
+            isinstance(kind, str)
+            and (kind == _USE or kind.endswith(_RESULT))
+            and (data := to_plain_json(block)) is not None
+        ):
             self._open[index] = data
             self._input[index] = []
 
@@ -93,7 +106,9 @@ class ServerToolReader:
         used = str(block.get("tool_use_id") or "")
         name, asked = self._asked.get(used, (str(block["type"]).removesuffix(_RESULT), {}))
         content: Any = block.get("content")
-        yield ProviderToolResult(name, used, asked, content, _is_failed(content), ProviderBlock("anthropic", block, said=True))
+        yield ProviderToolResult(
+            name, used, asked, content, _is_failed(content), ProviderBlock("anthropic", block, said=True)
+        )
 
 
 def match_results(content: Sequence[dict[str, Any]], *, last: bool) -> list[dict[str, Any]]:
@@ -281,7 +296,8 @@ class _EventReader:
         if usage is None:
             return
         told = sum(
-            get_count(usage, field) for field in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+            get_count(usage, field)
+            for field in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
         )
         self._input = max(self._input, told)
         yield TokenUsage(self._input, get_count(usage, "output_tokens"))

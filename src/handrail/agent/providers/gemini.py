@@ -25,12 +25,12 @@ from handrail.agent.model import (
     CallClosed,
     CallOpened,
     CallPart,
-    ReplyFinished,
     FinishReason,
-    ProviderBlock,
     Message,
     ModelRequest,
+    ProviderBlock,
     ProviderError,
+    ReplyFinished,
     ResultsMessage,
     StreamCut,
     TextDelta,
@@ -38,7 +38,15 @@ from handrail.agent.model import (
     TokenUsage,
     UserMessage,
 )
-from handrail.agent.providers.failures import get_count, request_error, get_field, timeout_error, get_text, connection_error, format_error
+from handrail.agent.providers.failures import (
+    connection_error,
+    format_error,
+    get_count,
+    get_field,
+    get_text,
+    request_error,
+    timeout_error,
+)
 from handrail.catalog.dialects import GEMINI, SchemaDialect
 from handrail.catalog.schema_adapter import adapt_tool
 
@@ -125,7 +133,9 @@ class _PartReader:
     def read(self, chunk: types.GenerateContentResponse) -> Iterator[BlockEvent]:
         if (usage := chunk.usage_metadata) is not None:
             given = get_count(usage, "candidates_token_count") + get_count(usage, "thoughts_token_count")
-            yield TokenUsage(get_count(usage, "prompt_token_count") + get_count(usage, "tool_use_prompt_token_count"), given)
+            yield TokenUsage(
+                get_count(usage, "prompt_token_count") + get_count(usage, "tool_use_prompt_token_count"), given
+            )
         if self.finished or self.unreadable is not None:
             return
         if not chunk.candidates:

@@ -21,18 +21,28 @@ from handrail.agent.model import (
     CallArguments,
     CallClosed,
     CallOpened,
-    ReplyFinished,
     FinishReason,
     Message,
     ModelRequest,
     ProviderToolResult,
+    ReplyFinished,
     ResultsMessage,
     StreamCut,
     TextDelta,
     TokenUsage,
     UserMessage,
 )
-from handrail.agent.providers.failures import get_count, request_error, get_field, timeout_error, to_plain_json, get_text, connection_error, format_error, get_json_text
+from handrail.agent.providers.failures import (
+    connection_error,
+    format_error,
+    get_count,
+    get_field,
+    get_json_text,
+    get_text,
+    request_error,
+    timeout_error,
+    to_plain_json,
+)
 from handrail.catalog.dialects import OPENAI_CHAT, SchemaDialect
 from handrail.catalog.schema_adapter import adapt_tool
 
@@ -63,7 +73,9 @@ def map_errors(name: str, address: object) -> Generator[None]:
     try:
         yield
     except openai.APIStatusError as error:
-        raise request_error(name, KEY_VARIABLE, error.status_code, error.code, error.message, error.response.headers) from error
+        raise request_error(
+            name, KEY_VARIABLE, error.status_code, error.code, error.message, error.response.headers
+        ) from error
     except openai.APITimeoutError as error:
         raise timeout_error(name, address) from error
     except openai.APIConnectionError as error:
@@ -221,7 +233,11 @@ class _ChunkReader:
         yield ReplyFinished((_WHOLE | _CUT).get(reason, "other"))
 
     def _fragment(self, fragment: object) -> Iterator[BlockEvent]:
-        slot, call_id, function = get_field(fragment, "index"), get_text(fragment, "id"), get_field(fragment, "function")
+        slot, call_id, function = (
+            get_field(fragment, "index"),
+            get_text(fragment, "id"),
+            get_field(fragment, "function"),
+        )
         name, arguments = get_text(function, "name"), get_json_text(function, "arguments")
         if call_id is None and name is None and arguments is None:
             return

@@ -21,12 +21,12 @@ from handrail.agent.model import (
     CallClosed,
     CallOpened,
     CallPart,
-    ReplyFinished,
     FinishReason,
-    ProviderBlock,
     Message,
     ModelRequest,
+    ProviderBlock,
     ProviderToolResult,
+    ReplyFinished,
     ResultsMessage,
     StreamCut,
     TextDelta,
@@ -34,7 +34,14 @@ from handrail.agent.model import (
     TokenUsage,
     UserMessage,
 )
-from handrail.agent.providers.failures import get_count, request_error, get_field, to_plain_json, get_text, get_json_text
+from handrail.agent.providers.failures import (
+    get_count,
+    get_field,
+    get_json_text,
+    get_text,
+    request_error,
+    to_plain_json,
+)
 from handrail.agent.providers.openai import KEY_VARIABLE, map_errors
 from handrail.catalog.dialects import OPENAI_RESPONSES, SchemaDialect
 from handrail.catalog.schema_adapter import adapt_tool
@@ -133,7 +140,11 @@ class _ItemReader:
                     yield TextDelta(said)
             case "response.output_item.added" if isinstance(index, int):
                 item = get_field(event, "item")
-                if get_field(item, "type") == "function_call" and index not in self._open and not self._is_finished(index, item):
+                if (
+                    get_field(item, "type") == "function_call"
+                    and index not in self._open
+                    and not self._is_finished(index, item)
+                ):
                     self._open[index] = False
                     self._calls = True
                     yield CallOpened(index, get_text(item, "call_id"), get_text(item, "name") or "")

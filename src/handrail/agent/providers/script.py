@@ -50,10 +50,10 @@ from handrail.agent.model import (
     CallClosed,
     CallOpened,
     CallResult,
-    ReplyFinished,
     FinishReason,
     ModelRequest,
     ProviderError,
+    ReplyFinished,
     ResultsMessage,
     StreamCut,
     TextDelta,
@@ -185,7 +185,9 @@ def read_script(path: Path) -> ModelScript:
     try:
         return ModelScript.model_validate(data)
     except ValidationError as error:
-        raise LoadError([Diagnostic(source, place, problem) for place, problem in _describe_errors(data, error).items()]) from None
+        raise LoadError(
+            [Diagnostic(source, place, problem) for place, problem in _describe_errors(data, error).items()]
+        ) from None
 
 
 def _describe_errors(data: Any, error: ValidationError) -> dict[str, str]:

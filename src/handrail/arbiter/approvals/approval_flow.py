@@ -12,26 +12,26 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, cast
 
-from handrail.arbiter.approvals.file_binding import RunFileFinder, explain_changes
 from handrail.arbiter.approvals.broker import CHOICE_WITHOUT_RULE, ApprovalBroker, evaluate_changed, offered_rule
-from handrail.arbiter.call import CallApprovals, Call, Lane, CallRefusal
+from handrail.arbiter.approvals.file_binding import RunFileFinder, explain_changes
+from handrail.arbiter.call import Call, CallApprovals, CallRefusal, Lane
+from handrail.arbiter.call_locks import choose_locks
 from handrail.arbiter.delegation import check_delegation
 from handrail.arbiter.execution import run_uninterrupted
-from handrail.arbiter.call_locks import choose_locks
 from handrail.arbiter.locks import LockResolver
 from handrail.arbiter.output.shaper import OutputShaper
-from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalKind, ApprovalRequest, ApprovalHandler
+from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalHandler, ApprovalKind, ApprovalRequest
+from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.services.jobs import DEFAULT_COMMAND, TERMINAL_START_ID
 from handrail.contract.services.runtime import UserQuestion
-from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.policy import suggestions
 from handrail.policy.evaluation import PolicyVerdict
 from handrail.policy.shell import wrappers
-from handrail.policy.shell.risky_options import SHELLS
 from handrail.policy.shell.parser import ShellCommand, ShellScript, parse_script
+from handrail.policy.shell.risky_options import SHELLS
 from handrail.policy.targets import CallTarget, format_command
 from handrail.record.log import Record
-from handrail.runtime.shell import ENTER_KEYS, runs_unseen_line, takes_input, build_rule_value
+from handrail.runtime.shell import ENTER_KEYS, build_rule_value, runs_unseen_line, takes_input
 
 # Terminal input, as rules evaluate it: as shell text if a shell reads it. If the reader is unknown, a user must approve.
 
@@ -207,7 +207,12 @@ class ApprovalFlow:
     """
 
     def __init__(
-        self, broker: ApprovalBroker, shaper: OutputShaper, lock_resolver: LockResolver, evaluate: EvaluateCall, apply_watchdogs: ApplyWatchdogs
+        self,
+        broker: ApprovalBroker,
+        shaper: OutputShaper,
+        lock_resolver: LockResolver,
+        evaluate: EvaluateCall,
+        apply_watchdogs: ApplyWatchdogs,
     ) -> None:
         self.broker = broker
         self._shaper = shaper
@@ -297,7 +302,10 @@ class ApprovalFlow:
 
     def _create_request(self, call: Call, files: Mapping[str, str]) -> Approval:
         assert call.verdict is not None
-        always, never, wider = (one(call.verdict) for one in (suggestions.suggest_rule, suggestions.suggest_denying_rule, suggestions.suggest_wider_rule))
+        always, never, wider = (
+            one(call.verdict)
+            for one in (suggestions.suggest_rule, suggestions.suggest_denying_rule, suggestions.suggest_wider_rule)
+        )
         targets = (self._shaper.redact(f"{target.capability} {target.shown}") for target in call.verdict.targets)
         return self.broker.create_request(
             replace(
@@ -557,7 +565,9 @@ class ApprovalFlow:
             return
         row = self._find_earlier_request(call, "question")
         if row is None:
-            row = await self._submit_request(call, self.broker.create_request(self._build_request(call), kind="question", questions=asked))
+            row = await self._submit_request(
+                call, self.broker.create_request(self._build_request(call), kind="question", questions=asked)
+            )
         if row.is_pending:
             row = await self._wait_for_decision(call, row, self._request_answers)
         if row.state != "approved":

@@ -19,26 +19,26 @@ from handrail.arbiter.approvals.file_binding import RunFileFinder
 from handrail.arbiter.call import Call, Lane
 from handrail.arbiter.output.shaper import OutputShaper
 from handrail.contract.approvals import (
-    APPROVING_CHOICES,
     APPROVAL_CHOICES,
+    APPROVING_CHOICES,
     Approval,
     ApprovalAnswer,
+    ApprovalChoice,
     ApprovalKind,
     ApprovalRequest,
     ApprovalState,
-    ApprovalChoice,
     StoredRule,
 )
 from handrail.contract.call import Result
+from handrail.contract.errors import LogUnavailable, ToolError
+from handrail.contract.generation import Generation, ToolEntry
 from handrail.contract.services.files import PathResolver
 from handrail.contract.services.runtime import UserQuestion
-from handrail.contract.errors import LogUnavailable, ToolError
-from handrail.contract.generation import ToolEntry, Generation
 from handrail.contract.text.neutralisation import escape_controls
 from handrail.policy import suggestions
 from handrail.policy.authorizer import CallAuthorizer, PolicyVerdict
 from handrail.policy.rules.definitions import Rule, RuleBook, Scope, parse_rule
-from handrail.policy.suggestions import REJECTION_SOURCE, PROJECT_SOURCE
+from handrail.policy.suggestions import PROJECT_SOURCE, REJECTION_SOURCE
 from handrail.record.log import CommitLog, InterruptedCall, Record
 from handrail.runtime.files.roots import SessionRoots
 from handrail.store.database.workspace_database import TableWork
@@ -92,7 +92,9 @@ def check_choice(row: Approval, answer: ApprovalAnswer) -> None:
     """
     choice, request, problem = answer.choice, row.request, ""
     if choice not in APPROVAL_CHOICES:
-        problem = f"does not accept `{escape_controls(str(choice)[:40])}`. Answer with one of: {', '.join(APPROVAL_CHOICES)}."
+        problem = (
+            f"does not accept `{escape_controls(str(choice)[:40])}`. Answer with one of: {', '.join(APPROVAL_CHOICES)}."
+        )
     elif row.kind == "question" and choice not in ("reject", "stop"):
         problem = "asks a question. Answer the question, or use reject or stop."
     elif choice in _FOR_A_SESSION and request.is_shared:
@@ -336,7 +338,9 @@ class ApprovalBroker:
         record = Record("approval-responded", "", "", {"forgotten": found.text, "rule": found.id})
         await self._table.commit(self._table.remove_rule(found.id), self._log.make_work([record]))
         for lane in self._list_lanes():
-            kept = tuple(r for r in lane.rules if r.text != found.text or r.source not in (PROJECT_SOURCE, REJECTION_SOURCE))
+            kept = tuple(
+                r for r in lane.rules if r.text != found.text or r.source not in (PROJECT_SOURCE, REJECTION_SOURCE)
+            )
             if len(kept) < len(lane.rules):
                 lane.set_rules(lane.rules.replace_rules(*kept))
         return found

@@ -16,10 +16,10 @@ from glob import has_magic
 from pathlib import Path
 from typing import Any
 
-from handrail.contract.services.files import ResolvedPath
 from handrail.contract.errors import ToolError
+from handrail.contract.services.files import ResolvedPath
 from handrail.contract.text.neutralisation import escape_controls
-from handrail.policy.shell.executed_files import PROGRAM_FOLDERS, HOME_MARK, MAX_PATH_BYTES, RunStep, find_run_steps
+from handrail.policy.shell.executed_files import HOME_MARK, MAX_PATH_BYTES, PROGRAM_FOLDERS, RunStep, find_run_steps
 from handrail.policy.shell.parser import ShellScript
 from handrail.policy.targets import CallTarget
 from handrail.runtime.files import secure_open
@@ -55,7 +55,9 @@ class RunFileFinder:
         :raises ToolError: ``limit`` if the command names too many files
         """
         texts = [(target.subject, target.value) for target in targets if target.capability == "shell.run"]
-        steps = [step for script, text in texts if isinstance(script, ShellScript) for step in find_run_steps(script, text)]
+        steps = [
+            step for script, text in texts if isinstance(script, ShellScript) for step in find_run_steps(script, text)
+        ]
         if not steps:
             return {}
         named = [value for value in arguments.values() if isinstance(value, str) and 0 < len(value) < 1_024]

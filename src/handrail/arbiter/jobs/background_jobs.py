@@ -21,20 +21,20 @@ import orjson
 
 from handrail.arbiter.approvals.broker import ApprovalBroker
 from handrail.arbiter.arguments import result_of_record
-from handrail.arbiter.call import Call, Lane, LiveJob, CallRefusal
+from handrail.arbiter.call import Call, CallRefusal, Lane, LiveJob
 from handrail.arbiter.delegation import add_subagent_sessions
 from handrail.arbiter.execution import run_uninterrupted
 from handrail.arbiter.jobs.output_stream import JobOutputFile, stored_bytes
 from handrail.arbiter.locks import LockResolver, format_locks, to_shared
 from handrail.arbiter.output.exposure import neutralise_for_model, split_views
 from handrail.arbiter.output.shaper import OutputShaper
-from handrail.arbiter.output.sidecar import JOB_SUFFIX, JobOutputQuota, file_name, delete_outputs
+from handrail.arbiter.output.sidecar import JOB_SUFFIX, JobOutputQuota, delete_outputs, file_name
 from handrail.contract.call import CallAnswer, ProposedCall, Result
-from handrail.contract.services.delegation import SubagentSessions
-from handrail.contract.services.channels import Notification
-from handrail.contract.services.jobs import Job, JobState
 from handrail.contract.errors import HandrailError, LogUnavailable, ToolError
 from handrail.contract.generation import Generation
+from handrail.contract.services.channels import Notification
+from handrail.contract.services.delegation import SubagentSessions
+from handrail.contract.services.jobs import Job, JobState
 from handrail.contract.session import StopReason
 from handrail.contract.text.neutralisation import escape_controls
 from handrail.contract.tool.names import JOB_IDS, TERMINAL_IDS, wire_name
@@ -42,7 +42,7 @@ from handrail.contract.tool.spec import ToolSpec
 from handrail.record.log import CommitLog, InterruptedCall, Record
 from handrail.record.log_reader import LoggedRecord
 from handrail.store.tables.inbound import NotificationTable
-from handrail.store.tables.jobs import JobRow, JobTable, JobRetention
+from handrail.store.tables.jobs import JobRetention, JobRow, JobTable
 
 # The description of a job: its state, the notification of its end, and its arguments in one line.
 
@@ -53,7 +53,9 @@ MAX_NOTIFICATION_TEXT = 2_000
 
 MAX_ATTEMPTS = 5
 """How often a job is started in all if each attempt ends with its process, since the job may be the cause."""
-NOT_STARTED_TEXT = "Handrail ended before this job started, so it had no effect. Make the call again if you still need it."
+NOT_STARTED_TEXT = (
+    "Handrail ended before this job started, so it had no effect. Make the call again if you still need it."
+)
 _UNKNOWN = (
     "Handrail ended while this job ran, so its outcome is unknown. It is not run again. Check its effect before you "
     "repeat the call."
@@ -218,7 +220,8 @@ class BackgroundJobs:
         call = lane.running_calls.get(call_id)
         if call is None or call.parent is not None or call.entry is None:
             raise ToolError(
-                f"Call `{escape_controls(call_id[:80])}` is not running in session {lane.session_id}.", kind="invalid_input"
+                f"Call `{escape_controls(call_id[:80])}` is not running in session {lane.session_id}.",
+                kind="invalid_input",
             )
         if call.job is not None:
             return call.job.row.job
@@ -263,7 +266,9 @@ class BackgroundJobs:
         :raises Refusal: ``limit``
         """
         if self.count_unfinished(session_id) >= self.limits.max_unfinished:
-            text = f"This session has {self.limits.max_unfinished:,} unfinished jobs, which is the limit. Nothing was run."
+            text = (
+                f"This session has {self.limits.max_unfinished:,} unfinished jobs, which is the limit. Nothing was run."
+            )
             raise CallRefusal("lock", "limit", f"{text} Wait for some of them or stop them, then make the call again.")
 
     def count_unfinished(self, session_id: str) -> int:
@@ -279,7 +284,9 @@ class BackgroundJobs:
         shown = self._shaper.redact(call.arguments)
         again = spec.idempotent and not call.approvals.granted and shown == call.arguments
         path = Path(self._shaper.folder(call.session_id)) / f"{file_name(job_id)}{JOB_SUFFIX}"
-        job = Job(job_id, spec.id, call.id, call.session_id, state, self.clock(), summary=summarize_arguments(shown, spec))
+        job = Job(
+            job_id, spec.id, call.id, call.session_id, state, self.clock(), summary=summarize_arguments(shown, spec)
+        )
         row = JobRow(
             job,
             arguments=shown if again else None,
@@ -290,7 +297,11 @@ class BackgroundJobs:
             prompt_mask=spec.prompt_mask,
         )
         live = LiveJob(
-            row, call, self.open_output(row, ring=spec.long_running), Result.output(None), self._skipped_locks(call, spec)
+            row,
+            call,
+            self.open_output(row, ring=spec.long_running),
+            Result.output(None),
+            self._skipped_locks(call, spec),
         )
         live.answer = self._start_answer(live)
         return live
@@ -449,7 +460,9 @@ class BackgroundJobs:
         :raises LogUnavailable: if that cannot be made durable; the notifications stay pending
         """
         await call.wait_until_recorded()
-        await self.table.commit(self.log.make_work(records), self._notices.take_work(call.session_id, call.delivered_notifications))
+        await self.table.commit(
+            self.log.make_work(records), self._notices.take_work(call.session_id, call.delivered_notifications)
+        )
 
     # ── ends ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -561,7 +574,10 @@ class JobRecovery:
     """
 
     def __init__(
-        self, jobs: BackgroundJobs, approvals: ApprovalBroker, make: Callable[[str, ProposedCall, Lane, Generation], Call]
+        self,
+        jobs: BackgroundJobs,
+        approvals: ApprovalBroker,
+        make: Callable[[str, ProposedCall, Lane, Generation], Call],
     ) -> None:
         self._jobs = jobs
         self._approvals = approvals

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from handrail.arbiter.call import Call, Lane, LiveJob
 from handrail.arbiter.jobs import output_stream
-from handrail.arbiter.jobs.background_jobs import BackgroundJobs, summarize_arguments, notification_id
+from handrail.arbiter.jobs.background_jobs import BackgroundJobs, notification_id, summarize_arguments
 from handrail.arbiter.output.shaper import OutputShaper
 from handrail.contract.call import Result
-from handrail.contract.services.jobs import Job, JobOutput, RunningCall
 from handrail.contract.errors import ToolError
+from handrail.contract.services.jobs import Job, JobOutput, RunningCall
 from handrail.contract.session import StopReason
 from handrail.contract.text.neutralisation import escape_controls
 from handrail.contract.tool.spec import JobArgument
@@ -62,7 +62,9 @@ class JobView:
 
     async def read(self, job_id: str, *, cursor: int = 0, max_bytes: int = 65_536) -> JobOutput:
         row = self._find_row(job_id)
-        return await asyncio.to_thread(output_stream.read_output, row.output, cursor, max_bytes, grows=not self._latest_row(row).job.has_ended)
+        return await asyncio.to_thread(
+            output_stream.read_output, row.output, cursor, max_bytes, grows=not self._latest_row(row).job.has_ended
+        )
 
     async def lines(self, job_id: str, *, offset: int = 0, count: int = 200) -> JobOutput:
         row = self._find_row(job_id)
@@ -94,12 +96,18 @@ class JobView:
         row = self._jobs.table.get(job_id) if live is None else live.row
         if row is not None and self._session_id in (None, row.job.session_id):
             return row
-        raise ToolError(f"Job `{escape_controls(job_id[:80])}` does not exist. {self._describe_jobs()}", kind="invalid_input")
+        raise ToolError(
+            f"Job `{escape_controls(job_id[:80])}` does not exist. {self._describe_jobs()}", kind="invalid_input"
+        )
 
     def _describe_jobs(self) -> str:
         whose = "This workspace" if self._session_id is None else "This session"
         table = self._jobs.table
-        rows = table.list_newest(limit=_MOST_NAMED) if self._session_id is None else table.list_for_session(self._session_id)
+        rows = (
+            table.list_newest(limit=_MOST_NAMED)
+            if self._session_id is None
+            else table.list_for_session(self._session_id)
+        )
         named = ", ".join(row.id for row in rows[-_MOST_NAMED:])
         return f"{whose} has the jobs {named}." if named else f"{whose} has no jobs."
 
@@ -148,7 +156,9 @@ class WorkspaceJobView(JobView):
         raise ToolError(text, kind="invalid_input")
 
     def _summarize_call(self, call: Call) -> str:
-        return summarize_arguments(self._shaper.redact(call.arguments), call.entry.spec) if call.entry is not None else ""
+        return (
+            summarize_arguments(self._shaper.redact(call.arguments), call.entry.spec) if call.entry is not None else ""
+        )
 
 
 class SessionJobView(JobView):

@@ -49,7 +49,9 @@ def _neutralise_value(value: Any, counts: Counter[str]) -> Any:
         members = cast("dict[str, Any]", value)
         walked = {_neutralise_text(key, counts): _neutralise_value(item, counts) for key, item in members.items()}
         # Keys that become equal would overwrite each other: a list of pairs keeps all of them.
-        return walked if len(walked) == len(members) else {"pairs": [list(pair) for pair in _neutralise_members(members)]}
+        return (
+            walked if len(walked) == len(members) else {"pairs": [list(pair) for pair in _neutralise_members(members)]}
+        )
     if isinstance(value, (list, tuple)):
         return [_neutralise_value(item, counts) for item in cast("list[Any]", value)]
     return value

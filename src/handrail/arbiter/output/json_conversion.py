@@ -295,7 +295,9 @@ class JsonConversion:
         if isinstance(value, BaseModel):
             return self._convert(value.model_dump())
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return self._convert_object([(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)])
+            return self._convert_object(
+                [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+            )
         text = self._convert_text(_object_text(str(value)))
         return self._add_note(text, f"a {type(value).__name__} has no JSON form, sent as text")
 

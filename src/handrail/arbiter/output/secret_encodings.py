@@ -207,7 +207,9 @@ class SecretEncodings:
         self._needles = tuple(self._uses)
         self._binary = tuple(needle.encode("latin-1" if as_bytes else "utf-8") for needle in self._needles)
         self._gate = re.compile(_trie_pattern(needle[:_GATE] for needle in self._needles))
-        self._binary_gate = re.compile(_trie_pattern(n.decode("latin-1")[:_GATE] for n in self._binary).encode("latin-1"))
+        self._binary_gate = re.compile(
+            _trie_pattern(n.decode("latin-1")[:_GATE] for n in self._binary).encode("latin-1")
+        )
         starts = {alternative[0] for form in self._forms for alternative in form.atoms[0]}
         self._starts = re.compile(_trie_pattern(starts))
         self._longest = max((form.max_length for form in self._forms), default=0)
@@ -232,7 +234,11 @@ class SecretEncodings:
             for needle in self._binary:
                 if needle in data:
                     return True
-        return _AMPERSAND in data and b"&#" in data and self._has_needle_start(HtmlDecodedText(data.decode("latin-1"), self._as_bytes).text)
+        return (
+            _AMPERSAND in data
+            and b"&#" in data
+            and self._has_needle_start(HtmlDecodedText(data.decode("latin-1"), self._as_bytes).text)
+        )
 
     def _has_needle_start(self, text: str) -> bool:
         """Return whether a text contains the beginning of a needle."""
@@ -245,7 +251,8 @@ class SecretEncodings:
         if _BY_NUMBER in text:
             read = HtmlDecodedText(text, self._as_bytes)
             found |= {
-                SecretOccurrence(read.source_start(start), read.source_end(end), label) for start, end, label in self._find_occurrences(read.text)
+                SecretOccurrence(read.source_start(start), read.source_end(end), label)
+                for start, end, label in self._find_occurrences(read.text)
             }
         return sorted(found, key=lambda one: (one.start, -one.end, one.label))
 
@@ -352,7 +359,9 @@ def _make_encoding(
     atoms: Sequence[Atom], label: str, literal: str = "", stretches: Sequence[tuple[int, int]] | None = None
 ) -> SecretEncoding:
     needles = [
-        needle for lo, hi in (stretches or [(0, len(atoms))]) for needle in _choose_needles(atoms, lo, hi, bool(literal))
+        needle
+        for lo, hi in (stretches or [(0, len(atoms))])
+        for needle in _choose_needles(atoms, lo, hi, bool(literal))
     ]
     return SecretEncoding(_join_atoms(atoms), label, literal, tuple(needles))
 

@@ -25,8 +25,8 @@ from handrail.arbiter.output import sidecar
 from handrail.arbiter.output.exposure import NEUTRALISED_KEY, neutralise_for_model, split_views
 from handrail.arbiter.output.json_conversion import (
     MAX_PARTS,
-    NotPlainJson,
     JsonConversion,
+    NotPlainJson,
     ValueTooLarge,
     copy_json,
     dumps,
@@ -92,7 +92,9 @@ def truncate_output(data: Any, encoded: bytes, spec: ToolSpec, redact: Callable[
             if size <= spec.max_output // _SMALL and "head" not in others:
                 return _truncate_text(members[key], key, others, size, spec.max_output)
     # Indented, so that the sidecar can be read and searched by lines.
-    return _truncate_text(redact(dumps_indented(cast("object", data)).decode()), None, {}, 0, spec.max_output, "JSON text")
+    return _truncate_text(
+        redact(dumps_indented(cast("object", data)).decode()), None, {}, 0, spec.max_output, "JSON text"
+    )
 
 
 def first_bytes(encoded: bytes, count: int) -> str:
@@ -266,7 +268,9 @@ class OutputShaper:
         elif value is None or kind is bool or (kind is int and -_FEW_DIGITS < value < _FEW_DIGITS):
             if limit > _SHORT and spec.max_entries is None and not self.redactor.active:
                 result = Result("output", value, None, metadata)
-                return ShapedOutput(result, result, {"result": {"type": "output", "data": value, "metadata": {**metadata}}})
+                return ShapedOutput(
+                    result, result, {"result": {"type": "output", "data": value, "metadata": {**metadata}}}
+                )
         elif kind not in _SCALARS:
             return None
         encoded = encode_plain(value)
@@ -279,7 +283,11 @@ class OutputShaper:
             kept: Any = orjson.Fragment(bytes(memoryview(encoded)))  # the bytes of orjson keep a buffer of 4 KB alive
         else:
             data = kept = value
-        if spec.max_entries is not None and len(encoded) > 2 * spec.max_entries and truncate_output(data, encoded, spec, str):
+        if (
+            spec.max_entries is not None
+            and len(encoded) > 2 * spec.max_entries
+            and truncate_output(data, encoded, spec, str)
+        ):
             return None
         result = model = Result("output", data, None, metadata)
         if kind not in _SCALARS and may_need_escaping(encoded):
@@ -383,7 +391,10 @@ class OutputShaper:
             raise _ThreadRequired
         at_face, model = split_views(spec, result)
         if (flag := model.metadata.get(NEUTRALISED_KEY)) is not None:
-            at_face, result = at_face.with_metadata(**{NEUTRALISED_KEY: flag}), result.with_metadata(**{NEUTRALISED_KEY: flag})
+            at_face, result = (
+                at_face.with_metadata(**{NEUTRALISED_KEY: flag}),
+                result.with_metadata(**{NEUTRALISED_KEY: flag}),
+            )
             model = self._truncate_again(call, result, model)
         logged = result.to_dict()
         if "data" in logged:
@@ -497,7 +508,9 @@ class OutputShaper:
         try:
             path, kept = sidecar.write_sidecar(self.room, Path(self.folder(call.session_id)), call.id, text, ending)
         except (OSError, HandrailError) as error:
-            more[prefix + "lost"] = f"The full output could not be saved: {self.redactor.redact_text(_error_reason(error))}"
+            more[prefix + "lost"] = (
+                f"The full output could not be saved: {self.redactor.redact_text(_error_reason(error))}"
+            )
             return
         more[prefix + "path"] = str(path)
         if kept < (whole := more[prefix + "bytes"]):

@@ -121,7 +121,9 @@ def _remove_output(path: str, why: str) -> bool:
     try:
         size = os.lstat(path).st_size
         note = f"{size}\n[this output of {size:,} bytes was removed to free space: {why}, and the oldest outputs are removed first]\n"
-        noted = _write_note(f"{path}{REMOVED_SUFFIX}", note)  # first, so that a reader always finds the output or the note
+        noted = _write_note(
+            f"{path}{REMOVED_SUFFIX}", note
+        )  # first, so that a reader always finds the output or the note
         Path(path).unlink()
     except FileNotFoundError:
         return True
@@ -202,7 +204,9 @@ class SidecarQuota:
         """
         with self._lock:  # also during the write, so that a scan counts all files
             if not self._has_room_for(size):
-                raise OSError(f"{self.full_text}, and it is used up. Request less, or ask the user to close old sessions.")
+                raise OSError(
+                    f"{self.full_text}, and it is used up. Request less, or ask the user to close old sessions."
+                )
             self._used += size
             self._changed = True
             try:

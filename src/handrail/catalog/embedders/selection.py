@@ -75,7 +75,9 @@ def make_encoder_factory(
     return made
 
 
-def _make_embedder(chosen: EmbedderChoice, entry_points: Callable[[], Iterable[metadata.EntryPoint]]) -> tuple[Embedder | None, str]:
+def _make_embedder(
+    chosen: EmbedderChoice, entry_points: Callable[[], Iterable[metadata.EntryPoint]]
+) -> tuple[Embedder | None, str]:
     match chosen.name:
         case "none":
             return None, chosen.why_none
@@ -91,7 +93,9 @@ def _make_embedder(chosen: EmbedderChoice, entry_points: Callable[[], Iterable[m
             return _load_package_embedder(name, entry_points)
 
 
-def _load_package_embedder(name: str, entry_points: Callable[[], Iterable[metadata.EntryPoint]]) -> tuple[Embedder | None, str]:
+def _load_package_embedder(
+    name: str, entry_points: Callable[[], Iterable[metadata.EntryPoint]]
+) -> tuple[Embedder | None, str]:
     points = {point.name: point for point in sorted(entry_points(), key=lambda one: one.value, reverse=True)}
     if name not in points:
         there = ", ".join((*SHIPPED_EMBEDDERS, *sorted(points)))

@@ -17,7 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from handrail.catalog.embedders.protocol import Embedder, EmbedderError, MonolingualEmbedder, TextsRefused, AdaptiveEmbedder, normalize_rows
+from handrail.catalog.embedders.protocol import (
+    AdaptiveEmbedder,
+    Embedder,
+    EmbedderError,
+    MonolingualEmbedder,
+    TextsRefused,
+    normalize_rows,
+)
 from handrail.catalog.search.cache import SearchCache, text_key
 from handrail.catalog.search.vectors import BACKGROUND_REQUESTS, BACKGROUND_TOOLS
 from handrail.catalog.search.words import remove_filler
@@ -28,7 +35,11 @@ if TYPE_CHECKING:
 _BATCH_SIZE = 16
 """The number of texts to encode between two checks for a request."""
 
-BACKGROUND_TEXTS = {"requests": BACKGROUND_REQUESTS, "told": tuple(map(remove_filler, BACKGROUND_REQUESTS)), "tools": BACKGROUND_TOOLS}
+BACKGROUND_TEXTS = {
+    "requests": BACKGROUND_REQUESTS,
+    "told": tuple(map(remove_filler, BACKGROUND_REQUESTS)),
+    "tools": BACKGROUND_TOOLS,
+}
 """The texts to encode before all others."""
 
 _TELLING_WEIGHT = 0.25
@@ -185,7 +196,11 @@ class EncoderThread:
 
         There are many for the local model. For others, they are the vectors of :meth:`usual_tools`.
         """
-        return self._embedder.out_of_domain_tools() if isinstance(self._embedder, AdaptiveEmbedder) else self._usual["tools"]
+        return (
+            self._embedder.out_of_domain_tools()
+            if isinstance(self._embedder, AdaptiveEmbedder)
+            else self._usual["tools"]
+        )
 
     def adapt_tools(self, tools: Vectors) -> Vectors:
         """Return directions of tools, moved by the local model towards their requests.

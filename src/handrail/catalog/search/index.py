@@ -18,8 +18,26 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from handrail.catalog.search.cache import SearchCache, text_key
 from handrail.catalog.search.encoder import EncoderThread
-from handrail.catalog.search.lexical_index import TermVector, ToolDocument, LexicalIndex, DocumentScores, make_term_vector, extract_fields, make_passage, says_whole_name
-from handrail.catalog.search.words import is_filler, find_hollow_terms, find_names, split_request, join_e_words, term_of, extract_terms, split_words
+from handrail.catalog.search.lexical_index import (
+    DocumentScores,
+    LexicalIndex,
+    TermVector,
+    ToolDocument,
+    extract_fields,
+    make_passage,
+    make_term_vector,
+    says_whole_name,
+)
+from handrail.catalog.search.words import (
+    extract_terms,
+    find_hollow_terms,
+    find_names,
+    is_filler,
+    join_e_words,
+    split_request,
+    split_words,
+    term_of,
+)
 
 if TYPE_CHECKING:
     from handrail.catalog.search.vectors import VectorIndex
@@ -89,7 +107,9 @@ class RankedDocument:
     row: int
 
 
-def rank_documents(rows: Sequence[TextScores], limit: int, permitted: Callable[[int], bool] | None = None) -> list[RankedDocument]:
+def rank_documents(
+    rows: Sequence[TextScores], limit: int, permitted: Callable[[int], bool] | None = None
+) -> list[RankedDocument]:
     """Return the best documents, best first.
 
     :param rows: the scores of the request as a whole, then of its parts if it has several
@@ -225,7 +245,9 @@ def compute_confidences(hits: Sequence[HitEvidence], tools: int) -> list[float]:
         if each.similarity is None:
             told = -2.99 + 9.55 * words + 0.24 * ahead - 0.56 * _extent(tools) + 2.55 * each.named
         else:
-            told = -4.67 + 9.45 * each.similarity + 2.66 * words + 0.79 * ahead - 0.44 * _extent(tools) + 1.23 * each.named
+            told = (
+                -4.67 + 9.45 * each.similarity + 2.66 * words + 0.79 * ahead - 0.44 * _extent(tools) + 1.23 * each.named
+            )
         out.append(_logistic(told))
     return out
 
@@ -541,7 +563,9 @@ class ToolIndex:
         ]
         return evidence, alike
 
-    def _compute_confidences(self, evidence: Sequence[HitEvidence], alike: Sequence[Sequence[float]] | None) -> Sequence[float]:
+    def _compute_confidences(
+        self, evidence: Sequence[HitEvidence], alike: Sequence[Sequence[float]] | None
+    ) -> Sequence[float]:
         sure = compute_confidences(evidence, len(self._documents))
         if alike is None:
             return sure
@@ -697,7 +721,9 @@ class ToolIndex:
             else:
                 rows[number] = row
         self._unknown = unknown
-        self._vicinity = VectorIndex(rows, usual, out_of_domain=self._encoder.out_of_domain_tools(), adapt_tools=self._encoder.adapt_tools)
+        self._vicinity = VectorIndex(
+            rows, usual, out_of_domain=self._encoder.out_of_domain_tools(), adapt_tools=self._encoder.adapt_tools
+        )
         if all(self._encoder.is_excluded(self._keys[number]) for number in unknown):
             self._ready.set()
 

@@ -20,7 +20,15 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, cast
 
-from handrail.catalog.search.words import MAX_COMPOUND_LETTERS, find_compounds, join_e_words, term_of, extract_terms, may_be_compound, split_words
+from handrail.catalog.search.words import (
+    MAX_COMPOUND_LETTERS,
+    extract_terms,
+    find_compounds,
+    join_e_words,
+    may_be_compound,
+    split_words,
+    term_of,
+)
 
 # The searched fields of a tool, each cut to a length that no honest tool needs.
 #
@@ -102,7 +110,10 @@ def make_passage(document: ToolDocument) -> str:
     name = " ".join(split_words(document.id[:_NAME]))
     description = _text(document.description)[:_DESCRIPTION]
     told = f"{name}: {description}" if description else name
-    takes = (" ".join(split_words(each)) for each, _ in islice(_parameters(document.parameters, _DEPTH), _MAX_PASSAGE_PARAMETERS))
+    takes = (
+        " ".join(split_words(each))
+        for each, _ in islice(_parameters(document.parameters, _DEPTH), _MAX_PASSAGE_PARAMETERS)
+    )
     taken = ", ".join(dict.fromkeys(each for each in takes if each))
     return join_e_words(f"{told} ({taken})" if taken else told)
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 from handrail.catalog.embedders.selection import EmbedderChoice, make_encoder_factory
 from handrail.catalog.view import category_of, idle_tools, is_extension
-from handrail.contract.services.jobs import ToolSearchResult, ToolMatch
 from handrail.contract.errors import ToolError
-from handrail.contract.generation import BUILT_IN, ToolEntry, Generation
+from handrail.contract.generation import BUILT_IN, Generation, ToolEntry
+from handrail.contract.services.jobs import ToolMatch, ToolSearchResult
 
 if TYPE_CHECKING:
     from handrail.catalog.search import index as searching
@@ -116,7 +116,9 @@ class SearchIndexes:
         found, ships = await asyncio.get_running_loop().run_in_executor(self._threads, searched)
         top = max((hit.score for hit in found.hits), default=0.0) or 1.0
         hits = [_make_hit(hit, top, generation.entries[hit.id], source) for hit in found.hits]
-        nothing = found.nothing_fits or all(hit.is_below_threshold for hit in hits) or ships  # the best match ships with Handrail
+        nothing = (
+            found.nothing_fits or all(hit.is_below_threshold for hit in hits) or ships
+        )  # the best match ships with Handrail
         means = "words and meaning" if found.search_method != "lexical" else "words only"
         return ToolSearchResult(tuple(hits), nothing, f"{means}: {found.note}" if found.note else means, found.unread)
 
@@ -274,5 +276,7 @@ def _make_documents(generation: Generation) -> dict[str, ToolDocument]:
             version=entry.definition_hash,
         )
         for tool_id, entry in generation.entries.items()
-        if entry.unavailable_reason is None and tool_id not in idle and not (entry.source == BUILT_IN and tool_id in _DISCOVERY_TOOLS)
+        if entry.unavailable_reason is None
+        and tool_id not in idle
+        and not (entry.source == BUILT_IN and tool_id in _DISCOVERY_TOOLS)
     }

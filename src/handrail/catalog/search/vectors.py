@@ -77,7 +77,9 @@ class VectorIndex:
         seen = (self._adapt_chunk(rows, begin, center, adapt_tools) for begin in range(0, len(rows), _CHUNK))
         self._held = (_ExactVectors if len(rows) <= exact_up_to else _SignedVectors)(rows.shape, seen)
 
-    def _adapt_chunk(self, rows: Vectors, begin: int, center: Vectors, drawn: Callable[[Vectors], Vectors] | None) -> Vectors:
+    def _adapt_chunk(
+        self, rows: Vectors, begin: int, center: Vectors, drawn: Callable[[Vectors], Vectors] | None
+    ) -> Vectors:
         """Return the search directions of some documents.
 
         The plain ones are stored with one byte for each component.

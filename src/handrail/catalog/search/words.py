@@ -172,7 +172,9 @@ def find_hollow_terms(text: str) -> frozenset[str]:
     }
     alone -= _FILLER
     return (
-        frozenset(alone.difference(split_words(" ".join(run for run in found if run not in alone)))) if alone else frozenset()
+        frozenset(alone.difference(split_words(" ".join(run for run in found if run not in alone))))
+        if alone
+        else frozenset()
     )
 
 

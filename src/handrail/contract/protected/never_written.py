@@ -12,7 +12,9 @@ from typing import Literal, NamedTuple
 
 # One row of the table of protected names.
 
-ProtectionKind = Literal["rules", "start-up", "key", "hook", "vcs", "state", "editor", "instructions", "settings", "code", "free"]
+ProtectionKind = Literal[
+    "rules", "start-up", "key", "hook", "vcs", "state", "editor", "instructions", "settings", "code", "free"
+]
 
 KIND_DESCRIPTIONS: Mapping[ProtectionKind, str] = {
     "rules": "contains the rules and settings of the workspace",

@@ -19,7 +19,7 @@ from itertools import product
 from typing import Literal
 
 from handrail.contract.protected.approval_required import APPROVAL_REQUIRED, UNPROTECTED
-from handrail.contract.protected.never_written import NEVER_WRITTEN, KIND_DESCRIPTIONS, ProtectionKind, ProtectedNames
+from handrail.contract.protected.never_written import KIND_DESCRIPTIONS, NEVER_WRITTEN, ProtectedNames, ProtectionKind
 
 WORKSPACE_FILE = "handrail.toml"
 """A file in the root of the workspace with decisions of the user, which no call may change."""
@@ -157,7 +157,9 @@ for _path, _found in _index_rows((*NEVER_WRITTEN, *APPROVAL_REQUIRED), paths=Tru
     _first, *_between, _last = _path.split("/")
     _BY_PATH.setdefault(_first, []).append((tuple(_between), _ProtectedNameIndex([(_last, _found)])))
 _ANY = _ProtectedNameIndex(
-    (path.rpartition("/")[2], found) for paths in (False, True) for path, found in _index_rows((*NEVER_WRITTEN, *APPROVAL_REQUIRED), paths=paths)
+    (path.rpartition("/")[2], found)
+    for paths in (False, True)
+    for path, found in _index_rows((*NEVER_WRITTEN, *APPROVAL_REQUIRED), paths=paths)
 )
 """Every single name, and the last name of every path."""
 
@@ -364,5 +366,7 @@ def server_option(service: Service, *, by_path: bool) -> str:
 
 
 _SERVICES: tuple[Service, ...] = ("upload-pack", "receive-pack")
-SERVER_OPTIONS = frozenset(server_option(service, by_path=by_path) for service, by_path in product(_SERVICES, (True, False)))
+SERVER_OPTIONS = frozenset(
+    server_option(service, by_path=by_path) for service, by_path in product(_SERVICES, (True, False))
+)
 """All of these options. With one of them git runs no more than without it."""

@@ -32,13 +32,13 @@ from handrail.contract.schema.check_effort import (
     STATE,
     CheckEffort,
     SchemaTooCostly,
+    count_json_values,
     pattern_states,
     patterns_in,
-    count_json_values,
 )
 from handrail.contract.text.json_text import MAX_ARGUMENT_DEPTH, json_type
 from handrail.contract.tool.names import nearest_names
-from handrail.contract.tool.spec import branches_of, properties_of, list_members
+from handrail.contract.tool.spec import branches_of, list_members, properties_of
 
 # Integers: the places where a schema asks for them, and a conversion of whole numbers. JSON Schema counts ``1.0`` as an
 # integer, Python does not.
@@ -230,7 +230,9 @@ class Schema:
         name = max(arguments, key=lambda one: self._effort.estimate_argument(one, arguments[one]).check)
         value = arguments[name]
         characters = (
-            f"string of {len(value):,} characters" if isinstance(value, str) else f"{_describe_size(value)} or what is in it"
+            f"string of {len(value):,} characters"
+            if isinstance(value, str)
+            else f"{_describe_size(value)} or what is in it"
         )
         return (
             f"`{format_path([name])}`: the {characters} is too large to check against the patterns, alternatives or rules of "
@@ -305,7 +307,9 @@ def compile_schema(parameters: Mapping[str, Any]) -> Schema:
         got = f"is {kind!r}"[:200] if "type" in parameters else "is missing"
         problems["type"] = f'{got}; the arguments of a tool are one object, so write "type": "object"'
     try:
-        costs, looking = _weigh_patterns(parameters) if b'"pattern' in text or not text else (dict[str, float](), set[str]())
+        costs, looking = (
+            _weigh_patterns(parameters) if b'"pattern' in text or not text else (dict[str, float](), set[str]())
+        )
         problems = _faults_by_metaschema(dict(parameters), declared) | problems
     except SchemaTooCostly as error:
         problems[""] = str(error)
@@ -461,7 +465,9 @@ def _faults_by_metaschema(parameters: dict[str, Any], dialect: str) -> dict[str,
     rules = _rules_for_schemas(dialect)
     if rules.is_valid(parameters):
         return {}
-    if count_json_values(parameters, _MAX_VALUES_LISTED) > _MAX_VALUES_LISTED or _deeper_than(parameters, _MAX_DEPTH_LISTED):
+    if count_json_values(parameters, _MAX_VALUES_LISTED) > _MAX_VALUES_LISTED or _deeper_than(
+        parameters, _MAX_DEPTH_LISTED
+    ):
         return {"": f"is not a valid schema of {dialect}, and too large to list its faults"}
     found: dict[str, str] = {}
     for error in rules.iter_errors(parameters):

@@ -157,7 +157,9 @@ class TriggerService(Protocol):
         """
         ...
 
-    async def watch_channel(self, channel: str, prompt: str, *, name: str | None = None, sender: str | None = None) -> Trigger:
+    async def watch_channel(
+        self, channel: str, prompt: str, *, name: str | None = None, sender: str | None = None
+    ) -> Trigger:
         """Add a trigger that fires for each message on a channel.
 
         :raises ToolError: as :meth:`timer`

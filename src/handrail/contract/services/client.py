@@ -78,7 +78,9 @@ class ClientHandler(Protocol):
         """
         ...
 
-    async def send_requests(self, call_id: str, requests: Mapping[str, ClientRequest]) -> Mapping[str, Mapping[str, Any]]:
+    async def send_requests(
+        self, call_id: str, requests: Mapping[str, ClientRequest]
+    ) -> Mapping[str, Mapping[str, Any]]:
         """Send several requests at once, each under a key, and return the results under the same keys.
 
         It may take as long as a person takes. It is cancelled if the call is stopped.

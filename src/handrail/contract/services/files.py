@@ -155,7 +155,9 @@ class SearchService(Protocol):
         """Search file contents with a regular expression."""
         ...
 
-    async def glob(self, pattern: str, path: str = ".", *, hidden: bool = False, max_paths: int = 100_000) -> FileSearchResult:
+    async def glob(
+        self, pattern: str, path: str = ".", *, hidden: bool = False, max_paths: int = 100_000
+    ) -> FileSearchResult:
         """Find files by a path pattern."""
         ...
 

@@ -152,7 +152,9 @@ class ResourceService(Protocol):
         """Return the messages of a prompt."""
         ...
 
-    async def complete(self, ref: Mapping[str, Any], argument: Mapping[str, str], context: Mapping[str, str]) -> SourceResponse:
+    async def complete(
+        self, ref: Mapping[str, Any], argument: Mapping[str, str], context: Mapping[str, str]
+    ) -> SourceResponse:
         """Return completions for an argument of a prompt or template."""
         ...
 

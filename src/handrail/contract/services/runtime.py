@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from handrail.contract.call import Result
-from handrail.contract.services.delegation import SubagentService
+from handrail.contract.sandbox import CompletedProcess
 from handrail.contract.services.channels import ChannelService, TriggerService
+from handrail.contract.services.client import ClientService, LogLevel
+from handrail.contract.services.delegation import SubagentService
 from handrail.contract.services.files import FileService, SearchService
 from handrail.contract.services.jobs import CatalogService, JobService, TerminalService
 from handrail.contract.services.memory import SkillService, TranscriptService
 from handrail.contract.services.resources import ResourceService
-from handrail.contract.services.client import LogLevel, ClientService
-from handrail.contract.sandbox import CompletedProcess
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.contract.tool.spec import ToolSession
 

@@ -94,7 +94,9 @@ def restore_text(text: str) -> str:
 
 def find_hidden(text: str) -> list[EscapedPiece]:
     """Return every piece of ``text`` that needs an escape, in order."""
-    pieces = [EscapedPiece(m.start(), m.start() + 1, f"{OPEN}{m[0]}{CLOSE}", _kind_of_mark(m)) for m in _MARKS.finditer(text)]
+    pieces = [
+        EscapedPiece(m.start(), m.start() + 1, f"{OPEN}{m[0]}{CLOSE}", _kind_of_mark(m)) for m in _MARKS.finditer(text)
+    ]
     if not text.isascii() or _IS_CONTROL.search(text):
         pieces += _unseen(text)
         pieces.sort()

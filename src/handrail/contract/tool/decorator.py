@@ -26,13 +26,22 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 
 from handrail.contract.call import Blob, Result
-from handrail.contract.services.runtime import Runtime
 from handrail.contract.errors import ToolError, UsageError
 from handrail.contract.schema.validation import format_path
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.tool.manifest import find_model_faults
 from handrail.contract.tool.names import nearest_names
 from handrail.contract.tool.requires import NO_REQUIREMENTS, Requires
-from handrail.contract.tool.spec import PromptOrder, ConfigKey, OutputExposure, ToolKind, LockSpec, CallMode, SideEffect, ToolSpec
+from handrail.contract.tool.spec import (
+    CallMode,
+    ConfigKey,
+    LockSpec,
+    OutputExposure,
+    PromptOrder,
+    SideEffect,
+    ToolKind,
+    ToolSpec,
+)
 from handrail.contract.tool.tool import Tool
 
 # Parameters: a function's signature as a JSON Schema, and the conversion of JSON to its arguments.
@@ -138,7 +147,9 @@ def _check_kind(parameter: inspect.Parameter, shown: str) -> None:
                 )
 
 
-def _resolve_annotation(function: Callable[..., Any], parameter: inspect.Parameter, shown: str, names: Mapping[str, Any]) -> Any:
+def _resolve_annotation(
+    function: Callable[..., Any], parameter: inspect.Parameter, shown: str, names: Mapping[str, Any]
+) -> Any:
     annotation: Any = parameter.annotation
     if not isinstance(annotation, str):
         return annotation
@@ -442,7 +453,8 @@ class FunctionTool(Tool, Generic[P, R]):
                 value = adapter.validate_json(json.dumps(args[name]), strict=True)
             except pydantic.ValidationError as error:
                 problems += [
-                    f"{format_path((name, *fault['loc']))}: {fault['msg']}" for fault in error.errors(include_input=False)
+                    f"{format_path((name, *fault['loc']))}: {fault['msg']}"
+                    for fault in error.errors(include_input=False)
                 ]
             else:
                 built = {**built, name: value}
@@ -565,7 +577,9 @@ def _is_async_generator(function: Callable[..., Any]) -> bool:
 
 def _is_async(function: Callable[..., Any]) -> bool:
     by_call = type(function).__call__
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(by_call) or _is_async_generator(function)
+    return (
+        inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(by_call) or _is_async_generator(function)
+    )
 
 
 def is_generator_tool(tool: Tool) -> bool:
@@ -575,7 +589,9 @@ def is_generator_tool(tool: Tool) -> bool:
 
 def iterate_steps(tool: Tool, arguments: dict[str, Any], runtime: Runtime) -> AsyncGenerator[object, Any]:
     """Return the steps of one call of a tool that :func:`is_generator_tool`. None of it has run yet."""
-    begun: Any = tool.start_call(arguments, runtime) if isinstance(tool, FunctionTool) else tool.execute(arguments, runtime)
+    begun: Any = (
+        tool.start_call(arguments, runtime) if isinstance(tool, FunctionTool) else tool.execute(arguments, runtime)
+    )
     return begun
 
 

@@ -57,7 +57,9 @@ def _without_tags(location: Location) -> Location:
     return tuple(part for part in location if not (isinstance(part, str) and part[:1] == "<"))
 
 
-def drop_faulty_parts(model: type[BaseModel], data: Mapping[str, Any], fillers: Mapping[str, object] | None = None) -> Any:
+def drop_faulty_parts(
+    model: type[BaseModel], data: Mapping[str, Any], fillers: Mapping[str, object] | None = None
+) -> Any:
     """Return ``data`` with faulty places filled or left out, so that one fault does not hide another.
 
     Missing required keys of the outermost level stay missing; the caller adds them.

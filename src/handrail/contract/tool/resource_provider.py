@@ -70,7 +70,9 @@ class PollableProvider(Protocol):
         ...
 
 
-def find_provider(offerings: Sequence[ResourceProvider], request: SourceRequest, named: object) -> tuple[ResourceProvider, str] | None:
+def find_provider(
+    offerings: Sequence[ResourceProvider], request: SourceRequest, named: object
+) -> tuple[ResourceProvider, str] | None:
     """Find the provider that has the named resource or prompt, and its name for it.
 
     The operator's own provider comes before third-party ones. Of those, one that lists a URI comes before one whose

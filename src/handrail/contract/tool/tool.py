@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from handrail.contract.services.resources import SourceRequest
-from handrail.contract.services.runtime import UserQuestion, Runtime
 from handrail.contract.schema.validation import InvalidSchema, Schema, compile_schema, make_step_schema
-from handrail.contract.tool.spec import StateArguments, JobArgument, ToolSpec, find_spec_faults, find_type_faults
+from handrail.contract.services.resources import SourceRequest
+from handrail.contract.services.runtime import Runtime, UserQuestion
+from handrail.contract.tool.spec import JobArgument, StateArguments, ToolSpec, find_spec_faults, find_type_faults
 
 
 class Tool(abc.ABC):

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from handrail.contract.errors import ToolError
 from handrail.contract.services.channels import Trigger
 from handrail.contract.services.runtime import Runtime
-from handrail.contract.errors import ToolError
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
@@ -135,7 +135,9 @@ class TriggerTool(Tool):
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         arguments = {key: value for key, value in args.items() if key not in COMMON_PARAMETERS}
-        return describe_trigger(await runtime.triggers.add_custom(self, arguments, args["prompt"], name=args.get("name")))
+        return describe_trigger(
+            await runtime.triggers.add_custom(self, arguments, args["prompt"], name=args.get("name"))
+        )
 
 
 def describe_trigger(trigger: Trigger) -> dict[str, object]:

@@ -22,8 +22,14 @@ from acp.exceptions import RequestError
 
 from handrail.contract.errors import HandrailError, LogUnavailable, StartError
 from handrail.frontends.acp.editor_session import INTERNAL_ERROR, INVALID_PARAMS, Block, EditorSession, read_prompt
-from handrail.frontends.acp.session_setup import McpServer, WorkspacePool, AcpFrontendSettings, open_editor_session, unused_server_notes
-from handrail.frontends.acp.transport import INVALID_REQUEST, ValidatingTransport, MessageTransport
+from handrail.frontends.acp.session_setup import (
+    AcpFrontendSettings,
+    McpServer,
+    WorkspacePool,
+    open_editor_session,
+    unused_server_notes,
+)
+from handrail.frontends.acp.transport import INVALID_REQUEST, MessageTransport, ValidatingTransport
 
 if TYPE_CHECKING:
     from handrail.session.transcript import SessionFacts
@@ -67,7 +73,9 @@ async def serve_client(messages: MessageTransport, serving: AcpFrontendSettings,
     """
     desk = AcpAgent(serving)
     agent = cast("Any", desk)  # the SDK's protocol expects handlers to accept members of _meta; Checked removes them
-    connection = AgentSideConnection(agent, wire := ValidatingTransport(messages), listening=False, use_unstable_protocol=True)
+    connection = AgentSideConnection(
+        agent, wire := ValidatingTransport(messages), listening=False, use_unstable_protocol=True
+    )
     try:
         await connection.listen()
     finally:
@@ -111,7 +119,9 @@ class AcpAgent:
         for conversation in list(self._open.values()):
             await self._leave_if_open(conversation)
         await self._workspaces.aclose()
-        if ended := [task for task, conversation in self._released_later.items() if not conversation.has_working_subagents]:
+        if ended := [
+            task for task, conversation in self._released_later.items() if not conversation.has_working_subagents
+        ]:
             await asyncio.wait(ended)
 
     # ── the connection ───────────────────────────────────────────────────────────────────────────
@@ -218,7 +228,9 @@ class AcpAgent:
             if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 9:
                 raise RequestError(INVALID_PARAMS, f"Invalid `cursor` {cursor[:80]!r}. Start again without a cursor.")
             first = int(cursor)
-        folders = sorted({one.folder for one in self._open.values()}) if cwd is None else [self._resolve_folder(cwd, None)]
+        folders = (
+            sorted({one.folder for one in self._open.values()}) if cwd is None else [self._resolve_folder(cwd, None)]
+        )
         if cwd is None and self._settings.only_workspace is not None:
             folders = [self._settings.only_workspace]
         found: list[tuple[str, SessionFacts]] = []

@@ -13,7 +13,7 @@ from acp import schema
 
 from handrail.contract.call import Result
 from handrail.contract.tool.spec import ToolSpec
-from handrail.frontends.cli.output import to_one_line, escape_invisible
+from handrail.frontends.cli.output import escape_invisible, to_one_line
 
 Content = schema.ContentToolCallContent | schema.FileEditToolCallContent | schema.TerminalToolCallContent
 
@@ -194,7 +194,10 @@ def result_content(result: Result, workdir: str) -> tuple[list[Content], list[sc
     shown, cut = _data_content(cast("object", data)), result.metadata.get("output_path")
     if _is_empty(cast("object", data)):
         shown.insert(0, text_content(NO_OUTPUT))
-    return [*shown, *([text_content(f"The output is truncated. It is complete in {cut}.")] if isinstance(cut, str) else [])], []
+    return [
+        *shown,
+        *([text_content(f"The output is truncated. It is complete in {cut}.")] if isinstance(cut, str) else []),
+    ], []
 
 
 def _job_result(fields: Mapping[str, Any]) -> Result | None:
@@ -270,7 +273,11 @@ def _exit_content(run: RunSummary) -> list[Content]:
     """Return how a program ended. A successful exit is left out if there is output."""
     if run.signal_name is not None:
         return [text_content(f"ended by {run.signal_name}")]
-    return [text_content(f"exit code {run.exit_code}")] if run.exit_code or (run.exit_code is not None and not run.output) else []
+    return (
+        [text_content(f"exit code {run.exit_code}")]
+        if run.exit_code or (run.exit_code is not None and not run.output)
+        else []
+    )
 
 
 def _number(value: object) -> int | None:

@@ -15,7 +15,14 @@ from acp import schema
 from acp.exceptions import RequestError
 
 from handrail.agent.conversation import OpenExchange, restore_conversation
-from handrail.agent.events import CallAnswered, NotificationsDelivered, ReplyInterrupted, RunFinished, RunOutcome, TextDelta
+from handrail.agent.events import (
+    CallAnswered,
+    NotificationsDelivered,
+    ReplyInterrupted,
+    RunFinished,
+    RunOutcome,
+    TextDelta,
+)
 from handrail.agent.loop import Agent
 from handrail.agent.model import (
     AssistantMessage,
@@ -26,14 +33,14 @@ from handrail.agent.model import (
     TextPart,
     UserMessage,
     check_pictures,
+    load_pictures,
     make_user_message,
     takes_pictures,
-    load_pictures,
 )
 from handrail.contract.call import Blob, Result
-from handrail.contract.services.memory import SkillInfo
 from handrail.contract.errors import HandrailError, UsageError
 from handrail.contract.modes import Mode
+from handrail.contract.services.memory import SkillInfo
 from handrail.contract.session import Session
 from handrail.frontends.acp import call_format
 from handrail.frontends.acp.updates import UpdateSender
@@ -58,7 +65,9 @@ def config_options(mode: Mode, model: str, models: Sequence[str]) -> list[Option
     found: list[Option] = [_select_option(MODE_OPTION, "Mode", "How much runs without your approval", mode, modes)]
     if len(models) > 1:
         known = [schema.SessionConfigSelectOption(value=one, name=one) for one in models]
-        found.append(_select_option(MODEL_OPTION, "Model", "The model that answers from the next prompt on", model, known))
+        found.append(
+            _select_option(MODEL_OPTION, "Model", "The model that answers from the next prompt on", model, known)
+        )
     return found
 
 

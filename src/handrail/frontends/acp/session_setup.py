@@ -13,19 +13,19 @@ from acp.agent.connection import AgentSideConnection
 from acp.exceptions import RequestError
 
 from handrail.agent.loop import Agent
-from handrail.contract.approvals import APPROVING_CHOICES, ApprovalAnswer, ApprovalRequest, ApprovalChoice
-from handrail.contract.services.client import UNSUPPORTED_REQUEST, ClientRequest, ClientMethod
-from handrail.contract.services.runtime import UserQuestion
+from handrail.contract.approvals import APPROVING_CHOICES, ApprovalAnswer, ApprovalChoice, ApprovalRequest
 from handrail.contract.errors import ToolError
+from handrail.contract.services.client import UNSUPPORTED_REQUEST, ClientMethod, ClientRequest
+from handrail.contract.services.runtime import UserQuestion
 from handrail.contract.session import Session
 from handrail.contract.tool.spec import ToolSpec
 from handrail.frontends.acp import call_format
 from handrail.frontends.acp.editor_session import EditorSession
 from handrail.frontends.acp.terminals import EditorTerminals, display_mode
-from handrail.frontends.acp.updates import UpdateSender, Update
+from handrail.frontends.acp.updates import Update, UpdateSender
 from handrail.frontends.cli.output import to_one_line
 from handrail.frontends.cli.terminal_approvals import file_lines, preview_edit, request_lines
-from handrail.frontends.mcp.forms import TITLED_SINCE, read_question_answers, question_form
+from handrail.frontends.mcp.forms import TITLED_SINCE, question_form, read_question_answers
 from handrail.policy.rules.definitions import parse_mode
 from handrail.runtime.call_runtime import NO_USER_ATTACHED
 
@@ -59,7 +59,9 @@ def permission_options(request: ApprovalRequest) -> list[tuple[ApprovalChoice, O
             found.append((cast("ApprovalChoice", project), "allow_always", f"Always in this project: {shown}"))
     found.append(("reject", "reject_once", "Reject"))
     if request.suggested_deny is not None:
-        found.append(("reject-always", "reject_always", f"Never in this project: {to_one_line(request.suggested_deny)}"))
+        found.append(
+            ("reject-always", "reject_always", f"Never in this project: {to_one_line(request.suggested_deny)}")
+        )
     return found
 
 
@@ -205,8 +207,12 @@ class EditorBuffers:
     def supports(self, call_id: str, method: ClientMethod, params: Mapping[str, Any]) -> bool:
         return False
 
-    async def send_requests(self, call_id: str, requests: Mapping[str, ClientRequest]) -> Mapping[str, Mapping[str, Any]]:
-        raise ToolError(f"{UNSUPPORTED_REQUEST} {', '.join(ask.method for ask in requests.values())}", kind="unavailable")
+    async def send_requests(
+        self, call_id: str, requests: Mapping[str, ClientRequest]
+    ) -> Mapping[str, Mapping[str, Any]]:
+        raise ToolError(
+            f"{UNSUPPORTED_REQUEST} {', '.join(ask.method for ask in requests.values())}", kind="unavailable"
+        )
 
     def detach(self, call_id: str) -> None:
         pass
@@ -363,7 +369,9 @@ async def open_editor_session(
     screens = EditorTerminals(client, display_mode(offered))
     telling = UpdateSender(send, spec_of, kernel.workdir, screens)
     forms = offered.elicitation is not None and offered.elicitation.form is not None
-    person = EditorApprovalHandler(client, kernel.workdir, spec_of, forms=forms, introduce=telling.announce_call, decided=telling.show_decision)
+    person = EditorApprovalHandler(
+        client, kernel.workdir, spec_of, forms=forms, introduce=telling.announce_call, decided=telling.show_decision
+    )
     editor = EditorBuffers(client) if offered.fs is not None and offered.fs.read_text_file else None
     try:
         session = await kernel.session(
@@ -388,7 +396,13 @@ async def open_editor_session(
 
 
 def _build_session(
-    kernel: Kernel, session: Session, model: Model, telling: UpdateSender, folder: str, serving: AcpFrontendSettings, person: EditorApprovalHandler
+    kernel: Kernel,
+    session: Session,
+    model: Model,
+    telling: UpdateSender,
+    folder: str,
+    serving: AcpFrontendSettings,
+    person: EditorApprovalHandler,
 ) -> EditorSession:
     manifest = kernel.agent
 
@@ -404,5 +418,14 @@ def _build_session(
     models = tuple(serving.model_names(manifest) if serving.open_model is not None else ()) or ("",)
     mode, begins_with = parse_mode(kernel.rules.mode), models[0]
     return EditorSession(
-        session, working(model), model, telling, folder, mode, person.client_ready, models, other, model_name=begins_with
+        session,
+        working(model),
+        model,
+        telling,
+        folder,
+        mode,
+        person.client_ready,
+        models,
+        other,
+        model_name=begins_with,
     )

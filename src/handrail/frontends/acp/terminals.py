@@ -22,7 +22,7 @@ from acp import schema
 from acp.agent.connection import AgentSideConnection
 from acp.exceptions import RequestError
 
-from handrail.frontends.acp import terminal_viewer, call_format
+from handrail.frontends.acp import call_format, terminal_viewer
 from handrail.origins.programs import ProgramRefused, find_own_interpreter
 
 DisplayMode = Literal["drawn", "viewed", "text"]
@@ -50,7 +50,9 @@ class CommandTerminal:
     :param tell: sends the client an update of the call: its content and its ``_meta``
     """
 
-    def __init__(self, call_id: str, how: DisplayMode, tell: Callable[[list[call_format.Content] | None, Any], None]) -> None:
+    def __init__(
+        self, call_id: str, how: DisplayMode, tell: Callable[[list[call_format.Content] | None, Any], None]
+    ) -> None:
         self.call_id = call_id
         self.mode: DisplayMode = how
         self._tell = tell
@@ -148,7 +150,9 @@ class EditorTerminals:
     def end(self, call_id: str) -> CommandTerminal | None:
         return self._open.pop(call_id, None)
 
-    async def _run_viewer(self, found: CommandTerminal, tell: Callable[[list[call_format.Content] | None, Any], None]) -> None:
+    async def _run_viewer(
+        self, found: CommandTerminal, tell: Callable[[list[call_format.Content] | None, Any], None]
+    ) -> None:
         """Let the client show one command's output in a terminal, until the command ends."""
         server: asyncio.Server | None = None
         try:

@@ -42,7 +42,9 @@ class UpdateSender:
     :param spec_of: returns a tool of the session by name
     """
 
-    def __init__(self, send: SendUpdate, spec_of: Callable[[str], ToolSpec | None], workdir: str, screens: EditorTerminals) -> None:
+    def __init__(
+        self, send: SendUpdate, spec_of: Callable[[str], ToolSpec | None], workdir: str, screens: EditorTerminals
+    ) -> None:
         self._send = send
         self._terminals = screens
         self._spec_of = spec_of
@@ -115,11 +117,19 @@ class UpdateSender:
 
     def send_thought(self, words: str) -> None:
         """Send a notification that the model got, apart from messages of the user and results of calls."""
-        self.queue(schema.AgentThoughtChunk(session_update="agent_thought_chunk", content=text_block(call_format.escape_control_characters(words))))
+        self.queue(
+            schema.AgentThoughtChunk(
+                session_update="agent_thought_chunk", content=text_block(call_format.escape_control_characters(words))
+            )
+        )
 
     def replay_user_text(self, words: str) -> None:
         """Send an earlier message of the user, when a session is replayed."""
-        self.queue(schema.UserMessageChunk(session_update="user_message_chunk", content=text_block(call_format.escape_control_characters(words))))
+        self.queue(
+            schema.UserMessageChunk(
+                session_update="user_message_chunk", content=text_block(call_format.escape_control_characters(words))
+            )
+        )
 
     def replay_image(self, picture: UserPicture) -> None:
         """Send an image of an earlier message of the user."""
@@ -231,7 +241,9 @@ class UpdateSender:
             self._jobs[answer.call_id] = True
             screen = self._terminals.get(answer.call_id)
             told = (
-                None if screen is not None and (screen.has_shown_output or screen.content) else call_format.result_content(result, "")[0]
+                None
+                if screen is not None and (screen.has_shown_output or screen.content)
+                else call_format.result_content(result, "")[0]
             )
             self._update_call(
                 answer.call_id, answer.tool_id, status="in_progress", content=told, raw_output=result.to_dict()
@@ -245,7 +257,9 @@ class UpdateSender:
             if plan is not None:
                 self.queue(plan)
 
-    def show_result(self, call_id: str, tool_id: str, result: Result, status: schema.ToolCallStatus | None = None) -> None:
+    def show_result(
+        self, call_id: str, tool_id: str, result: Result, status: schema.ToolCallStatus | None = None
+    ) -> None:
         content, places = call_format.result_content(result, self._workdir)
         if (screen := self._terminals.end(call_id)) is not None:
             content = self._final_output(screen, result) or content
@@ -267,7 +281,12 @@ class UpdateSender:
         def tell(content: list[call_format.Content] | None, meta: Any) -> None:
             if len(self._waiting) <= MAX_QUEUED_PROGRESS:
                 last = self._waiting[-1] if self._waiting else None
-                if content and meta is None and isinstance(last, schema.ToolCallProgress) and _is_progress_only(last, call_id):
+                if (
+                    content
+                    and meta is None
+                    and isinstance(last, schema.ToolCallProgress)
+                    and _is_progress_only(last, call_id)
+                ):
                     self._waiting.pop()
                 self._update_call(call_id, tool_id, content=content, field_meta=meta)
 
@@ -286,7 +305,9 @@ class UpdateSender:
         screen.end(run.exit_code, run.signal_name)
         if screen.content is None or (run.output is None and not screen.has_shown_output and result.ok):
             return None
-        failed = [] if result.ok else [call_format.text_content(result.error_text or "The call failed without a message.")]
+        failed = (
+            [] if result.ok else [call_format.text_content(result.error_text or "The call failed without a message.")]
+        )
         return [*screen.content, *failed, *run.notes]
 
     def _update_call(self, call_id: str, tool_id: str, **fields: Any) -> None:

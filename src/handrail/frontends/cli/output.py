@@ -56,7 +56,10 @@ def escape_invisible(text: str) -> str:
     if all(line.isprintable() for line in text.split("\n")) and _LOOKS_EMPTY.search(text) is None:
         return escape_controls(text)
     return escape_controls(
-        "".join(c if c in "\n\t" or (c.isprintable() and _LOOKS_EMPTY.match(c) is None) else _escape_character(c) for c in text)
+        "".join(
+            c if c in "\n\t" or (c.isprintable() and _LOOKS_EMPTY.match(c) is None) else _escape_character(c)
+            for c in text
+        )
     )
 
 
@@ -125,7 +128,9 @@ def print_note(text: str) -> None:
     If stderr takes no output (a full disk, a closed pipe), the note is lost without an error.
     """
     first, *further = escape_controls(text).replace("\t", "\\t").split("\n")
-    print_note_block("\n".join([first, *(line if not line or line.startswith("  ") else f"  {line}" for line in further)]))
+    print_note_block(
+        "\n".join([first, *(line if not line or line.startswith("  ") else f"  {line}" for line in further)])
+    )
 
 
 def print_note_block(text: str) -> None:

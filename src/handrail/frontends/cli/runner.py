@@ -19,7 +19,7 @@ from handrail.frontends.cli.output import print_note, to_one_line
 
 if TYPE_CHECKING:
     from handrail.config import Configuration
-    from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalRequest, ApprovalHandler
+    from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalHandler, ApprovalRequest
     from handrail.contract.services.runtime import UserQuestion
     from handrail.kernel.kernel import Kernel
     from handrail.record.log import InterruptedCall

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest, ApprovalChoice
-from handrail.contract.services.runtime import UserQuestion
+from handrail.contract.approvals import ApprovalAnswer, ApprovalChoice, ApprovalRequest
 from handrail.contract.errors import HandrailError, ToolError
-from handrail.frontends.cli.output import print_note_block, to_one_line, print_prompt, escape_invisible
+from handrail.contract.services.runtime import UserQuestion
+from handrail.frontends.cli.output import escape_invisible, print_note_block, print_prompt, to_one_line
 
 # The effect of an edit on the current file, for the user who approves it. Nothing is written.
 
@@ -62,7 +62,7 @@ async def _read_current(path: str, workspace: str) -> bytes | None:
 
 def _edit_diff(tool_id: str, path: str, before: bytes | None, arguments: Mapping[str, Any]) -> str:
     from handrail.tools.files.editing_tools import blocks_of_operations, replace_text
-    from handrail.tools.files.text_edits import blocks_between, blocks_of_spans, decode_bytes, split_lines, make_diff
+    from handrail.tools.files.text_edits import blocks_between, blocks_of_spans, decode_bytes, make_diff, split_lines
 
     if tool_id == "write":
         lines = split_lines(decode_bytes(before or b""))
@@ -279,7 +279,9 @@ def _choice_lines(request: ApprovalRequest) -> list[str]:
             lines.append(f"  s  allow for this session: stores the rule  {rule}")
         lines.append(f"  p  allow for this project, in every session: stores the rule  {rule}")
     if request.suggested_wider_rule is not None:
-        lines.append(f"  sw, pw  the same with a wider rule: stores the rule  {to_one_line(request.suggested_wider_rule)}")
+        lines.append(
+            f"  sw, pw  the same with a wider rule: stores the rule  {to_one_line(request.suggested_wider_rule)}"
+        )
     lines.append("  c JSON  allow once, with these arguments instead")
     lines.append("  r  reject; text after it is sent to the model")
     if request.suggested_deny is not None:

@@ -363,7 +363,9 @@ class IntrospectionVerifier(TokenVerifier):
         if task is None:
             if len(self._queries) >= MAX_INTROSPECTIONS:
                 raise TokenUncheckable(f"Too many queries about tokens are running. The limit is {MAX_INTROSPECTIONS}.")
-            task = self._queries[key] = asyncio.create_task(self._introspect(key, token), name="mcp: asks about a token")
+            task = self._queries[key] = asyncio.create_task(
+                self._introspect(key, token), name="mcp: asks about a token"
+            )
             task.add_done_callback(lambda done: self._on_introspected(key, done))
         return await asyncio.shield(task)
 
@@ -403,7 +405,9 @@ class IntrospectionVerifier(TokenVerifier):
         if not self._url:
             where = await discover_endpoint(self._issuer, "introspection_endpoint")
             if where is None:
-                raise TokenUncheckable("Its metadata have no introspection endpoint. Set `url` in [mcp.serve.introspection].")
+                raise TokenUncheckable(
+                    "Its metadata have no introspection endpoint. Set `url` in [mcp.serve.introspection]."
+                )
             self._url = where
         how = self._settings
         form = {"token": token, "token_type_hint": "access_token"}

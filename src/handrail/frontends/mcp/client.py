@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from handrail.contract.approvals import ApprovalAnswer, ApprovalService, ApprovalRequest
+from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest, ApprovalService
 from handrail.contract.call import CallAnswer, ProposedCall, Result, make_call_id
-from handrail.contract.services.client import ClientRequest, ClientMethod
-from handrail.contract.services.runtime import UserQuestion
 from handrail.contract.errors import ToolError
+from handrail.contract.services.client import ClientMethod, ClientRequest
+from handrail.contract.services.runtime import UserQuestion
 from handrail.frontends.cli.output import escape_invisible
 from handrail.frontends.cli.terminal_approvals import preview_edit
 from handrail.frontends.mcp.client_call import ClientCall, OpenRequest
-from handrail.frontends.mcp.forms import read_approval_answer, approval_form, read_question_answers, question_form
+from handrail.frontends.mcp.forms import approval_form, question_form, read_approval_answer, read_question_answers
 
 if TYPE_CHECKING:
     from handrail.contract.call import Event
@@ -100,9 +100,7 @@ class ConnectedClient:
         :return: the call, or an error result if the client has too many calls
         """
         if len(self.calls) >= MAX_CALLS:
-            text = (
-                f"Too many calls of this client are running. The limit is {MAX_CALLS:,}. Wait until some have ended."
-            )
+            text = f"Too many calls of this client are running. The limit is {MAX_CALLS:,}. Wait until some have ended."
             return Result.error("limit", text)
         same = _fingerprint(tool_id, proposed)
         if (waiting := self.awaiting_approval.get(same)) is not None and waiting not in self.calls:
@@ -203,7 +201,11 @@ class ConnectedClient:
         An attendant gets only the questions, without their call.
         """
         for row in self._desk.list_pending(self.session.id):
-            if row.kind == "question" and row.id not in self._open_questions and tuple(row.questions) == tuple(questions):
+            if (
+                row.kind == "question"
+                and row.id not in self._open_questions
+                and tuple(row.questions) == tuple(questions)
+            ):
                 exchange = self.calls.get(root_call_id(row.request.call_id))
                 if exchange is not None:
                     return row.id, exchange
@@ -224,7 +226,9 @@ class ConnectedClient:
         exchange = self.calls.get(root_call_id(call_id))
         return exchange is not None and exchange.supports(method, params)
 
-    async def send_requests(self, call_id: str, requests: Mapping[str, ClientRequest]) -> Mapping[str, Mapping[str, Any]]:
+    async def send_requests(
+        self, call_id: str, requests: Mapping[str, ClientRequest]
+    ) -> Mapping[str, Mapping[str, Any]]:
         exchange = self.calls.get(root_call_id(call_id))
         if exchange is None:
             text = "The client that made this call has disconnected. Continue without its answer."

@@ -21,9 +21,9 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from handrail.contract.call import CallAnswer, Event
-from handrail.contract.services.client import ClientRequest, ClientMethod
 from handrail.contract.errors import ToolError
 from handrail.contract.schema.validation import InvalidSchema, compile_schema
+from handrail.contract.services.client import ClientMethod, ClientRequest
 
 if TYPE_CHECKING:
     from mcp.server.context import ServerRequestContext
@@ -243,7 +243,9 @@ class ClientCall:
             self.missing_capabilities[method] = lacks
         return lacks is None
 
-    async def send_requests(self, requests: Mapping[str, ClientRequest], *, believed: bool = True) -> Mapping[str, Mapping[str, Any]]:
+    async def send_requests(
+        self, requests: Mapping[str, ClientRequest], *, believed: bool = True
+    ) -> Mapping[str, Mapping[str, Any]]:
         """Ask the client, and return every answer by its key.
 
         It follows :meth:`handrail.contract.services.client.ClientHandler.send_requests`.
@@ -265,7 +267,9 @@ class ClientCall:
         left = {key: ask for key, ask in requests.items() if key not in answers}
         return {**answers, **(await self._ask_on_return(left) if left else {})}
 
-    async def _ask_on_stream(self, request: OpenRequest, asks: Mapping[str, ClientRequest]) -> Mapping[str, Mapping[str, Any]]:
+    async def _ask_on_stream(
+        self, request: OpenRequest, asks: Mapping[str, ClientRequest]
+    ) -> Mapping[str, Mapping[str, Any]]:
         """Send all requests at once on the stream of the client's open request."""
         put = {key: asyncio.ensure_future(_send_request(request, ask)) for key, ask in asks.items()}
         try:

@@ -24,8 +24,8 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from handrail.frontends.mcp.client_call import ClientCall, missing_capability
 from handrail.frontends.mcp.client import FORM_METHOD, ConnectedClient
+from handrail.frontends.mcp.client_call import ClientCall, missing_capability
 from handrail.frontends.mcp.resources import OutputResources, SkillPrompts
 from handrail.frontends.mcp.tools import McpFrontendSettings
 
@@ -53,7 +53,9 @@ class ClientState:
     :ivar level: the lowest log level that a client of a handshake version gets, as an index into the list of levels
     """
 
-    def __init__(self, kernel: Kernel, spawn: Callable[[Coroutine[Any, Any, Any]], None], client: ConnectedClient) -> None:
+    def __init__(
+        self, kernel: Kernel, spawn: Callable[[Coroutine[Any, Any, Any]], None], client: ConnectedClient
+    ) -> None:
         """:param spawn: runs a coroutine in a task that ends with the server"""
         self.client = client
         self.is_disconnected = False
@@ -234,7 +236,9 @@ class ClientManager:
     # ── the client of a request ──────────────────────────────────────────────────────────────────
 
     @asynccontextmanager
-    async def use_client(self, context: ServerRequestContext[Any], state: str | None = None) -> AsyncGenerator[ClientState]:
+    async def use_client(
+        self, context: ServerRequestContext[Any], state: str | None = None
+    ) -> AsyncGenerator[ClientState]:
         """Yield the client of a request, and count it as busy meanwhile.
 
         :param state: the client's state token, which identifies a client without credentials
@@ -307,7 +311,10 @@ class ClientManager:
         self.spawn(self.close_client(client))
 
     def _answers_forms(self, context: ServerRequestContext[Any]) -> bool:
-        return not self.settings.headless and missing_capability(context.session.client_capabilities, FORM_METHOD, {}) is None
+        return (
+            not self.settings.headless
+            and missing_capability(context.session.client_capabilities, FORM_METHOD, {}) is None
+        )
 
     async def _admit_client(self, key: tuple[Any, bool]) -> ClientState:
         """Open a session for a stateless client that has none.
@@ -317,7 +324,11 @@ class ClientManager:
         :raises MCPError: if too many clients are active
         """
         now = time.monotonic()
-        idle = [other for other in self._stateless_clients if self._stateless_clients[other].client.is_idle and self._stateless_clients[other].has_no_listeners]
+        idle = [
+            other
+            for other in self._stateless_clients
+            if self._stateless_clients[other].client.is_idle and self._stateless_clients[other].has_no_listeners
+        ]
         over = [other for other in idle if now - self._last_used[other] > self.settings.idle_s]
         if not over and len(self._stateless_clients) >= self.settings.max_sessions:
             over = sorted(idle, key=lambda other: self._last_used[other])[:1]
@@ -327,7 +338,9 @@ class ClientManager:
         for other in over:
             del self._last_used[other]
             self.spawn(self.close_client(self._stateless_clients.pop(other)))
-        visit = self._stateless_clients[key] = await self._open_client(key[1], shared=self._over_http and current_principal() is None)
+        visit = self._stateless_clients[key] = await self._open_client(
+            key[1], shared=self._over_http and current_principal() is None
+        )
         visit.is_disconnected = isinstance(key[0], _AnonymousClient)
         return visit
 
@@ -340,12 +353,17 @@ class ClientManager:
         shared = self._over_http and modern and current_principal() is None
         return await self._open_client(self._answers_forms(context), session_id, shared=shared)
 
-    async def _open_client(self, answers_forms: bool, session_id: str | None = None, *, shared: bool = False) -> ClientState:
+    async def _open_client(
+        self, answers_forms: bool, session_id: str | None = None, *, shared: bool = False
+    ) -> ClientState:
         if self._closed:
             raise MCPError(INTERNAL_ERROR, "The server is shutting down. Connect again later.")
         serving = self.settings
         guest = ConnectedClient(
-            self.kernel.approvals, serving.wait_s, serving.hold_s, lambda: len(self._held_calls) < serving.max_held_calls
+            self.kernel.approvals,
+            serving.wait_s,
+            serving.hold_s,
+            lambda: len(self._held_calls) < serving.max_held_calls,
         )
         guest.is_shared = shared
         attendant = guest if answers_forms else None
@@ -400,7 +418,9 @@ class ClientManager:
         guest, _ = self._held_calls.pop(state)
         exchange = guest.held_calls.pop(state)
         exchange.abandon()
-        guest.end_call(exchange)  # after its call ends; by then an open approval is stored, and the call can be repeated
+        guest.end_call(
+            exchange
+        )  # after its call ends; by then an open approval is stored, and the call can be repeated
 
 
 def _connection_of(context: ServerRequestContext[Any]) -> Connection:

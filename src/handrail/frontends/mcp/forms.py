@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest, ApprovalChoice
+from handrail.contract.approvals import ApprovalAnswer, ApprovalChoice, ApprovalRequest
 from handrail.contract.services.client import ClientRequest
 from handrail.contract.services.runtime import UserQuestion
-from handrail.frontends.cli.output import to_one_line, escape_invisible
+from handrail.frontends.cli.output import escape_invisible, to_one_line
 from handrail.frontends.cli.terminal_approvals import request_lines
 
 TITLED_SINCE = "2025-11-25"
@@ -47,7 +47,9 @@ def _approval_choices(request: ApprovalRequest) -> list[tuple[ApprovalChoice, st
             found.append((project, f"Allow for this project, in every session: stores the rule  {shown}"))
     found.append(("reject", "Reject"))
     if request.suggested_deny is not None:
-        found.append(("reject-always", f"Reject, in every session: stores the rule  {to_one_line(request.suggested_deny)}"))
+        found.append(
+            ("reject-always", f"Reject, in every session: stores the rule  {to_one_line(request.suggested_deny)}")
+        )
     found.append(("stop", "Reject, and end the session's work"))
     return found
 

@@ -45,10 +45,10 @@ from handrail.contract.text.json_text import InvalidJsonText
 from handrail.frontends.mcp.auth import (
     MIN_TOKEN_LENGTH,
     AnyTokenVerifier,
+    IntrospectionSettings,
+    IntrospectionVerifier,
     JwtTokenVerifier,
     StaticTokenVerifier,
-    IntrospectionVerifier,
-    IntrospectionSettings,
     check_secure_url,
     read_tokens,
     uncheckable_token_response,
@@ -281,7 +281,9 @@ def _secret_value(named: SecretValue, secrets: SecretStore, place: str) -> str:
     return named.prefix + secrets.select([named.secret])[named.secret]
 
 
-def _introspection_settings(own: McpServeSettings, auth_server: str | None, secrets: SecretStore) -> IntrospectionSettings | None:
+def _introspection_settings(
+    own: McpServeSettings, auth_server: str | None, secrets: SecretStore
+) -> IntrospectionSettings | None:
     if (given := own.introspection) is None:
         return None
     place = "[mcp.serve.introspection]"
@@ -295,7 +297,9 @@ def _introspection_settings(own: McpServeSettings, auth_server: str | None, secr
     return IntrospectionSettings(given.client_id, secret, given.url, given.method, given.cache_s)
 
 
-async def serve_http(kernel: Kernel, serving: McpFrontendSettings, settings: HttpFrontendSettings, on_address: Callable[[str], object]) -> None:
+async def serve_http(
+    kernel: Kernel, serving: McpFrontendSettings, settings: HttpFrontendSettings, on_address: Callable[[str], object]
+) -> None:
     """Serve clients until cancelled.
 
     :param told: called with the address when the server is ready

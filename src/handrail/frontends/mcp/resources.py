@@ -17,16 +17,16 @@ import orjson
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS
 
-from handrail.contract.services.resources import SOURCE_PREFIX
-from handrail.contract.envelopes import ARTIFACT_URI, artifact_uri, artifact_places
+from handrail.contract.envelopes import ARTIFACT_URI, artifact_places, artifact_uri
 from handrail.contract.errors import HandrailError
+from handrail.contract.services.resources import SOURCE_PREFIX
 from handrail.record.artifacts import ArtifactStore
 
 if TYPE_CHECKING:
     from handrail.contract.call import Result
+    from handrail.contract.generation import Generation
     from handrail.contract.services.memory import SkillInfo
     from handrail.contract.services.resources import PromptSpec, ResourceSpec, ResourceTemplate
-    from handrail.contract.generation import Generation
     from handrail.contract.tool.resource_provider import ResourceProvider
     from handrail.frontends.mcp.client import ConnectedClient
     from handrail.kernel.kernel import Kernel
@@ -215,7 +215,9 @@ def _unique_name(name: str, offering: ResourceProvider, taken: set[str]) -> str:
 
 def _resource_entry(spec: ResourceSpec, offering: ResourceProvider) -> dict[str, Any]:
     told = {"name": spec.name, "title": spec.title, "description": spec.description}
-    return _without_empty({**_extra_members(spec.more, offering), **told, "mimeType": spec.media_type, "size": spec.size})
+    return _without_empty(
+        {**_extra_members(spec.more, offering), **told, "mimeType": spec.media_type, "size": spec.size}
+    )
 
 
 def _template_entry(spec: ResourceTemplate, offering: ResourceProvider) -> dict[str, Any]:
@@ -225,7 +227,8 @@ def _template_entry(spec: ResourceTemplate, offering: ResourceProvider) -> dict[
 
 def _prompt_entry(spec: PromptSpec, offering: ResourceProvider) -> dict[str, Any]:
     arguments = [
-        _without_empty({"name": one.name, "title": one.title, "description": one.description}) | {"required": one.required}
+        _without_empty({"name": one.name, "title": one.title, "description": one.description})
+        | {"required": one.required}
         for one in spec.arguments
     ]
     told = {"title": spec.title, "description": spec.description, "arguments": arguments}

@@ -15,7 +15,7 @@ from handrail.catalog.view import DISCOVERY_TOOLS
 from handrail.contract.call import Result
 from handrail.contract.envelopes import to_content
 from handrail.frontends.mcp.resources import artifact_refs
-from handrail.frontends.mcp.tools import CALL_TOOL, PAGE_SIZE, guidance_of, page_at, output_schema_of
+from handrail.frontends.mcp.tools import CALL_TOOL, PAGE_SIZE, guidance_of, output_schema_of, page_at
 
 if TYPE_CHECKING:
     from handrail.contract.tool.spec import ToolSpec

@@ -26,16 +26,23 @@ from pydantic import BaseModel
 
 from handrail.arbiter.output.exposure import neutralise_for_model
 from handrail.contract.call import CallAnswer, ProposedCall, Result
-from handrail.contract.services.client import UNSUPPORTED_REQUEST
 from handrail.contract.envelopes import to_content
 from handrail.contract.errors import ErrorKind, HandrailError, ToolError
-from handrail.frontends.mcp.client_manager import ClientManager
+from handrail.contract.services.client import UNSUPPORTED_REQUEST
 from handrail.frontends.mcp.client_call import LOG_LEVELS, ClientCall, OpenRequest, to_sdk_request
-from handrail.frontends.mcp.responses import page_of, to_mcp_result, unwrap_call, add_schemas
+from handrail.frontends.mcp.client_manager import ClientManager
 from handrail.frontends.mcp.resources import SKILL_TOOL as SKILL
-from handrail.frontends.mcp.resources import OutputTooLong, source_listings, artifact_refs, inline_artifacts
+from handrail.frontends.mcp.resources import OutputTooLong, artifact_refs, inline_artifacts, source_listings
+from handrail.frontends.mcp.responses import add_schemas, page_of, to_mcp_result, unwrap_call
 from handrail.frontends.mcp.tasks import TaskManager
-from handrail.frontends.mcp.tools import CALL_TOOL, CALL_TOOL_ENTRY, EXTENSIONS, to_mcp_tool, build_instructions, listed_specs
+from handrail.frontends.mcp.tools import (
+    CALL_TOOL,
+    CALL_TOOL_ENTRY,
+    EXTENSIONS,
+    build_instructions,
+    listed_specs,
+    to_mcp_tool,
+)
 
 if TYPE_CHECKING:
     from mcp.server.context import ServerRequestContext
@@ -116,12 +123,16 @@ async def listen_with_tasks(
             one.cancel()
 
 
-async def _notify_task_states(context: Context, request: _TaskAcknowledger, states: AsyncIterator[Mapping[str, Any]]) -> None:
+async def _notify_task_states(
+    context: Context, request: _TaskAcknowledger, states: AsyncIterator[Mapping[str, Any]]
+) -> None:
     await request.acknowledged.wait()
     meta = {SUBSCRIPTION_ID_META_KEY: context.request_id}
     try:
         async for state in states:
-            told: Any = types.Notification[dict[str, Any], str](method=TASK_NOTIFICATION, params={**state, "_meta": meta})
+            told: Any = types.Notification[dict[str, Any], str](
+                method=TASK_NOTIFICATION, params={**state, "_meta": meta}
+            )
             await context.session.send_notification(told, related_request_id=context.request_id)
     except Exception as error:  # usually the client has disconnected, which ends the stream itself
         logger.info("stopped the notifications of a task: %s", type(error).__name__)
@@ -152,7 +163,9 @@ _STATE_GRACE_S = 30.0
 """Seconds for which a state token remains valid after its held call is abandoned."""
 
 
-async def serve_on(kernel: Kernel, serving: McpFrontendSettings, ends: tuple[AsyncIterable[str], LineWriter] | None) -> None:
+async def serve_on(
+    kernel: Kernel, serving: McpFrontendSettings, ends: tuple[AsyncIterable[str], LineWriter] | None
+) -> None:
     """Serve one client until it disconnects.
 
     :param ends: the client's lines, and the writer for its answers; None for stdin and stdout of this process
@@ -320,7 +333,11 @@ class RequestHandlers:
             with self._tasks.background_if_slow(request, spec, guest, exchange):
                 found = await exchange.report_until_answered(request)
             if isinstance(found, CallAnswer):
-                if request.accepts_tasks and spec is not None and (task := await self._tasks.create_task_for(guest, exchange, found)):
+                if (
+                    request.accepts_tasks
+                    and spec is not None
+                    and (task := await self._tasks.create_task_for(guest, exchange, found))
+                ):
                     held = True
                     return task
                 if request.is_stateless and (lacked := _missing_capabilities(exchange, found)):
@@ -358,15 +375,23 @@ class RequestHandlers:
                 return {"contents": own}
             line = _open_request(context, visit)
             found = await self._run_call(visit, line, params, ProposedCall("resource.read", {"uri": uri}))
-            return await self._data_with_metadata(visit, line, found, {"uri": uri}) if isinstance(found, CallAnswer) else found
+            return (
+                await self._data_with_metadata(visit, line, found, {"uri": uri})
+                if isinstance(found, CallAnswer)
+                else found
+            )
 
-    async def _data_with_metadata(self, client: ClientState, request: OpenRequest, answer: CallAnswer, about: Mapping[str, Any]) -> dict[str, Any]:
+    async def _data_with_metadata(
+        self, client: ClientState, request: OpenRequest, answer: CallAnswer, about: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Return the data of an answer with its result metadata, such as its origin."""
         data = await self._result_data(client, request, answer, about)
         said = {f"handrail/{key}": value for key, value in answer.model.metadata.items()}
         return {**data, "_meta": said} if said else data
 
-    async def _result_data(self, client: ClientState, request: OpenRequest, answer: CallAnswer, about: Mapping[str, Any]) -> dict[str, Any]:
+    async def _result_data(
+        self, client: ClientState, request: OpenRequest, answer: CallAnswer, about: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Return the data of an answer in MCP's form, in full even if the result was truncated.
 
         :raises MCPError: for every error result, and for data over the read limit
@@ -474,7 +499,11 @@ class RequestHandlers:
             if params.context is not None and params.context.arguments:
                 asked["context"] = dict(params.context.arguments)
             (answer,) = await visit.client.session.start_turn().call_all([ProposedCall("prompt.complete", asked)])
-            return {"completion": await self._result_data(visit, _open_request(context, visit), answer, {"name": "completion"})}
+            return {
+                "completion": await self._result_data(
+                    visit, _open_request(context, visit), answer, {"name": "completion"}
+                )
+            }
 
     async def on_set_level(self, context: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
         async with self._clients.use_client(context) as visit:

@@ -26,7 +26,16 @@ from handrail.contract.text.json_text import (
     check_depth,
     count_values,
 )
-from handrail.frontends.mcp.tools import CALL_TOOL, CALL_TOOL_ENTRY, EXTENSIONS, McpFrontendSettings, to_mcp_tool, server_info, page_at, listed_specs
+from handrail.frontends.mcp.tools import (
+    CALL_TOOL,
+    CALL_TOOL_ENTRY,
+    EXTENSIONS,
+    McpFrontendSettings,
+    listed_specs,
+    page_at,
+    server_info,
+    to_mcp_tool,
+)
 
 if TYPE_CHECKING:
     from handrail.kernel.kernel import Kernel
@@ -244,7 +253,9 @@ class LineWriter(Protocol):
     async def flush(self) -> None: ...
 
 
-async def serve_stdio(kernel: Kernel, serving: McpFrontendSettings | None = None, started: Callable[[], object] = lambda: None) -> None:
+async def serve_stdio(
+    kernel: Kernel, serving: McpFrontendSettings | None = None, started: Callable[[], object] = lambda: None
+) -> None:
     """Serve one client on stdin and stdout of this process until it disconnects.
 
     No other code may use stdout meanwhile.

@@ -30,10 +30,10 @@ from mcp.shared.inbound import MCP_NAME_HEADER
 from mcp_types.jsonrpc import HEADER_MISMATCH
 from pydantic import BaseModel, Field
 
-from handrail.contract.services.client import METHOD_CAPABILITIES, UNSUPPORTED_REQUEST
 from handrail.contract.errors import HandrailError, ToolError
+from handrail.contract.services.client import METHOD_CAPABILITIES, UNSUPPORTED_REQUEST
+from handrail.frontends.mcp.client_call import TASKS_EXTENSION, OpenRequest, missing_capability, to_sdk_request
 from handrail.frontends.mcp.client_manager import ClientManager, current_principal
-from handrail.frontends.mcp.client_call import TASKS_EXTENSION, OpenRequest, to_sdk_request, missing_capability
 from handrail.frontends.mcp.responses import to_mcp_result
 from handrail.store import decisions
 from handrail.store.tables.jobs import JobRetention
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from handrail.contract.call import CallAnswer, Result
     from handrail.contract.services.jobs import Job
     from handrail.contract.tool.spec import ToolSpec
-    from handrail.frontends.mcp.client_manager import ClientState
-    from handrail.frontends.mcp.client_call import ClientCall
     from handrail.frontends.mcp.client import ConnectedClient
+    from handrail.frontends.mcp.client_call import ClientCall
+    from handrail.frontends.mcp.client_manager import ClientState
 
     Context = ServerRequestContext[dict[str, Any]]
 
@@ -136,7 +136,9 @@ class TaskManager:
             raise _tasks_required_error(f"The tool {spec.id} runs in the background and asks the client for input")
 
     @contextmanager
-    def background_if_slow(self, request: OpenRequest, spec: ToolSpec | None, client: ConnectedClient, call: ClientCall) -> Generator[None]:
+    def background_if_slow(
+        self, request: OpenRequest, spec: ToolSpec | None, client: ConnectedClient, call: ClientCall
+    ) -> Generator[None]:
         """Move the call to the background if it takes long inside this block, so that it becomes a task."""
         if not request.accepts_tasks or spec is None or not spec.promotable:
             yield
@@ -154,7 +156,9 @@ class TaskManager:
                 await client.session.move_to_background(call.call_id)
                 return
 
-    async def create_task_for(self, client: ConnectedClient, call: ClientCall, answer: CallAnswer) -> dict[str, Any] | None:
+    async def create_task_for(
+        self, client: ConnectedClient, call: ClientCall, answer: CallAnswer
+    ) -> dict[str, Any] | None:
         """Return the new task if the call became a job, or None if the call has its result.
 
         The job is already durable, and so is the task.
@@ -172,7 +176,9 @@ class TaskManager:
         told = self._task_fields(job, await self._task_id(job_id), followed)
         return {**told, "resultType": "task", "status": "working", "_meta": {"handrail/job": job_id}}
 
-    def _follow_task(self, job: Job, client: ConnectedClient, call: ClientCall, reopened: ClientState | None = None) -> _FollowedTask:
+    def _follow_task(
+        self, job: Job, client: ConnectedClient, call: ClientCall, reopened: ClientState | None = None
+    ) -> _FollowedTask:
         call.become_task()
         followed = self._followed[job.id] = _FollowedTask(client, call, None, job.created_ns)
         call.on_change = followed.notify_changed
@@ -224,7 +230,9 @@ class TaskManager:
             followed = await self._reach_task(job, line)
             return {**await self._task_state(visit, job, params.task_id, followed), "resultType": "complete"}
 
-    async def _task_state(self, client: ClientState, job: Job, task_id: str, followed: _FollowedTask | None) -> dict[str, Any]:
+    async def _task_state(
+        self, client: ClientState, job: Job, task_id: str, followed: _FollowedTask | None
+    ) -> dict[str, Any]:
         told = self._task_fields(job, task_id, followed)
         if job.has_ended:
             return told | await self._final_fields(client, job)
@@ -233,7 +241,9 @@ class TaskManager:
             return {**told, "status": "input_required", "inputRequests": requests}
         return told
 
-    async def subscribe_tasks(self, context: Context, client: ClientState, named: object) -> dict[str, AsyncGenerator[dict[str, Any]]]:
+    async def subscribe_tasks(
+        self, context: Context, client: ClientState, named: object
+    ) -> dict[str, AsyncGenerator[dict[str, Any]]]:
         """Return the state changes of the named tasks, by task ID. Tasks of other clients are left out.
 
         :param named: the client's list of task IDs
@@ -248,9 +258,15 @@ class TaskManager:
         if given is None or len(given) > MAX_STREAM_TASKS or not all(isinstance(one, str) for one in given):
             raise MCPError(types.INVALID_PARAMS, f"`taskIds` must be a list of at most {MAX_STREAM_TASKS} task IDs.")
         ids = dict.fromkeys(cast("list[str]", given))
-        return {one: self._watch_state(line, client, one, job) for one in ids if (job := await self._find_job(one)) is not None}
+        return {
+            one: self._watch_state(line, client, one, job)
+            for one in ids
+            if (job := await self._find_job(one)) is not None
+        }
 
-    async def _watch_state(self, request: OpenRequest, client: ClientState, task_id: str, job: Job) -> AsyncGenerator[dict[str, Any]]:
+    async def _watch_state(
+        self, request: OpenRequest, client: ClientState, task_id: str, job: Job
+    ) -> AsyncGenerator[dict[str, Any]]:
         """Yield the state of a task now, and after each change, until it ends."""
         before: object = None
         while True:
@@ -424,4 +440,4 @@ def _iso_time(wall_ns: int) -> str:
     return datetime.fromtimestamp(wall_ns / 1_000_000_000, UTC).isoformat(timespec="milliseconds")
 
 
-__all__: Sequence[str] = ("TaskParams", "TaskManager", "TaskUpdateParams")
+__all__: Sequence[str] = ("TaskManager", "TaskParams", "TaskUpdateParams")

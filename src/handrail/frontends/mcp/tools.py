@@ -10,10 +10,10 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal
 
 from handrail.catalog.interaction import InteractionState
-from handrail.catalog.prompt import sort_by_guidance, format_index
+from handrail.catalog.prompt import format_index, sort_by_guidance
 from handrail.catalog.view import CatalogOptions, get_view
-from handrail.contract.services.delegation import filter_usable
 from handrail.contract.schema.validation import InvalidSchema, Schema, compile_schema
+from handrail.contract.services.delegation import filter_usable
 from handrail.contract.tool.names import FRONTEND_IDS, wire_name
 
 if TYPE_CHECKING:
@@ -46,8 +46,12 @@ CALL_TOOL_ENTRY: Mapping[str, Any] = {
     "annotations": {"readOnlyHint": False, "destructiveHint": True, "idempotentHint": False, "openWorldHint": True},
 }
 """The tool for clients that do not list tools again: it calls a tool that was loaded later."""
-_tool_entries: weakref.WeakKeyDictionary[Generation, dict[tuple[_ListingKey, str], dict[str, Any]]] = weakref.WeakKeyDictionary()
-_guidance_lines: weakref.WeakKeyDictionary[Generation, dict[_ListingKey, Mapping[str, str]]] = weakref.WeakKeyDictionary()
+_tool_entries: weakref.WeakKeyDictionary[Generation, dict[tuple[_ListingKey, str], dict[str, Any]]] = (
+    weakref.WeakKeyDictionary()
+)
+_guidance_lines: weakref.WeakKeyDictionary[Generation, dict[_ListingKey, Mapping[str, str]]] = (
+    weakref.WeakKeyDictionary()
+)
 _output_schemas: weakref.WeakKeyDictionary[Generation, dict[str, Schema | None]] = weakref.WeakKeyDictionary()
 
 
@@ -57,7 +61,9 @@ def listed_specs(kernel: Kernel, discovery: Discovery, session: Session | None) 
     :param session: the client's session; None for a client without one
     """
     if discovery == "all":
-        return filter_usable([entry.spec for entry in get_view(kernel.generation, CatalogOptions()).available_tools.values()], None)
+        return filter_usable(
+            [entry.spec for entry in get_view(kernel.generation, CatalogOptions()).available_tools.values()], None
+        )
     if session is not None:
         return session.active_tools
     options = kernel.config.settings.catalog.to_options(kernel.agent.core)

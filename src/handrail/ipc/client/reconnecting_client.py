@@ -13,10 +13,10 @@ from typing import Any
 
 from handrail.contract.errors import HandrailError, StartError, UsageError
 from handrail.ipc.codec.wire_models import error_from_refusal
-from handrail.ipc.wire.connection import IpcConnection, ConnectionLost
+from handrail.ipc.wire.connection import ConnectionLost, IpcConnection
 from handrail.ipc.wire.frames import Message
-from handrail.ipc.wire.handshake import ServerNotResponding, NoLeaseHolder, ConnectionRejected, connect
-from handrail.ipc.wire.operations import LEAVING, OperationTable, OperationRefused
+from handrail.ipc.wire.handshake import ConnectionRejected, NoLeaseHolder, ServerNotResponding, connect
+from handrail.ipc.wire.operations import LEAVING, OperationRefused, OperationTable
 from handrail.store.folders import StateFolders
 from handrail.store.lease import LeaseHolder, find_lease_holder
 
@@ -166,7 +166,10 @@ class ReconnectingClient:
                 try:
                     for joined in tuple(self.on_connected):
                         await joined(connection)
-                except (ConnectionLost, OperationRefused) as error:  # this lease holder has disconnected, or is shutting down
+                except (
+                    ConnectionLost,
+                    OperationRefused,
+                ) as error:  # this lease holder has disconnected, or is shutting down
                     problem = str(error)
                     connection.drop("the connection attempt failed", quietly=True)
                 else:

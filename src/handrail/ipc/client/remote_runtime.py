@@ -13,34 +13,43 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from handrail.arbiter.client_requests import log_data
 from handrail.arbiter.execution import STOPPED_TEXT, stop_error_kind
 from handrail.arbiter.output.json_conversion import ValueTooLarge
-from handrail.arbiter.client_requests import log_data
 from handrail.contract.call import Result
 from handrail.contract.codec import MalformedData, expect_object
-from handrail.contract.services.client import LOG_LEVELS, LogLevel, ClientService
-from handrail.contract.services.runtime import UserContext, Runtime, SecretService
 from handrail.contract.errors import ToolError
+from handrail.contract.services.client import LOG_LEVELS, ClientService, LogLevel
+from handrail.contract.services.runtime import Runtime, SecretService, UserContext
 from handrail.contract.session import StopReason
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
-from handrail.ipc.codec.rpc import CALL_METHOD, RUNTIME_SERVICES, RUNTIME_PREFIX, WIRE_CODEC, MethodSpec, inspect_method, list_methods, make_proxy
-from handrail.ipc.codec.tool_values import read_failure, pack
+from handrail.ipc.codec.rpc import (
+    CALL_METHOD,
+    RUNTIME_PREFIX,
+    RUNTIME_SERVICES,
+    WIRE_CODEC,
+    MethodSpec,
+    inspect_method,
+    list_methods,
+    make_proxy,
+)
+from handrail.ipc.codec.tool_values import pack, read_failure
 from handrail.ipc.server.client_proxies import RemoteClientService
-from handrail.ipc.wire.connection import IpcConnection, ConnectionLost
+from handrail.ipc.wire.connection import ConnectionLost, IpcConnection
 from handrail.ipc.wire.frames import Message
 from handrail.ipc.wire.operations import OperationRefused
 from handrail.runtime.secret_store import NO_SECRETS, DeclaredSecrets, SecretStore
 from handrail.session.events import DROPPABLE_KINDS
 
 if TYPE_CHECKING:
-    from handrail.contract.services.delegation import SubagentService
     from handrail.contract.services.channels import ChannelService, TriggerService
+    from handrail.contract.services.delegation import SubagentService
     from handrail.contract.services.files import FileService, SearchService
     from handrail.contract.services.jobs import CatalogService, JobService, TerminalService
     from handrail.contract.services.memory import SkillService, TranscriptService
     from handrail.contract.services.resources import ResourceService
-    from handrail.contract.services.runtime import NetworkService, UserService, ShellService, StateService
+    from handrail.contract.services.runtime import NetworkService, ShellService, StateService, UserService
     from handrail.contract.tool.spec import ToolSession
 
 

@@ -11,32 +11,39 @@ from typing import Any, Protocol
 from handrail.catalog.interaction import InteractionState
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.agent import AgentManifest
-from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalService, ApprovalChoice, StoredRule
+from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalChoice, ApprovalService, StoredRule
 from handrail.contract.call import CallAnswer, Event, ProposedCall, Result, make_call_id
-from handrail.contract.services.delegation import SubagentType, SubagentRunner, SubagentTask, filter_usable
-from handrail.contract.services.channels import NotificationQueue
-from handrail.contract.services.jobs import Job, JobService
-from handrail.contract.services.memory import HistoryEntry, ConversationHistory, SkillInfo
-from handrail.contract.services.client import UnsavedBuffers
 from handrail.contract.errors import ErrorKind, HandrailError, StartError, ToolError, UsageError
 from handrail.contract.generation import Generation
 from handrail.contract.rules import rule_to_data
-from handrail.contract.session import ChildSession, CallProposal, StopReason
+from handrail.contract.services.channels import NotificationQueue
+from handrail.contract.services.client import UnsavedBuffers
+from handrail.contract.services.delegation import SubagentRunner, SubagentTask, SubagentType, filter_usable
+from handrail.contract.services.jobs import Job, JobService
+from handrail.contract.services.memory import ConversationHistory, HistoryEntry, SkillInfo
+from handrail.contract.session import CallProposal, ChildSession, StopReason
 from handrail.contract.text.neutralisation import escape_controls
 from handrail.contract.tool.provider_tools import ProviderToolOffer
 from handrail.contract.tool.spec import ToolSpec
+from handrail.ipc.client.reconnecting_client import ReconnectingClient
 from handrail.ipc.codec import wire_models
 from handrail.ipc.codec.rpc import WIRE_CODEC, RequestSender, invoke_on_server, make_proxy
 from handrail.ipc.codec.wire_models import error_from_refusal
 from handrail.ipc.server.client_proxies import list_client_requests
-from handrail.ipc.client.reconnecting_client import ReconnectingClient
-from handrail.ipc.wire.connection import IpcConnection, ConnectionLost
+from handrail.ipc.wire.connection import ConnectionLost, IpcConnection
 from handrail.ipc.wire.frames import Message
-from handrail.ipc.wire.operations import TRANSFERRED, LEAVING, OperationRefused
+from handrail.ipc.wire.operations import LEAVING, TRANSFERRED, OperationRefused
 from handrail.policy.rules.definitions import parse_optional_mode
 from handrail.session.context import SessionOptions
 from handrail.session.events import EventQueue, iterate_events
-from handrail.session.local_session import CLOSED, ENDED, SUSPENDED, check_rules_match, new_session_id, parse_session_rules
+from handrail.session.local_session import (
+    CLOSED,
+    ENDED,
+    SUSPENDED,
+    check_rules_match,
+    new_session_id,
+    parse_session_rules,
+)
 from handrail.session.turn import to_proposed_call
 from handrail.store.tables.approvals import ApprovalReader
 
@@ -239,7 +246,9 @@ class RemoteSession:
         self._check_open()
         self._turns += 1
         token = self._ipc_client.token
-        return RemoteTurn(self.execute_calls, token, self._tools, self._turns, self._catalog, self._provider_tools, self.delegates)
+        return RemoteTurn(
+            self.execute_calls, token, self._tools, self._turns, self._catalog, self._provider_tools, self.delegates
+        )
 
     async def execute_calls(
         self, number: int, token: int, generation: int, calls: Sequence[ProposedCall], first: int | None = None
@@ -582,7 +591,11 @@ class RemoteHistory:
         self._latest: PendingHistoryWrite | None = None
         # These requests are repeatable: duplicates are recognised by their content, or are harmless.
         there = make_proxy(ConversationHistory, "history.", invoke_on_server(ipc_client, session=session_id))
-        self.read, self.store_attachment, self.load_attachment = there.read, there.store_attachment, there.load_attachment
+        self.read, self.store_attachment, self.load_attachment = (
+            there.read,
+            there.store_attachment,
+            there.load_attachment,
+        )
         self.record_compaction, self.record_provider_tool = there.record_compaction, there.record_provider_tool
 
     def store_entries(self, entries: Sequence[HistoryEntry]) -> Awaitable[None]:
@@ -686,10 +699,16 @@ class RemoteApprovals:
         )
 
     async def answer_questions(self, approval_id: str, answers: Sequence[Sequence[str]], *, by: str) -> Approval:
-        return await self._submit_answer(lambda desk: desk.answer_questions(approval_id, answers, by=by), approval_id, by, None)
+        return await self._submit_answer(
+            lambda desk: desk.answer_questions(approval_id, answers, by=by), approval_id, by, None
+        )
 
     async def _submit_answer(
-        self, ask: Callable[[ApprovalService], Awaitable[Approval]], approval_id: str, by: str, choice: ApprovalChoice | None
+        self,
+        ask: Callable[[ApprovalService], Awaitable[Approval]],
+        approval_id: str,
+        by: str,
+        choice: ApprovalChoice | None,
     ) -> Approval:
         """Answer a request once.
 

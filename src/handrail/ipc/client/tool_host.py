@@ -15,29 +15,41 @@ from handrail.arbiter.output.json_conversion import ValueTooLarge
 from handrail.arbiter.tool_runner import run_in_daemon_thread
 from handrail.contract.approvals import ApprovalHandler
 from handrail.contract.codec import expect_object
-from handrail.contract.services.delegation import NO_MODEL, SubagentRunner
-from handrail.contract.services.client import UnsavedBuffers, ClientHandler
-from handrail.contract.services.runtime import UserQuestion, Runtime
 from handrail.contract.errors import ToolError, UsageError
+from handrail.contract.services.client import ClientHandler, UnsavedBuffers
+from handrail.contract.services.delegation import NO_MODEL, SubagentRunner
+from handrail.contract.services.runtime import Runtime, UserQuestion
 from handrail.contract.session import StopReason
 from handrail.contract.tool.decorator import FunctionTool, iterate_steps
-from handrail.contract.tool.resource_provider import ResourceProvider, PollableProvider
+from handrail.contract.tool.resource_provider import PollableProvider, ResourceProvider
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
-from handrail.contract.tool.triggers import TriggerEvent, TriggerTool, TriggerContext
-from handrail.ipc.codec import wire_models
-from handrail.ipc.codec.rpc import WIRE_CODEC, RequestHandler, make_notification_handler, make_operation, make_handler, make_protocol_handlers
-from handrail.ipc.codec.wire_models import ProviderDescription, WatchdogDescription, describe_tools, collect_client_tools
-from handrail.ipc.codec.tool_values import INLINE_PARTS, write_failure, pack
-from handrail.ipc.server.client_proxies import BUFFERS_PREFIX, CLIENT_PREFIX, SUBAGENT_PREFIX, APPROVAL_PREFIX
-from handrail.ipc.client.remote_runtime import RemoteRuntime, OutputStreams
+from handrail.contract.tool.triggers import TriggerContext, TriggerEvent, TriggerTool
+from handrail.ipc.client.remote_runtime import OutputStreams, RemoteRuntime
 from handrail.ipc.client.remote_session import RemoteSession
+from handrail.ipc.codec import wire_models
+from handrail.ipc.codec.rpc import (
+    WIRE_CODEC,
+    RequestHandler,
+    make_handler,
+    make_notification_handler,
+    make_operation,
+    make_protocol_handlers,
+)
+from handrail.ipc.codec.tool_values import INLINE_PARTS, pack, write_failure
+from handrail.ipc.codec.wire_models import (
+    ProviderDescription,
+    WatchdogDescription,
+    collect_client_tools,
+    describe_tools,
+)
+from handrail.ipc.server.client_proxies import APPROVAL_PREFIX, BUFFERS_PREFIX, CLIENT_PREFIX, SUBAGENT_PREFIX
 from handrail.ipc.wire.connection import IpcConnection
 from handrail.ipc.wire.frames import Message
-from handrail.ipc.wire.operations import OperationSpec, OperationRefused, logger
+from handrail.ipc.wire.operations import OperationRefused, OperationSpec, logger
 from handrail.policy.watchdogs.api import DEFAULT_TIMEOUT_MS, Watchdog, WatchdogCall, ask_watchdog, watchdog_name
-from handrail.runtime.secret_store import NO_SECRETS, SecretStore
 from handrail.runtime.call_runtime import NO_USER_ATTACHED
+from handrail.runtime.secret_store import NO_SECRETS, SecretStore
 from handrail.session.inbound.trigger_waits import class_firing_ns
 
 __all__ = ["ToolHost", "describe_tools"]
@@ -113,7 +125,9 @@ class ToolHost:
         self._subscriptions: dict[int, Callable[[], Awaitable[None]]] = {}
         self.add_tools(tools)
         self.requests: Mapping[str, OperationSpec] = {
-            name: make_operation(name, make_handler(handler), inline=name in ("execute", "offer"), cancel_when_lost=True)
+            name: make_operation(
+                name, make_handler(handler), inline=name in ("execute", "offer"), cancel_when_lost=True
+            )
             for name, handler in {
                 "execute": self._execute,
                 "offer": self._execute_provider,
@@ -137,7 +151,10 @@ class ToolHost:
     @property
     def described_providers(self) -> list[Any]:
         """The current listings of its resource providers, for the lease holder."""
-        told = [ProviderDescription(wire_models.snapshot_listing(one), isinstance(one, PollableProvider)) for one in self._offerings]
+        told = [
+            ProviderDescription(wire_models.snapshot_listing(one), isinstance(one, PollableProvider))
+            for one in self._offerings
+        ]
         return WIRE_CODEC.write(Sequence[ProviderDescription], told)
 
     @property
@@ -217,7 +234,9 @@ class ToolHost:
         found = self._find_provider(offering)
         give = _PROVIDER_METHODS.get(method)
         if give is None:
-            raise OperationRefused("malformed", f"Unknown method: {method[:80]!r}. Expected one of: {', '.join(_PROVIDER_METHODS)}.")
+            raise OperationRefused(
+                "malformed", f"Unknown method: {method[:80]!r}. Expected one of: {', '.join(_PROVIDER_METHODS)}."
+            )
         runtime = self._make_runtime(run, ToolSpec(WIRE_CODEC.reader_of(str)(around.get("tool_id")), ""), around)
         return await self._run(run, runtime, partial(give, found, arguments, runtime))
 
@@ -349,7 +368,9 @@ class ToolHost:
         """
         found = self._tools.get((tool, definition))
         if found is None:
-            raise OperationRefused("unavailable", "The process no longer has this tool. Use another tool, or start a new turn.")
+            raise OperationRefused(
+                "unavailable", "The process no longer has this tool. Use another tool, or start a new turn."
+            )
         return found
 
     def _discard_task(self, work: asyncio.Task[Any]) -> None:
@@ -362,7 +383,9 @@ class ToolHost:
             running.stop(reason)
 
 
-_PROVIDER_METHODS: Mapping[str, Callable[[ResourceProvider, Mapping[str, Any], Runtime], Coroutine[Any, Any, object]]] = {
+_PROVIDER_METHODS: Mapping[
+    str, Callable[[ResourceProvider, Mapping[str, Any], Runtime], Coroutine[Any, Any, object]]
+] = {
     "read": lambda of, given, on: of.read(_read_text(given, "uri"), on),
     "prompt": lambda of, given, on: of.get_prompt(_read_text(given, "name"), expect_object(given.get("arguments")), on),
     "complete": lambda of, given, on: of.complete(
@@ -464,7 +487,9 @@ class OpenToolStates:
                     kind="interrupted",
                 )
             none = f"No step of `{tool.spec.id}` is running. It can use its runtime only during a step."
-            steps = self._open[number] = GeneratorSteps(lambda of: iterate_steps(tool, arguments, of), tool.spec.id, none)
+            steps = self._open[number] = GeneratorSteps(
+                lambda of: iterate_steps(tool, arguments, of), tool.spec.id, none
+            )
         try:
             if step.closes:
                 await steps.close(runtime)
@@ -527,7 +552,9 @@ class SessionRequestHandlers:
         self.requests: Mapping[str, OperationSpec] = {
             name: make_operation(name, one, cancel_when_lost=True) for name, one in requests.items()
         }
-        self.notifications: Mapping[str, Callable[[Any], None]] = {"client.let_go": make_notification_handler(self._detach)}
+        self.notifications: Mapping[str, Callable[[Any], None]] = {
+            "client.let_go": make_notification_handler(self._detach)
+        }
 
     def _find_approval_handler(self, people_of: str) -> ApprovalHandler:
         session = self._session_of(people_of)

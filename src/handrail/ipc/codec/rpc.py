@@ -14,23 +14,23 @@ from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from handrail.contract.call import ProposedCall
-from handrail.contract.codec import Codec, TypeForm, MalformedData, Reader, expect_list, read_fields
-from handrail.contract.services.delegation import SubagentService
+from handrail.contract.codec import Codec, MalformedData, Reader, TypeForm, expect_list, read_fields
+from handrail.contract.errors import ERROR_KINDS, HandrailError, ToolError
+from handrail.contract.sandbox import CompletedProcess
 from handrail.contract.services.channels import ChannelService, TriggerClass, TriggerService
+from handrail.contract.services.client import ClientService
+from handrail.contract.services.delegation import SubagentService
 from handrail.contract.services.files import FileService, SearchService
 from handrail.contract.services.jobs import CatalogService, JobService, TerminalService
 from handrail.contract.services.memory import SkillService, TranscriptService
-from handrail.contract.services.resources import SourceResponse, ResourceListing, ResourceService
-from handrail.contract.services.client import ClientService
-from handrail.contract.services.runtime import NetworkService, UserService, Runtime, ShellService, StateService
-from handrail.contract.errors import ERROR_KINDS, HandrailError, ToolError
-from handrail.contract.sandbox import CompletedProcess
+from handrail.contract.services.resources import ResourceListing, ResourceService, SourceResponse
+from handrail.contract.services.runtime import NetworkService, Runtime, ShellService, StateService, UserService
 from handrail.contract.tool.spec import ToolSession
 from handrail.ipc.codec import wire_models
-from handrail.ipc.codec.wire_models import ProviderListing
 from handrail.ipc.codec.tool_values import pack, unpack
+from handrail.ipc.codec.wire_models import ProviderListing
 from handrail.ipc.wire.connection import IpcConnection
-from handrail.ipc.wire.operations import LEAVING, OperationSpec, OperationRefused
+from handrail.ipc.wire.operations import LEAVING, OperationRefused, OperationSpec
 
 T = TypeVar("T")
 
@@ -81,7 +81,9 @@ def _write_listing(one: ResourceListing) -> Any:
 WIRE_CODEC = Codec(
     {
         object: TypeForm(unpack, (object,), pack),
-        SourceResponse: TypeForm(_read_given, (SourceResponse,), lambda given: {"data": pack(dict(given.data)), "source": given.source}),
+        SourceResponse: TypeForm(
+            _read_given, (SourceResponse,), lambda given: {"data": pack(dict(given.data)), "source": given.source}
+        ),
         ResourceListing: TypeForm(_read_listing, (object,), _write_listing),
         ProposedCall: TypeForm(parse_call, (ProposedCall,), wire_models.write_call),
         TriggerClass: TypeForm(
@@ -126,7 +128,9 @@ def inspect_method(function: Callable[..., Any]) -> MethodSpec:
     hears = next((one.name for one in parameters if _is_callback(hints[one.name])), None)
     takes = {one.name: WIRE_CODEC.form_of(int | None if one.name == hears else hints[one.name]) for one in parameters}
     readers = {name: form.read for name, form in takes.items()}
-    return MethodSpec(takes, readers, WIRE_CODEC.form_of(hints["return"]), hears, signature.replace(parameters=parameters))
+    return MethodSpec(
+        takes, readers, WIRE_CODEC.form_of(hints["return"]), hears, signature.replace(parameters=parameters)
+    )
 
 
 def _is_callback(annotation: Any) -> bool:
@@ -263,7 +267,9 @@ def make_handler(handler: Callable[..., Awaitable[Any]]) -> RequestHandler:
     return RequestHandler(handler, getattr(handler, "__func__", handler))
 
 
-def make_protocol_handlers(protocol: type[T], prefix: str, resolve_target: Callable[..., T]) -> dict[str, RequestHandler]:
+def make_protocol_handlers(
+    protocol: type[T], prefix: str, resolve_target: Callable[..., T]
+) -> dict[str, RequestHandler]:
     """Return the requests for the methods of ``protocol``, by operation name.
 
     :param of: returns the target object for the fields that its parameters name, which are texts; the caller receives its

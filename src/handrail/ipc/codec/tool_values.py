@@ -94,7 +94,10 @@ def unpack(message: object) -> object:
         raise MalformedData(f"a result's type is {str(told.get('type'))[:40]!r}; expected output or error")
     said = told.get("error_text")
     return Result(
-        told["type"], data, None if said is None else _read_text(said), {**expect_object(told.get("metadata", {})), **metadata}
+        told["type"],
+        data,
+        None if said is None else _read_text(said),
+        {**expect_object(told.get("metadata", {})), **metadata},
     )
 
 

@@ -10,13 +10,27 @@ from typing import Any, Literal, NoReturn, cast
 from handrail.config.settings import CatalogSettings
 from handrail.contract.call import CallAnswer, ProposedCall, Result
 from handrail.contract.codec import MalformedData, reader_of, write
-from handrail.contract.services.resources import ResourceListing, PromptSpec, ResourceSpec, ResourceTemplate, SourceRequest
-from handrail.contract.services.runtime import Runtime
-from handrail.contract.errors import Diagnostic, HandrailError, LoadError, LogUnavailable, StartError, ToolError, UsageError
-from handrail.contract.generation import ToolEntry, ThirdPartyOrigin, DiscoveredTool, Generation
+from handrail.contract.errors import (
+    Diagnostic,
+    HandrailError,
+    LoadError,
+    LogUnavailable,
+    StartError,
+    ToolError,
+    UsageError,
+)
+from handrail.contract.generation import DiscoveredTool, Generation, ThirdPartyOrigin, ToolEntry
 from handrail.contract.modes import Mode
 from handrail.contract.rules import RuleEntry
 from handrail.contract.schema.validation import compile_schema
+from handrail.contract.services.resources import (
+    PromptSpec,
+    ResourceListing,
+    ResourceSpec,
+    ResourceTemplate,
+    SourceRequest,
+)
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.tool.decorator import FunctionTool
 from handrail.contract.tool.settings import ToolConfig, ToolSettings
 from handrail.contract.tool.spec import StateArguments, ToolSpec
@@ -124,7 +138,9 @@ def describe_tools(tools: Sequence[object], secrets: SecretStore = NO_SECRETS) -
                 }
             )
         except (ValueError, TypeError, RecursionError, AttributeError) as error:
-            faults.append(Diagnostic(found.location, "spec", f"The spec cannot be written as JSON: {str(error)[:300]}."))
+            faults.append(
+                Diagnostic(found.location, "spec", f"The spec cannot be written as JSON: {str(error)[:300]}.")
+            )
     if faults:
         raise LoadError(faults)
     return decode(encode(described, 1 << 62))  # the same values that the lease holder will receive
@@ -183,7 +199,7 @@ class ProviderListing:
     ) -> Mapping[str, Any]:
         self._refuse()
 
-    async def subscribe(self, uri: str, updated: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
+    async def subscribe(self, uri: str, on_update: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
         self._refuse()
 
     def _refuse(self) -> NoReturn:
@@ -195,7 +211,9 @@ class ProviderListing:
 
 def snapshot_listing(one: ResourceListing) -> ProviderListing:
     """Return a snapshot of the listing of a source."""
-    return ProviderListing(one.source, one.is_third_party, tuple(one.resources), tuple(one.templates), tuple(one.prompts))
+    return ProviderListing(
+        one.source, one.is_third_party, tuple(one.resources), tuple(one.templates), tuple(one.prompts)
+    )
 
 
 _Listings = tuple[ProviderListing, ...]
@@ -313,7 +331,14 @@ def _read_entry(told: Mapping[str, Any], before: ToolEntry | None) -> ToolEntry:
     foreign = None if told["foreign"] is None else ThirdPartyOrigin(*told["foreign"])
     state = (told["source"], told["withheld"], told["confined_by"], told["blocking"], foreign, told["status"])
     if before is not None and before.definition_hash == told["definition"]:
-        same = (before.source, before.unavailable_reason, before.sandbox, before.is_blocking, before.third_party, before.status)
+        same = (
+            before.source,
+            before.unavailable_reason,
+            before.sandbox,
+            before.is_blocking,
+            before.third_party,
+            before.status,
+        )
         if state == same:
             return before
         spec, tool, schema = before.spec, before.tool, before.schema

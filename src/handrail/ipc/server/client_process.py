@@ -16,37 +16,45 @@ from handrail.catalog.interaction import InteractionState
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.call import DEFAULT_PROBLEM_KIND, CallAnswer, Event, ProposedCall, Result
 from handrail.contract.codec import MalformedData, Reader, read_fields
-from handrail.contract.services.delegation import SubagentType, SubagentTask
-from handrail.contract.services.channels import NotificationQueue
-from handrail.contract.services.jobs import ToolSearchResult
-from handrail.contract.services.memory import HistoryEntry, ConversationHistory, SkillInfo
-from handrail.contract.services.client import ClientRequestKind
-from handrail.contract.services.runtime import UserContext
 from handrail.contract.errors import HandrailError, UsageError
-from handrail.contract.generation import GenerationDiff, Generation, ToolStatus
+from handrail.contract.generation import Generation, GenerationDiff, ToolStatus
 from handrail.contract.modes import Mode
 from handrail.contract.rules import RuleEntry
+from handrail.contract.services.channels import NotificationQueue
+from handrail.contract.services.client import ClientRequestKind
+from handrail.contract.services.delegation import SubagentTask, SubagentType
+from handrail.contract.services.jobs import ToolSearchResult
+from handrail.contract.services.memory import ConversationHistory, HistoryEntry, SkillInfo
+from handrail.contract.services.runtime import UserContext
 from handrail.contract.session import ChildSession, StopReason
 from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.ipc.codec import wire_models
-from handrail.ipc.codec.rpc import SHUTDOWN_TEXT, WIRE_CODEC, RequestHandler, make_notification_handler, make_operation, make_handler, make_protocol_handlers
-from handrail.ipc.server.client_tools import ClientTools
+from handrail.ipc.codec.rpc import (
+    SHUTDOWN_TEXT,
+    WIRE_CODEC,
+    RequestHandler,
+    make_handler,
+    make_notification_handler,
+    make_operation,
+    make_protocol_handlers,
+)
 from handrail.ipc.server.client_proxies import (
-    RemoteSubagentRunner,
+    RemoteApprovalHandler,
+    RemoteClientHandler,
     RemoteEditorHandler,
     RemoteResourceProvider,
-    RemoteClientHandler,
-    RemoteApprovalHandler,
+    RemoteSubagentRunner,
     RemoteWatchdog,
     ResourceSubscriptions,
     make_remote_provider,
 )
+from handrail.ipc.server.client_tools import ClientTools
 from handrail.ipc.wire.connection import IpcConnection
 from handrail.ipc.wire.frames import Message
-from handrail.ipc.wire.operations import TRANSFERRED, LEAVING, OperationSpec, OperationTable, OperationRefused
+from handrail.ipc.wire.operations import LEAVING, TRANSFERRED, OperationRefused, OperationSpec, OperationTable
 from handrail.policy.explanation import PolicyExplanation
 from handrail.record.log import CommitLog
-from handrail.session.context import ClientRegistrations, AgentContext, SessionOpening, SessionOptions
+from handrail.session.context import AgentContext, ClientRegistrations, SessionOpening, SessionOptions
 from handrail.session.events import DROPPABLE_KINDS
 from handrail.session.local_session import LocalSession, ParentRef
 from handrail.session.turn import LocalTurn
@@ -336,11 +344,19 @@ class ClientProcess:
     def _operations(self) -> OperationTable:
         is_leaving = self._is_shutting_down
         ops = {
-            name: make_operation(name, one, is_leaving=is_leaving, at_once=name in EAGER_REQUESTS, cancel_when_lost=name in UNBOUNDED_WAITS)
+            name: make_operation(
+                name,
+                one,
+                is_leaving=is_leaving,
+                at_once=name in EAGER_REQUESTS,
+                cancel_when_lost=name in UNBOUNDED_WAITS,
+            )
             for name, one in self.requests.items()
         }
         ops["reply"] = OperationSpec(self._reply, eager="reply" in EAGER_REQUESTS)
-        return OperationTable({**ops, **self._client_tools.requests}, {**self.notifications, **self._client_tools.notifications})
+        return OperationTable(
+            {**ops, **self._client_tools.requests}, {**self.notifications, **self._client_tools.notifications}
+        )
 
     def _is_shutting_down(self) -> bool:
         return self._server.is_shutting_down
@@ -361,7 +377,8 @@ class ClientProcess:
     def _make_providers(self, told: Sequence[wire_models.ProviderDescription]) -> tuple[ResourceProvider, ...]:
         offer = self._client_tools.execute_provider
         return tuple(
-            make_remote_provider(self._connection, number, one, offer, self._subscriptions) for number, one in enumerate(told)
+            make_remote_provider(self._connection, number, one, offer, self._subscriptions)
+            for number, one in enumerate(told)
         )
 
     def _separate_tools(self) -> GenerationDiff:
@@ -427,7 +444,11 @@ class ClientProcess:
         begun: list[LocalSession] = []
 
         async def opens(parent: LocalSession, call: Call, delegation: SubagentTask) -> ChildSession:
-            begun.append(await self._host.open_child_session(self._context, ParentRef(parent, call, delegation), self.frontend, id))
+            begun.append(
+                await self._host.open_child_session(
+                    self._context, ParentRef(parent, call, delegation), self.frontend, id
+                )
+            )
             return ChildSession(begun[0], begun[0].tree_node.manifest)
 
         await parent.tree_node.open_child(parent, call, delegation, opens)
@@ -437,7 +458,9 @@ class ClientProcess:
 
     def _set_subagent_runner(self, session: str, there: bool) -> None:
         if session in self._sessions:
-            self._sessions[session].set_subagent_runner(RemoteSubagentRunner(self._connection, session) if there else None)
+            self._sessions[session].set_subagent_runner(
+                RemoteSubagentRunner(self._connection, session) if there else None
+            )
 
     def _register_session(
         self, session: LocalSession, context: AgentContext, interaction: int = 0, brought: Sequence[str] = ()
@@ -508,7 +531,14 @@ class ClientProcess:
         return tools
 
     async def _call(
-        self, session: str, turn: TurnNumber, position: int, token: int, generation: int, call: ProposedCall, behind: int
+        self,
+        session: str,
+        turn: TurnNumber,
+        position: int,
+        token: int,
+        generation: int,
+        call: ProposedCall,
+        behind: int,
     ) -> Any:
         """Answer the next call of a reply that is still arriving.
 
@@ -530,7 +560,9 @@ class ClientProcess:
                     raise
                 begun = None  # the log or the history has calls of the turn: another lease holder received them
         if begun is None or (begun.number, begun.proposed_count) != (turn, position):
-            raise OperationRefused(TRANSFERRED, f"Turn {turn} of session {session} did not start with this lease holder.")
+            raise OperationRefused(
+                TRANSFERRED, f"Turn {turn} of session {session} did not start with this lease holder."
+            )
         answer = await begun.submit(call)
         if self._server.is_shutting_down and _was_cut_short(answer.result):
             raise OperationRefused(TRANSFERRED, "The process that held the workspace has ended.")
@@ -562,7 +594,9 @@ class ClientProcess:
         return await self._find_session(session).calls_awaiting_approval()
 
     async def _resume_suspended_calls(self, session: str) -> list[Any]:
-        return [wire_models.write_answer(answer) for answer in await self._find_session(session).resume_suspended_calls()]
+        return [
+            wire_models.write_answer(answer) for answer in await self._find_session(session).resume_suspended_calls()
+        ]
 
     async def _read_parent_instructions(self, session: str) -> Sequence[tuple[str, str]]:
         return await self._find_session(session).read_parent_instructions()
@@ -623,7 +657,9 @@ class ClientProcess:
             self._sessions[session].set_mode(mode)
 
     def _set_client_capabilities(self, session: str, call: str, kinds: Sequence[ClientRequestKind]) -> None:
-        if session in self._sessions and isinstance(peer := self._sessions[session].lane.environment.client, RemoteClientHandler):
+        if session in self._sessions and isinstance(
+            peer := self._sessions[session].lane.environment.client, RemoteClientHandler
+        ):
             peer.set_capabilities(call, kinds)
 
     # ── the kernel ───────────────────────────────────────────────────────────────────────────────
@@ -645,7 +681,9 @@ class ClientProcess:
     ) -> PolicyExplanation:
         return await self._host.explain_call_in(self.context, tool, arguments, rules=rules, headless=headless)
 
-    async def _reload(self, tools: Sequence[Any] | None, offerings: Sequence[wire_models.ProviderDescription]) -> GenerationDiff:
+    async def _reload(
+        self, tools: Sequence[Any] | None, offerings: Sequence[wire_models.ProviderDescription]
+    ) -> GenerationDiff:
         async with self._reloading:
             before = self._client_tools.tools
             try:
@@ -654,7 +692,9 @@ class ClientProcess:
                 self._client_tools.tools = before
                 raise
 
-    async def _load_reloaded(self, tools: Sequence[Any] | None, offerings: Sequence[wire_models.ProviderDescription]) -> GenerationDiff:
+    async def _load_reloaded(
+        self, tools: Sequence[Any] | None, offerings: Sequence[wire_models.ProviderDescription]
+    ) -> GenerationDiff:
         given = None if tools is None else self._client_tools.replace_tools(tools)
         for one, told in zip(self._registrations.offerings, offerings, strict=False):
             cast("RemoteResourceProvider", one).listing = told.listing

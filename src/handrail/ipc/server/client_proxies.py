@@ -7,33 +7,33 @@ import itertools
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest, ApprovalHandler
+from handrail.contract.approvals import ApprovalAnswer, ApprovalHandler, ApprovalRequest
 from handrail.contract.call import Result
 from handrail.contract.codec import MalformedData
-from handrail.contract.services.delegation import SubagentRunner, SubagentTask
-from handrail.contract.services.resources import PromptSpec, ResourceSpec, ResourceTemplate
+from handrail.contract.errors import HandrailError, ToolError
 from handrail.contract.services.client import (
     CLIENT_REQUEST_KINDS,
     METHOD_CAPABILITIES,
+    ClientHandler,
+    ClientMethod,
     ClientRequest,
     ClientRequestKind,
-    ClientMethod,
-    UnsavedBuffers,
-    ClientHandler,
     ClientService,
+    UnsavedBuffers,
     client_request_kind,
 )
-from handrail.contract.services.runtime import UserQuestion, Runtime
-from handrail.contract.errors import HandrailError, ToolError
+from handrail.contract.services.delegation import SubagentRunner, SubagentTask
+from handrail.contract.services.resources import PromptSpec, ResourceSpec, ResourceTemplate
+from handrail.contract.services.runtime import Runtime, UserQuestion
 from handrail.contract.tool.spec import ToolSpec
 from handrail.ipc.codec import wire_models
 from handrail.ipc.codec.rpc import WIRE_CODEC, invoke_over, make_proxy
-from handrail.ipc.codec.wire_models import ProviderListing, ProviderDescription, WatchdogDescription
 from handrail.ipc.codec.tool_values import read_failure
-from handrail.ipc.wire.connection import IpcConnection, ConnectionLost
+from handrail.ipc.codec.wire_models import ProviderDescription, ProviderListing, WatchdogDescription
+from handrail.ipc.wire.connection import ConnectionLost, IpcConnection
 from handrail.ipc.wire.frames import Message
 from handrail.ipc.wire.operations import OperationRefused
-from handrail.policy.watchdogs.api import WatchdogDecision, WatchdogCall
+from handrail.policy.watchdogs.api import WatchdogCall, WatchdogDecision
 
 APPROVAL_PREFIX, CLIENT_PREFIX, BUFFERS_PREFIX, SUBAGENT_PREFIX = "people.", "client.", "buffers.", "model."
 """The prefixes of the operations of :class:`ApprovalHandler`, :class:`Peer`, :class:`UnsavedBuffers` and :class:`SubagentRunner`."""
@@ -72,7 +72,9 @@ class RemoteApprovalHandler:
 
 def list_client_requests(peer: ClientHandler, call_id: str) -> list[ClientRequestKind]:
     """Return the kinds of request that the client of a call supports."""
-    return [kind for kind, (method, params) in CLIENT_REQUEST_KINDS.items() if _is_supported(peer, call_id, method, params)]
+    return [
+        kind for kind, (method, params) in CLIENT_REQUEST_KINDS.items() if _is_supported(peer, call_id, method, params)
+    ]
 
 
 def list_tool_requests(peer: ClientService) -> list[ClientRequestKind]:
@@ -115,7 +117,9 @@ class RemoteClientHandler:
         turn = call_id if call_id in self._by_call else call_id.rpartition(".")[0]
         return client_request_kind(method, params) in self._by_call.get(turn, self._latest)
 
-    async def send_requests(self, call_id: str, requests: Mapping[str, ClientRequest]) -> Mapping[str, Mapping[str, Any]]:
+    async def send_requests(
+        self, call_id: str, requests: Mapping[str, ClientRequest]
+    ) -> Mapping[str, Mapping[str, Any]]:
         try:
             return await self._proxy.send_requests(call_id, requests)
         except ConnectionLost:
@@ -177,7 +181,9 @@ class RemoteSubagentRunner:
     """
 
     def __init__(self, connection: IpcConnection, session_id: str) -> None:
-        self._proxy = make_proxy(SubagentRunner, SUBAGENT_PREFIX, invoke_over(connection, settle=True, session=session_id))
+        self._proxy = make_proxy(
+            SubagentRunner, SUBAGENT_PREFIX, invoke_over(connection, settle=True, session=session_id)
+        )
 
     async def compact(self) -> Result:
         lost = "The process of the model disconnected during the compaction. Check the session before you repeat it."
@@ -236,7 +242,9 @@ class RemoteWatchdog:
         try:
             told = await self._connection.request("watchdog", body)
         except ConnectionLost:
-            return WatchdogDecision("deny", "The process of the watchdog has disconnected. Ask the user to start it again.")
+            return WatchdogDecision(
+                "deny", "The process of the watchdog has disconnected. Ask the user to start it again."
+            )
         except OperationRefused as refused:
             return WatchdogDecision("deny", f"The watchdog could not be called: {refused.text}")
         if (failure := read_failure(told)) is not None:
@@ -283,7 +291,12 @@ class RemoteResourceProvider:
     """
 
     def __init__(
-        self, connection: IpcConnection, number: int, lists: ProviderListing, offer: ProviderCall, subscribed: ResourceSubscriptions
+        self,
+        connection: IpcConnection,
+        number: int,
+        lists: ProviderListing,
+        offer: ProviderCall,
+        subscribed: ResourceSubscriptions,
     ) -> None:
         self._connection = connection
         self._number = number
@@ -336,8 +349,8 @@ class RemoteResourceProvider:
             )
         return given  # pyright: ignore[reportUnknownVariableType] - the caller checks it
 
-    async def subscribe(self, uri: str, updated: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
-        number = self._subscribed.add(updated)
+    async def subscribe(self, uri: str, on_update: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
+        number = self._subscribed.add(on_update)
         body: Message = {"offering": self._number, "number": number, "uri": uri}
         try:
             await self._request("subscribe", body)
@@ -386,7 +399,9 @@ class RemotePollableProvider(RemoteResourceProvider):
 
         Call it in a thread: it blocks until the event loop answers.
         """
-        looking = asyncio.run_coroutine_threadsafe(self._request(how, {"offering": self._number, "uri": uri}), self._loop)
+        looking = asyncio.run_coroutine_threadsafe(
+            self._request(how, {"offering": self._number, "uri": uri}), self._loop
+        )
         try:
             found = looking.result(_STAMP_TIMEOUT_S)
         except (ToolError, TimeoutError):
@@ -396,7 +411,11 @@ class RemotePollableProvider(RemoteResourceProvider):
 
 
 def make_remote_provider(
-    connection: IpcConnection, number: int, told: ProviderDescription, offer: ProviderCall, subscribed: ResourceSubscriptions
+    connection: IpcConnection,
+    number: int,
+    told: ProviderDescription,
+    offer: ProviderCall,
+    subscribed: ResourceSubscriptions,
 ) -> RemoteResourceProvider:
     """Return the resource provider for a description from a client process."""
     kind = RemotePollableProvider if told.is_pollable else RemoteResourceProvider

@@ -15,24 +15,32 @@ from typing import Any
 
 import orjson
 
+from handrail.arbiter.client_requests import MAX_PROGRESS_CHARACTERS
 from handrail.arbiter.execution import StoppableExecution
 from handrail.arbiter.generators import END_OF_STEPS, unwrap_runtime
-from handrail.arbiter.client_requests import MAX_PROGRESS_CHARACTERS
 from handrail.contract.codec import MalformedData, expect_object, read_fields
-from handrail.contract.services.client import METHOD_CAPABILITIES, LogLevel
-from handrail.contract.services.runtime import UserContext, UserQuestion, Runtime
 from handrail.contract.errors import ToolError
+from handrail.contract.services.client import METHOD_CAPABILITIES, LogLevel
+from handrail.contract.services.runtime import Runtime, UserContext, UserQuestion
 from handrail.contract.session import StopReason
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.contract.tool.tool import Tool
-from handrail.contract.tool.triggers import COMMON_PARAMETERS, TriggerEvent, TriggerTool, TriggerContext
-from handrail.ipc.codec.rpc import RUNTIME_PREFIX, WIRE_CODEC, ServiceMethod, TriggerClassRef, list_service_methods, make_notification_handler, inspect_method
+from handrail.contract.tool.triggers import COMMON_PARAMETERS, TriggerContext, TriggerEvent, TriggerTool
+from handrail.ipc.codec.rpc import (
+    RUNTIME_PREFIX,
+    WIRE_CODEC,
+    ServiceMethod,
+    TriggerClassRef,
+    inspect_method,
+    list_service_methods,
+    make_notification_handler,
+)
+from handrail.ipc.codec.tool_values import read_failure, unpack, write_failure
 from handrail.ipc.codec.wire_models import ToolDescription, read_descriptions
-from handrail.ipc.codec.tool_values import read_failure, write_failure, unpack
 from handrail.ipc.server.client_proxies import list_tool_requests
-from handrail.ipc.wire.connection import IpcConnection, ConnectionLost
+from handrail.ipc.wire.connection import ConnectionLost, IpcConnection
 from handrail.ipc.wire.frames import Message
-from handrail.ipc.wire.operations import OperationSpec, OperationRefused
+from handrail.ipc.wire.operations import OperationRefused, OperationSpec
 from handrail.store.encoding import decode, encode
 
 _DISCONNECTED_TEXT = "The process that provides `{}` has disconnected. Nothing was run. Ask the user to start it again."
@@ -183,7 +191,9 @@ class ClientTools:
         If the process has disconnected, nothing fires until another process with this tool opens the session.
         """
         try:
-            return await self._request(tool, "wait", {"waiting": WIRE_CODEC.write(TriggerContext, waiting)}, TriggerEvent)
+            return await self._request(
+                tool, "wait", {"waiting": WIRE_CODEC.write(TriggerContext, waiting)}, TriggerEvent
+            )
         except _ClientDisconnected:
             return await asyncio.get_running_loop().create_future()
 
@@ -274,7 +284,10 @@ class ClientTools:
         :raises ToolError: ``invalid_input`` if the process has no such class, or if the trigger would never fire
         """
         for tool in self.tools:
-            if isinstance(tool, ClientTriggerTool) and (tool.spec.id, tool.definition) == (named.tool, named.definition):
+            if isinstance(tool, ClientTriggerTool) and (tool.spec.id, tool.definition) == (
+                named.tool,
+                named.definition,
+            ):
                 await tool.check_time(arguments)
                 return tool
         raise ToolError(

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from handrail.contract.approvals import ApprovalAnswer
-from handrail.ipc.codec.rpc import make_operation, make_handler
+from handrail.ipc.codec.rpc import make_handler, make_operation
 from handrail.ipc.server.client_process import ClientProcess, KernelHost
 from handrail.ipc.wire.connection import IpcConnection
 from handrail.ipc.wire.frames import Message
 from handrail.ipc.wire.handshake import APPROVALS_ONLY_GREETING, SocketListener, listen
-from handrail.ipc.wire.operations import LEAVING, OperationTable, OperationRefused, logger
+from handrail.ipc.wire.operations import LEAVING, OperationRefused, OperationTable, logger
 from handrail.session.local_session import ABORTED, LocalSession
 
 _DRAIN_TIMEOUT_S = 10.0
@@ -104,7 +104,10 @@ class IpcServer:
 
         handlers = {"approvals.decide": decide, "approvals.answer": answer, "approvals.forget": forget}
         return OperationTable(
-            {name: make_operation(name, make_handler(asked), is_leaving=lambda: self.is_shutting_down) for name, asked in handlers.items()}
+            {
+                name: make_operation(name, make_handler(asked), is_leaving=lambda: self.is_shutting_down)
+                for name, asked in handlers.items()
+            }
         )
 
     def release_sessions(self, client: ClientProcess, sessions: Iterable[LocalSession]) -> None:

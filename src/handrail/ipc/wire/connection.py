@@ -26,8 +26,8 @@ from itertools import islice
 from typing import Any, Protocol, cast
 
 from handrail.contract.errors import HandrailError, UsageError
-from handrail.ipc.wire.frames import MAX_FRAME, FrameBuffer, Message, FrameTooLong, encode_frame
-from handrail.ipc.wire.operations import RequestDispatcher, OperationTable, OperationRefused, logger
+from handrail.ipc.wire.frames import MAX_FRAME, FrameBuffer, FrameTooLong, Message, encode_frame
+from handrail.ipc.wire.operations import OperationRefused, OperationTable, RequestDispatcher, logger
 
 MAX_QUEUED_BYTES = 2 * MAX_FRAME
 """The maximum number of queued bytes for a peer that does not read. Beyond it, the connection is dropped."""
@@ -174,7 +174,9 @@ class IpcConnection(asyncio.BufferedProtocol):
         try:
             data = encode_frame({"id": number, "op": op, "body": body})
         except FrameTooLong as error:
-            raise OperationRefused("limit", f"Request too large: {error}. Pass less data, or the path of a file.") from None
+            raise OperationRefused(
+                "limit", f"Request too large: {error}. Pass less data, or the path of a file."
+            ) from None
         self._next_id = number + 1
         answer: asyncio.Future[Any] = self._loop.create_future()
         self._pending[number] = answer

@@ -21,7 +21,7 @@ from typing import Any, cast
 from handrail.contract.errors import StartError, UsageError
 from handrail.ipc.wire.connection import IpcConnection, explain_user_mismatch, read_credentials
 from handrail.ipc.wire.frames import Message, encode_frame
-from handrail.ipc.wire.operations import OperationTable, OperationRefused, logger
+from handrail.ipc.wire.operations import OperationRefused, OperationTable, logger
 
 PROTOCOL_VERSION = 2
 """The version of the messages. Two processes with different versions cannot communicate."""
@@ -159,7 +159,10 @@ async def connect(
     path = folder / name
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
-    with _open_folder(folder, NoLeaseHolder) as descriptor, _open_socket_file(descriptor, name, path) as (socket_file, _status):
+    with (
+        _open_folder(folder, NoLeaseHolder) as descriptor,
+        _open_socket_file(descriptor, name, path) as (socket_file, _status),
+    ):
         line = await _dial(socket_file, path, deadline)
     introduction = HandshakeClient(operations or OperationTable(), hello or {})
     try:
@@ -218,7 +221,9 @@ async def _dial(socket_file: int, path: Path, deadline: float) -> socket.socket:
         raise
 
 
-_NEEDS_PROC_TEXT = "" if Path("/proc/self/fd").is_dir() else " Connecting requires /proc, which is not mounted. Mount it."
+_NEEDS_PROC_TEXT = (
+    "" if Path("/proc/self/fd").is_dir() else " Connecting requires /proc, which is not mounted. Mount it."
+)
 
 
 def _check_name(name: str) -> None:
@@ -251,7 +256,9 @@ def _open_folder(folder: Path, missing: type[StartError] = StartError) -> Genera
 
 
 @contextmanager
-def _open_socket_file(folder: int, name: str, path: Path, *, any_mode: bool = False) -> Generator[tuple[int, os.stat_result]]:
+def _open_socket_file(
+    folder: int, name: str, path: Path, *, any_mode: bool = False
+) -> Generator[tuple[int, os.stat_result]]:
     """Open the socket file itself, check that it belongs to this user alone, and yield its descriptor.
 
     It must not be a link or another file. Later changes of the name have no effect.
@@ -427,7 +434,9 @@ class HandshakeClient:
             error: StartError = ConnectionRejected("version", reason)
         elif isinstance(refused, dict):
             fields = cast("Message", refused)
-            error = ConnectionRejected(str(fields.get("kind"))[:80], f"Connection rejected: {str(fields.get('text'))[:2000]}")
+            error = ConnectionRejected(
+                str(fields.get("kind"))[:80], f"Connection rejected: {str(fields.get('text'))[:2000]}"
+            )
         elif type(bye := message.get("bye")) is str:  # it is shutting down
             error = ServerNotResponding(f"{_NOT_ADMITTED_TEXT}: {bye[:500]}")
         else:

@@ -6,7 +6,7 @@ Handrail, and on a machine where Handrail cannot start. Each check is independen
 
 from __future__ import annotations
 
-from handrail.kernel.doctor.workspace_checks import check_kernel, run_checks, check_open_kernel
 from handrail.kernel.doctor.machine_checks import DoctorCheck, check_machine
+from handrail.kernel.doctor.workspace_checks import check_kernel, check_open_kernel, run_checks
 
-__all__ = ["DoctorCheck", "check_kernel", "run_checks", "check_open_kernel", "check_machine"]
+__all__ = ["DoctorCheck", "check_kernel", "check_machine", "check_open_kernel", "run_checks"]

@@ -20,7 +20,7 @@ from handrail.config import Configuration
 from handrail.contract.agent import AgentManifest
 from handrail.contract.errors import HandrailError
 from handrail.contract.generation import Generation
-from handrail.contract.sandbox import SandboxMechanism, Sandbox, SandboxTier
+from handrail.contract.sandbox import Sandbox, SandboxMechanism, SandboxTier
 from handrail.runtime.files.roots import find_openat2_problem
 from handrail.runtime.ripgrep import find_ripgrep
 from handrail.sandbox import tiers
@@ -211,7 +211,9 @@ def _check_keys() -> Iterator[DoctorCheck]:
         if os.environ.get(name, "").strip():
             yield DoctorCheck(f"key {name}", "ok", f"set, for {use}")
         else:
-            yield DoctorCheck(f"key {name}", "warning", f"not set; {use} needs it", f"export {name}=… where Handrail starts")
+            yield DoctorCheck(
+                f"key {name}", "warning", f"not set; {use} needs it", f"export {name}=… where Handrail starts"
+            )
 
 
 @lru_cache(maxsize=8)

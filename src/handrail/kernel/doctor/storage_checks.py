@@ -17,8 +17,8 @@ from handrail.record.log import read_journal_records
 from handrail.record.log_reader import LogReader
 from handrail.runtime.files import atomic_write
 from handrail.sandbox.view.folder_tree import FolderTree
-from handrail.store.database.workspace_database import open_reader
 from handrail.store.database.schema import VERSION
+from handrail.store.database.workspace_database import open_reader
 from handrail.store.folders import StateFolders
 from handrail.store.inventory import measure_tree
 from handrail.store.lease import LeaseHolder, find_lease_holder
@@ -56,7 +56,7 @@ def _check_hard_links(folders: StateFolders) -> Iterator[DoctorCheck]:
         "ok",
         f"{len(found):,} files of the workspace ({_format_bytes(size)}) have other names outside of it, for example in the store of a "
         "package manager. Before a program with write access starts, Handrail replaces them by copies (per start at most "
-        f"{atomic_write.MAX_COPIED_FILES:,} files and {_format_bytes(replace.MAX_COPIED_BYTES)}; the others are read-only for that program)",
+        f"{atomic_write.MAX_COPIED_FILES:,} files and {_format_bytes(atomic_write.MAX_COPIED_BYTES)}; the others are read-only for that program)",
     )
 
 
@@ -110,7 +110,9 @@ def _check_folder(name: str, folder: Path, consequence: str) -> Iterator[DoctorC
         )
     elif not os.access(folder, os.W_OK | os.X_OK):
         problem = "problem" if name != "workspace" else "warning"
-        yield DoctorCheck(name, problem, f"{room}: this user cannot write there, so {consequence}", "change its permissions")
+        yield DoctorCheck(
+            name, problem, f"{room}: this user cannot write there, so {consequence}", "change its permissions"
+        )
     elif free < _FULL_DISK_BYTES or (disk.f_files and not files):
         yield DoctorCheck(
             name, "problem", f"{room}: the disk is full", "free some space there, for example with handrail log purge"
@@ -229,7 +231,9 @@ def _check_socket(folders: StateFolders) -> Iterator[DoctorCheck]:
         )
         return
     if not stat.S_ISSOCK(found.st_mode) or (os.name != "nt" and found.st_uid != os.geteuid()):
-        yield DoctorCheck("socket", "problem", f"{path} is not a socket of this user", "check who created it, then remove it")
+        yield DoctorCheck(
+            "socket", "problem", f"{path} is not a socket of this user", "check who created it, then remove it"
+        )
     elif (fault := _connection_problem(path)) is not None:
         yield DoctorCheck("socket", "problem", f"{path}: {fault}", "stop the holder and start it again")
     else:
@@ -268,7 +272,9 @@ def check_clock(folders: StateFolders, now_ns: int) -> Iterator[DoctorCheck]:
             newest = 0
     if newest > now_ns + _TOLERANCE_NS:
         said = f"the time is {_format_time(now_ns)}, but the newest record is {_format_duration(newest - now_ns)} later, at {_format_time(newest)}"
-        yield DoctorCheck("clock", "warning", f"{said}: the clock was set back", "set the clock (timedatectl set-ntp true)")
+        yield DoctorCheck(
+            "clock", "warning", f"{said}: the clock was set back", "set the clock (timedatectl set-ntp true)"
+        )
         return
     holder = find_lease_holder(folders)
     shift = None if holder is None else _measure_clock_shift(holder, now_ns)

@@ -12,13 +12,26 @@ from handrail import config as configuration
 from handrail.config import Configuration
 from handrail.contract.agent import AgentManifest, CheckedAgent
 from handrail.contract.errors import Diagnostic, LoadError, StartError, UsageError
-from handrail.contract.generation import IN_PROCESS, ToolEntry, Generation
+from handrail.contract.generation import IN_PROCESS, Generation, ToolEntry
 from handrail.contract.sandbox import Sandbox
 from handrail.contract.tool.provider_tools import PROVIDER_ONLY_TEXT
-from handrail.contract.tool.requires import AnyArgument, ArgumentPattern, CapabilityLayer, ShellRequires, expand_requires, union_of_layers
-from handrail.kernel.agents import load_agent, make_placeholder_secrets, load_tools_and_rules, make_tool_sources
+from handrail.contract.tool.requires import (
+    AnyArgument,
+    ArgumentPattern,
+    CapabilityLayer,
+    ShellRequires,
+    expand_requires,
+    union_of_layers,
+)
+from handrail.kernel.agents import load_agent, load_tools_and_rules, make_placeholder_secrets, make_tool_sources
 from handrail.kernel.assembly import collect_rules, parse_rules
-from handrail.kernel.doctor.machine_checks import DoctorCheck, run_isolated, check_machine, check_opt_outs, check_token_costs
+from handrail.kernel.doctor.machine_checks import (
+    DoctorCheck,
+    check_machine,
+    check_opt_outs,
+    check_token_costs,
+    run_isolated,
+)
 from handrail.kernel.doctor.storage_checks import check_lease_holder, check_storage
 from handrail.kernel.sandbox_factory import choose_provider, make_sandbox
 from handrail.policy.rules.definitions import MODE_DESCRIPTIONS
@@ -95,7 +108,11 @@ def _choose_sandbox(
 ) -> Sandbox:
     """Return the configured sandbox; if the configuration cannot be read, the one of this machine."""
     try:
-        return choose_provider(configuration.load_configuration(file, folders=locate_folders(workspace, state, allow_home=True), flags=flags))
+        return choose_provider(
+            configuration.load_configuration(
+                file, folders=locate_folders(workspace, state, allow_home=True), flags=flags
+            )
+        )
     except (LoadError, UsageError, StartError):
         return tiers.choose_sandbox()
 
@@ -121,13 +138,17 @@ def check_open_kernel(kernel: Kernel) -> list[DoctorCheck]:
     return checks
 
 
-def _check_configuration(folders: StateFolders | None, file: str | Path | None, flags: tuple[str, ...]) -> Iterator[DoctorCheck]:
+def _check_configuration(
+    folders: StateFolders | None, file: str | Path | None, flags: tuple[str, ...]
+) -> Iterator[DoctorCheck]:
     try:
         found = configuration.load_configuration(file, folders=folders, flags=flags)
         if folders is not None:
             configuration.check_outside_workspace(found, folders.workspace)
     except LoadError as error:
-        yield DoctorCheck("configuration", "problem", str(error), "show each setting and its origin with handrail config")
+        yield DoctorCheck(
+            "configuration", "problem", str(error), "show each setting and its origin with handrail config"
+        )
         return
     yield from _check_files(found)
     yield from check_opt_outs(found)
@@ -174,7 +195,9 @@ def _load_entries(found: Configuration, folders: StateFolders) -> Iterable[ToolE
     """Load the tools of the configured agent, without running them."""
     whole = CheckedAgent(AgentManifest(id=found.settings.agent))
     confinement = ToolConfinement(make_sandbox(found), _refuse_to_run, _refuse_to_run)
-    return make_tool_sources(found, whole, folders, confinement, make_placeholder_secrets(found)).load(1).entries.values()
+    return (
+        make_tool_sources(found, whole, folders, confinement, make_placeholder_secrets(found)).load(1).entries.values()
+    )
 
 
 def _check_agent(found: Configuration, folders: StateFolders) -> Iterator[DoctorCheck]:
@@ -280,7 +303,9 @@ def report_capabilities(config: Configuration, folders: StateFolders, agent: str
     )
 
 
-def _compute_shares(own: CapabilityLayer, entries: list[ToolEntry], layers: list[CapabilityLayer]) -> Iterator[ToolCapabilities]:
+def _compute_shares(
+    own: CapabilityLayer, entries: list[ToolEntry], layers: list[CapabilityLayer]
+) -> Iterator[ToolCapabilities]:
     told = [tuple(format_layer(layer)) for layer in layers]
     counts = Counter(line for one in (*told, tuple(format_layer(own))) for line in one)
     for entry, has in zip(entries, told, strict=True):

@@ -398,7 +398,9 @@ SECRET_NAME_EXCEPTIONS: tuple[str, ...] = (
 
 DEFAULT_SOURCE = "shipped with Handrail"
 
-SECRET_FILE_NAMES: tuple[str, ...] = tuple(dict.fromkeys(name for row in SECRET_NAME_ROWS for name in row.names.split()))
+SECRET_FILE_NAMES: tuple[str, ...] = tuple(
+    dict.fromkeys(name for row in SECRET_NAME_ROWS for name in row.names.split())
+)
 """Names of files that often contain secrets. Without another rule, they require approval, at any depth and in any case."""
 
 
@@ -544,4 +546,15 @@ def parse_optional_mode(text: str | None) -> Mode | None:
         raise UsageError(str(error)) from None
 
 
-__all__ = ["DEFAULT_MODE", "MODE_DESCRIPTIONS", "MODES", "MODE_RULE_TEXTS", "Mode", "parse_optional_mode", "with_mode", "parse_mode", "mode_rules", "limit_to_parent"]
+__all__ = [
+    "DEFAULT_MODE",
+    "MODES",
+    "MODE_DESCRIPTIONS",
+    "MODE_RULE_TEXTS",
+    "Mode",
+    "limit_to_parent",
+    "mode_rules",
+    "parse_mode",
+    "parse_optional_mode",
+    "with_mode",
+]

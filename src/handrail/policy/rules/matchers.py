@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast
 
-from handrail.contract.services.resources import SOURCE_PREFIX
 from handrail.contract.protected.path_protection import find_protection
+from handrail.contract.services.resources import SOURCE_PREFIX
 from handrail.contract.text.hosts import HostPattern, host_matches, parse_host, parse_host_pattern
 from handrail.contract.text.patterns import (
     WILDCARDS,
@@ -28,8 +28,15 @@ from handrail.contract.text.patterns import (
     text_regex,
 )
 from handrail.contract.tool.requires import Capability
-from handrail.policy.rules.definitions import READ_ONLY_VARIABLE, STRICTNESS, WORKSPACE_VARIABLE, Rule, RuleBook, is_glob
-from handrail.policy.rules.pattern_lexer import ArgvPattern, PatternSyntaxError, split_pattern, bare_program_name
+from handrail.policy.rules.definitions import (
+    READ_ONLY_VARIABLE,
+    STRICTNESS,
+    WORKSPACE_VARIABLE,
+    Rule,
+    RuleBook,
+    is_glob,
+)
+from handrail.policy.rules.pattern_lexer import ArgvPattern, PatternSyntaxError, bare_program_name, split_pattern
 from handrail.policy.shell import read_only_proof
 
 SubjectKind = Literal["command", "path", "host", "arguments"]

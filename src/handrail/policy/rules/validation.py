@@ -19,7 +19,6 @@ from handrail.contract.text.patterns import has_wildcard, text_regex
 from handrail.contract.tool.names import nearest_names
 from handrail.contract.tool.requires import CAPABILITIES
 from handrail.contract.tool.spec import STEP_INPUT, ToolSpec, properties_of
-from handrail.policy.rules.matchers import SUBJECT_KINDS, SubjectKind, PathSubject, RankedRule, normalize_path_pattern, rank_rule
 from handrail.policy.rules.definitions import (
     READ_ONLY_VARIABLE,
     Rule,
@@ -29,10 +28,18 @@ from handrail.policy.rules.definitions import (
     is_glob,
     parse_rule,
 )
+from handrail.policy.rules.matchers import (
+    SUBJECT_KINDS,
+    PathSubject,
+    RankedRule,
+    SubjectKind,
+    normalize_path_pattern,
+    rank_rule,
+)
 from handrail.policy.rules.pattern_lexer import PatternSyntaxError, split_pattern
-from handrail.policy.shell import program_risks, read_only_proof, nested_commands, wrappers
-from handrail.policy.shell.risky_options import SHELLS
+from handrail.policy.shell import nested_commands, program_risks, read_only_proof, wrappers
 from handrail.policy.shell.parser import ShellScript, parse_script
+from handrail.policy.shell.risky_options import SHELLS
 from handrail.policy.targets import normalize_host, subject_kind_of
 
 _RUNS_OTHERS = program_risks.RUNNERS | SHELLS | {"find", "xargs"}
@@ -88,7 +95,12 @@ def _fault_in_program(rule: Rule, spec: ToolSpec) -> str | None:
             f"{READ_ONLY_VARIABLE} is only for tools whose calls run read-only. Calls of {spec.id} do more than run their command, or "
             "run without a sandbox."
         )
-    if rule.action == "deny" or rule.pattern == READ_ONLY_VARIABLE or "*" in declared or not _RUNS_OTHERS.isdisjoint(declared):
+    if (
+        rule.action == "deny"
+        or rule.pattern == READ_ONLY_VARIABLE
+        or "*" in declared
+        or not _RUNS_OTHERS.isdisjoint(declared)
+    ):
         return None
     if any(word in declared for word in (*wrappers.WRAPPER_NAMES, "uv", "npx")):
         return None
@@ -283,7 +295,9 @@ def _subject_kinds(rule: Rule, specs: Mapping[str, ToolSpec] | None) -> tuple[Su
     if permission in CAPABILITIES:
         return (SUBJECT_KINDS[permission],)
     if is_capability_glob(permission):
-        return tuple(dict.fromkeys(SUBJECT_KINDS[c] for c in CAPABILITIES if text_regex(permission).match(cast("str", c))))
+        return tuple(
+            dict.fromkeys(SUBJECT_KINDS[c] for c in CAPABILITIES if text_regex(permission).match(cast("str", c)))
+        )
     if specs is None:
         return ("command",) if permission == "bash" else None
     about: tuple[SubjectKind, ...] = tuple(
@@ -342,12 +356,18 @@ def _is_about(test: RankedRule, argv: tuple[str, ...]) -> bool:
     if test.rule.action == "allow":
         return test.matches(program_risks.normalize_argv(argv))
     watched = nested_commands.WatchedPrograms((test.argv.program_prefix,))
-    return any(reading.certain and test.matches(reading.argv) for reading in nested_commands.find_readings(argv, watched))
+    return any(
+        reading.certain and test.matches(reading.argv) for reading in nested_commands.find_readings(argv, watched)
+    )
 
 
 def _why_not(test: RankedRule, argv: Sequence[str]) -> str:
     if test.rule.pattern == READ_ONLY_VARIABLE:
-        return read_only_proof.why_not_read_only(argv) or read_only_proof.why_shows_stored_contents(argv) or "the command is proved read-only"
+        return (
+            read_only_proof.why_not_read_only(argv)
+            or read_only_proof.why_shows_stored_contents(argv)
+            or "the command is proved read-only"
+        )
     option = next((word for word in argv[1:] if word[:1] == "-"), None)
     if test.rule.action == "allow" and option is not None and "*" in test.rule.pattern:
         return f"in an allow rule, a wildcard never matches a word that begins with '-', such as {option!r}"

@@ -15,8 +15,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from handrail.policy.shell import wrappers
-from handrail.policy.shell.risky_options import SHELLS
 from handrail.policy.shell.parser import parse_script
+from handrail.policy.shell.risky_options import SHELLS
 
 MAX_DEPTH = 3
 """The number of nested texts that are read."""
@@ -185,7 +185,9 @@ class WatchedPrograms:
         if self._everything and certain:
             return True
         name = posixpath.basename(word).lower()
-        return name.startswith(self._names or ("\0",)) or name in _RUN_SOMETHING or find_command_places(name) is not None
+        return (
+            name.startswith(self._names or ("\0",)) or name in _RUN_SOMETHING or find_command_places(name) is not None
+        )
 
 
 def _all_names(program: str) -> Iterator[str]:
@@ -512,7 +514,9 @@ def _not_understood(program: str, form: CommandPlaces | None, words: tuple[str, 
     return words[next((at for at, word in enumerate(words) if at and word in form.built), len(words)) :]
 
 
-def _starts_and_texts(program: str, form: CommandPlaces | None, words: tuple[str, ...]) -> tuple[Iterable[int], Iterable[str]]:
+def _starts_and_texts(
+    program: str, form: CommandPlaces | None, words: tuple[str, ...]
+) -> tuple[Iterable[int], Iterable[str]]:
     """Return where a command may begin in a program's words, and the texts in them that a shell reads."""
     if program in SHELLS:
         texts = [word for at, word in enumerate(words[1:]) if at > 0 or _NOT_PLAIN.search(word)]

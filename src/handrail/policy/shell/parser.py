@@ -172,7 +172,9 @@ def parse_script(text: str, most_signs: int = MAX_SIGNS) -> ShellScript:
             return ShellScript((), f"the text has more than {most_signs:,} signs like {_SIGNS[:5]}, and {not_plain}")
     if commands is not None and len(commands) > MAX_COMMANDS:
         count = f"{len(commands)}{' or more' * (len(commands) == _MAX_RECOVERED)}"
-        return ShellScript(commands, f"the text has {count} commands (the maximum is {MAX_COMMANDS})", _file_redirections(commands))
+        return ShellScript(
+            commands, f"the text has {count} commands (the maximum is {MAX_COMMANDS})", _file_redirections(commands)
+        )
     raw = text.encode("utf-8")
     root = _tree(raw if text.isascii() else raw.translate(_STAND_INS))
     if root is None:

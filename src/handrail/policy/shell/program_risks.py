@@ -12,11 +12,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from handrail.policy.shell import risky_options as program_forms
 from handrail.policy.shell import nested_commands, wrappers
-from handrail.policy.shell.risky_options import CommandRisk, risk_of_all_words, options_form
-from handrail.policy.shell.parser import SHELL_WORDS, ShellCommand
+from handrail.policy.shell import risky_options as program_forms
 from handrail.policy.shell.nested_commands import program_name
+from handrail.policy.shell.parser import SHELL_WORDS, ShellCommand
+from handrail.policy.shell.risky_options import CommandRisk, options_form, risk_of_all_words
 from handrail.policy.shell.wrappers import ENVIRONMENT_MANAGERS, RUNNERS
 
 MAX_WAIT_S = 10
@@ -148,7 +148,9 @@ def _environment_risk(argv: Sequence[str], depth: int) -> CommandRisk | None:
         return None
     reason = f"{argv[0]} {argv[at]} runs the program that its arguments name"
     if depth == 0 or at + 1 >= len(argv) or argv[at + 1][:1] == "-":
-        return risk_of_all_words(argv, reason)  # it is unknown which option takes a value, and so which word is the program
+        return risk_of_all_words(
+            argv, reason
+        )  # it is unknown which option takes a value, and so which word is the program
     inner = find_risk(argv[at + 1 :], depth - 1)
     if inner is None:
         return CommandRisk(reason, frozenset(range(at + 2)))

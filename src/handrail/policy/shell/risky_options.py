@@ -181,7 +181,9 @@ def curl_risk(argv: Sequence[str]) -> CommandRisk | None:
     """Return the risk of a ``curl_risk`` command, or None."""
     found = [i for i, word in enumerate(argv) if i and (_OTHER_SCHEME.match(word) or "%output{" in word)]
     past = (
-        CommandRisk(f"curl {argv[found[0]]} reads or writes files that no rule about files covers", frozenset((0, *found)))
+        CommandRisk(
+            f"curl {argv[found[0]]} reads or writes files that no rule about files covers", frozenset((0, *found))
+        )
         if found
         else None
     )

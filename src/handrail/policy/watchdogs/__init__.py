@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
-from handrail.policy.watchdogs.builtin_watchdogs import ExfiltrationWatchdog, OutgoingSecretsWatchdog, RepeatedFailuresWatchdog
+from handrail.policy.watchdogs.builtin_watchdogs import (
+    ExfiltrationWatchdog,
+    OutgoingSecretsWatchdog,
+    RepeatedFailuresWatchdog,
+)
 
 __all__ = ["ExfiltrationWatchdog", "OutgoingSecretsWatchdog", "RepeatedFailuresWatchdog"]

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
-from handrail.origins.programs import ProgramMissing, find_command, build_program_environment
-from handrail.policy.evaluation import TraceStep, PolicyVerdict
+from handrail.origins.programs import ProgramMissing, build_program_environment, find_command
+from handrail.policy.evaluation import PolicyVerdict, TraceStep
 from handrail.policy.rules.definitions import ACTIONS, STRICTNESS, Action
 
 # The input of a watchdog, and its possible answers.
@@ -363,22 +363,26 @@ def _check_answer(answer: object, name: str, redact: Callable[[str], str]) -> Wa
     """Return the answer if it is valid. Any other value, None included, is a deny."""
     if answer == "allow":
         return allow()
-    if isinstance(answer, WatchdogDecision) and answer.action in STRICTNESS and isinstance(cast("object", answer.reason), str):
+    if (
+        isinstance(answer, WatchdogDecision)
+        and answer.action in STRICTNESS
+        and isinstance(cast("object", answer.reason), str)
+    ):
         return answer
     shown = repr(redact(answer)) if isinstance(answer, str) else redact(repr(answer))
     return deny(f"{name} answered {shown[:200]}; expected one of allow(), deny(reason), ask(reason)")
 
 
 __all__ = [
-    "WatchdogAnswer",
     "ExternalWatchdog",
-    "WatchdogDecision",
     "Watchdog",
+    "WatchdogAnswer",
     "WatchdogCall",
+    "WatchdogDecision",
     "allow",
-    "ask_watchdog",
+    "apply_watchdogs",
     "ask",
+    "ask_watchdog",
     "deny",
     "watchdog_name",
-    "apply_watchdogs",
 ]

@@ -22,7 +22,7 @@ from handrail.contract.errors import quote_excerpt
 from handrail.contract.text.patterns import any_path_source
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.rules.definitions import SECRET_FILE_NAMES, Action
-from handrail.policy.watchdogs.api import WatchdogDecision, WatchdogCall, allow
+from handrail.policy.watchdogs.api import WatchdogCall, WatchdogDecision, allow
 
 # A rough decomposition of a shell text: its programs, the data flow between them, and the values that it builds.
 #
@@ -379,7 +379,9 @@ def check_address(url: str) -> str | None:
     return None
 
 
-def _check_network_program(part: RoughCommand, together: Sequence[RoughCommand], before: Sequence[RoughCommand]) -> str | None:
+def _check_network_program(
+    part: RoughCommand, together: Sequence[RoughCommand], before: Sequence[RoughCommand]
+) -> str | None:
     program, argv = part.program, part.argv
     for other in before:
         if (reason := _check_flow(other, part)) is not None:
@@ -426,7 +428,11 @@ def _check_content(word: str, program: str, *, reads: bool) -> str | None:
 def _check_lookup(argv: Sequence[str], program: str) -> str | None:
     """Return why the names that a program looks up look like data, or None."""
     for word in argv[1:]:
-        if not word.startswith(("-", "+", "@")) and (SUBSTITUTED in word or _SECRET_VARIABLE.search(word)) and "." in word:
+        if (
+            not word.startswith(("-", "+", "@"))
+            and (SUBSTITUTED in word or _SECRET_VARIABLE.search(word))
+            and "." in word
+        ):
             return f"{program} looks up a host name that is built from other data"
         if (reason := _check_host(word)) is not None:
             return reason
@@ -614,7 +620,9 @@ class OutgoingSecretsWatchdog:
     async def __call__(self, call: WatchdogCall) -> WatchdogDecision:
         encoded = self._encode(dict(call.arguments))
         if self._registered(encoded):
-            return WatchdogDecision(self.action, "the arguments contain a registered secret, which the call would send out")
+            return WatchdogDecision(
+                self.action, "the arguments contain a registered secret, which the call would send out"
+            )
         commands = [value for capability, value in call.targets if capability == "shell.run"]
         if commands and not any([await run_reader(_uses_network, text) for text in commands]):
             return allow()

@@ -10,10 +10,15 @@ from types import ModuleType
 from typing import Any, cast
 
 from handrail.contract.agent import AGENT_TOOL_PREFIX, AgentManifest, tool_matches
-from handrail.contract.services.runtime import Runtime
 from handrail.contract.errors import Diagnostic, ToolError
 from handrail.contract.generation import AGENT_SOURCE, BUILT_IN, DiscoveredTool, SourceContents, SourceRank, ToolSource
-from handrail.contract.tool.provider_tools import PROVIDER_ONLY_TEXT, PROVIDER_TOOLS, ProviderToolOptions, make_provider_tool_spec
+from handrail.contract.services.runtime import Runtime
+from handrail.contract.tool.provider_tools import (
+    PROVIDER_ONLY_TEXT,
+    PROVIDER_TOOLS,
+    ProviderToolOptions,
+    make_provider_tool_spec,
+)
 from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
@@ -192,7 +197,8 @@ class AgentSource:
         chosen = (
             one
             for one in self.others
-            if one.accepts_work_from(self.agent) and any(tool_matches(pattern, AGENT_TOOL_PREFIX + one.id) for pattern in patterns)
+            if one.accepts_work_from(self.agent)
+            and any(tool_matches(pattern, AGENT_TOOL_PREFIX + one.id) for pattern in patterns)
         )
         return SourceContents(tuple(DiscoveredTool(AgentTool(one.id, one.description), AGENT_SOURCE) for one in chosen))
 
@@ -270,7 +276,9 @@ class EntryPointSource:
         source: Any = made() if callable(made) else made
         if not callable(getattr(source, "load", None)):
             problem = f"is a {type(made).__name__}; expected a Source, or a function that makes one"
-            return SourceContents(faults=(Diagnostic(f"entry point {self.name}", self.point.value, problem),), name=self.name)
+            return SourceContents(
+                faults=(Diagnostic(f"entry point {self.name}", self.point.value, problem),), name=self.name
+            )
         loaded = cast("ToolSource", source).load()
         return replace(loaded, name=self.name, about="")  # the operator provides the description of a source
 

@@ -24,10 +24,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from handrail.contract.services.runtime import Runtime
 from handrail.contract.envelopes import recognise_result
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SandboxProfile, ProgramSpec, Sandbox
+from handrail.contract.sandbox import ProgramSpec, Sandbox, SandboxProfile
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.text.json_text import InvalidJsonText, parse_object
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
@@ -112,13 +112,17 @@ class ExecutableTool(Tool):
         except asyncio.CancelledError:
             await process.kill()
             if isinstance(process, GuardedProcess) and process.violation is not None:
-                runtime.set_partial_result({"stdout_tail": kept.decode("utf-8", "replace"), "handrail": process.violation.text})
+                runtime.set_partial_result(
+                    {"stdout_tail": kept.decode("utf-8", "replace"), "handrail": process.violation.text}
+                )
             raise
         finally:
             await process.kill()
         return parse_output(output, errors, code, self.parse_answer)
 
-    def adapt_profile(self, profile: SandboxProfile, environment: Mapping[str, str], config: Mapping[str, str]) -> SandboxProfile:
+    def adapt_profile(
+        self, profile: SandboxProfile, environment: Mapping[str, str], config: Mapping[str, str]
+    ) -> SandboxProfile:
         """Return a profile with the tool's folder and environment, read-only for tools that only read.
 
         :param config: the values of the tool's settings

@@ -17,18 +17,23 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-from handrail.contract.services.runtime import UserContext, Runtime
 from handrail.contract.envelopes import from_card
 from handrail.contract.errors import Diagnostic, LoadError
 from handrail.contract.generation import DiscoveredTool, SourceContents, SourceRank
 from handrail.contract.sandbox import SandboxProfile
+from handrail.contract.services.runtime import Runtime, UserContext
 from handrail.contract.text.json_text import parse_object
-from handrail.contract.tool.manifest import MAX_MANIFEST_BYTES, strip_tool_folder, parse_manifest, read_manifest
+from handrail.contract.tool.manifest import MAX_MANIFEST_BYTES, parse_manifest, read_manifest, strip_tool_folder
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
-from handrail.registry.sources.executable_tools import ToolConfinement, ExecutableTool
-from handrail.registry.sources.resources import MAX_RESOURCES_FILE_BYTES, RESOURCES_FILE, FileResourceProvider, parse_resources
+from handrail.registry.sources.executable_tools import ExecutableTool, ToolConfinement
 from handrail.registry.sources.persistent_tools import PersistentTool, compute_digest
+from handrail.registry.sources.resources import (
+    MAX_RESOURCES_FILE_BYTES,
+    RESOURCES_FILE,
+    FileResourceProvider,
+    parse_resources,
+)
 
 # Python modules as tools: ``execute(topic, params, config=None, telemetry=None)`` and metadata, in a tool folder.
 #
@@ -55,7 +60,9 @@ class ModuleTool(ExecutableTool):
         surroundings = asdict(runtime.user_context or UserContext())
         return {"topic": runtime.topic or "", "params": args, "telemetry": surroundings}
 
-    def adapt_profile(self, profile: SandboxProfile, environment: Mapping[str, str], config: Mapping[str, str]) -> SandboxProfile:
+    def adapt_profile(
+        self, profile: SandboxProfile, environment: Mapping[str, str], config: Mapping[str, str]
+    ) -> SandboxProfile:
         profile = super().adapt_profile(profile, environment, config)
         return replace(profile, readable=(*profile.readable, *_interpreter()))
 
@@ -179,7 +186,11 @@ def _build_manifest(data: dict[str, Any], name: str) -> dict[str, Any]:
     llm = {"name": name, **{key: data[key] for key in _LLM_KEYS if key in data}}
     if isinstance(llm.get("parameters", {}), dict):
         llm["parameters"] = _to_schema(cast("dict[str, Any]", llm.get("parameters", {})))
-    runtime = {_RENAMED_KEYS.get(key, key): value for key, value in data.items() if key not in _LLM_KEYS and key != "constraints"}
+    runtime = {
+        _RENAMED_KEYS.get(key, key): value
+        for key, value in data.items()
+        if key not in _LLM_KEYS and key != "constraints"
+    }
     if data.get("constraints") is not None:
         _add_constraints(runtime, data["constraints"])
     return {"llm": llm, "runtime": runtime}
@@ -259,7 +270,11 @@ class FolderSource:
                     faults += error.diagnostics
                 continue
             try:
-                tool = self._load_manifest_tool(folder, file) if name.endswith(".json") else self._load_module_tool(folder, file)
+                tool = (
+                    self._load_manifest_tool(folder, file)
+                    if name.endswith(".json")
+                    else self._load_module_tool(folder, file)
+                )
             except LoadError as error:
                 faults += error.diagnostics
             else:
@@ -291,7 +306,9 @@ class FolderSource:
         if not spec.persistent:
             return ModuleTool(spec, str(module), str(folder), self.confinement)
         digest = compute_digest(module, folder, own=False)
-        return self._reuse_previous(PersistentModuleTool(spec, str(module), str(folder), self.confinement, digest=digest))
+        return self._reuse_previous(
+            PersistentModuleTool(spec, str(module), str(folder), self.confinement, digest=digest)
+        )
 
     def _reuse_previous(self, made: PersistentTool) -> PersistentTool:
         """Return the previous tool if it is equivalent, since it may have a running process."""

@@ -27,20 +27,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from handrail.contract.services.client import CLIENT_REQUEST_KINDS, METHOD_CAPABILITIES, LOG_LEVELS, ClientRequest, ClientMethod
-from handrail.contract.services.runtime import Runtime
 from handrail.contract.envelopes import from_envelope
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import ConnectionAttempt, Process, SandboxProfile, ProgramSpec
+from handrail.contract.sandbox import ConnectionAttempt, Process, ProgramSpec, SandboxProfile
+from handrail.contract.services.client import (
+    CLIENT_REQUEST_KINDS,
+    LOG_LEVELS,
+    METHOD_CAPABILITIES,
+    ClientMethod,
+    ClientRequest,
+)
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.text.json_text import InvalidJsonText, parse_object
 from handrail.contract.tool.spec import ToolSpec
 from handrail.registry.sources.executable_tools import (
     MAX_ANSWER_BYTES,
     MAX_ANSWER_DEPTH,
-    ToolConfinement,
     ExecutableTool,
-    encode_json_line,
+    ToolConfinement,
     describe_exit,
+    encode_json_line,
 )
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess, ProtectedPathViolation
 
@@ -123,7 +129,9 @@ class CallMessages:
         level: Any = told.get("level")
         logger: Any = told.get("logger")
         if level not in LOG_LEVELS or "data" not in told or not (logger is None or isinstance(logger, str)):
-            raise _invalid_message(f"`log` has a `level` ({', '.join(LOG_LEVELS)}), `data`, and optionally a text in `logger`")
+            raise _invalid_message(
+                f"`log` has a `level` ({', '.join(LOG_LEVELS)}), `data`, and optionally a text in `logger`"
+            )
         self._runtime.log(level, told["data"], logger)
 
     async def _ask_client(self, asks: object) -> dict[str, Any] | None:
@@ -151,7 +159,9 @@ def list_client_requests(spec: ToolSpec, runtime: Runtime) -> list[ClientMethod]
     if _CLIENT_CAPABILITIES.isdisjoint(spec.requires.capabilities):
         return None
     peer = runtime.client
-    return list(dict.fromkeys(method for method, params in CLIENT_REQUEST_KINDS.values() if peer.supports(method, params)))
+    return list(
+        dict.fromkeys(method for method, params in CLIENT_REQUEST_KINDS.values() if peer.supports(method, params))
+    )
 
 
 def _asks(asks: object) -> dict[str, ClientRequest]:

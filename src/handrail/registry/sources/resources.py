@@ -23,11 +23,11 @@ from urllib.parse import unquote
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from handrail.contract.call import Blob
-from handrail.contract.services.resources import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplate
-from handrail.contract.services.client import ClientRequest
-from handrail.contract.services.runtime import Runtime
 from handrail.contract.errors import Diagnostic, LoadError, ToolError
 from handrail.contract.schema.validation import format_path
+from handrail.contract.services.client import ClientRequest
+from handrail.contract.services.resources import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplate
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.text.json_text import InvalidJsonText, parse_object
 
 # URI templates, matched in reverse: from a URI to the values that produce it.
@@ -314,7 +314,10 @@ class FileResourceProvider:
         _check_arguments(one, arguments)
         values = {argument.name: arguments.get(argument.name, "") for argument in one.arguments}
         if one.ask:
-            asks = {key: ClientRequest(asked.method, _fill_placeholders(asked.params, values)) for key, asked in one.ask.items()}
+            asks = {
+                key: ClientRequest(asked.method, _fill_placeholders(asked.params, values))
+                for key, asked in one.ask.items()
+            }
             values |= _format_answers(await runtime.client.send_requests(asks))
         messages = [
             {"role": message.role, "content": await self._content(message.content, values)} for message in one.messages
@@ -335,7 +338,7 @@ class FileResourceProvider:
         fitting = [value for value in values if value.casefold().startswith(begun.casefold())]
         return {"values": fitting, "total": len(fitting), "hasMore": False}
 
-    async def subscribe(self, uri: str, updated: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
+    async def subscribe(self, uri: str, on_update: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
         """Return a function that does nothing, since subscribers poll :meth:`glance` and :meth:`stamp`."""
         return _nothing
 

@@ -13,15 +13,15 @@ from handrail.contract.tool.names import nearest_names
 from handrail.contract.tool.resource_provider import ResourceProvider
 from handrail.contract.tool.settings import SettingsLayer
 from handrail.contract.tool.tool import Tool
-from handrail.registry.agents import BundleSource, find_name_faults, build_agent_generation
+from handrail.registry.agents import BundleSource, build_agent_generation, find_name_faults
 from handrail.registry.generation_loader import LoadCache, load_generation
 from handrail.registry.pins import NO_PINS, DefinitionPins
 from handrail.registry.sources.code_sources import (
     AgentSource,
     BuiltinSource,
+    PluginSource,
     ProvidedResources,
     ProviderToolSource,
-    PluginSource,
     PythonSource,
     find_entry_point_sources,
 )
@@ -143,8 +143,20 @@ class ToolSources:
             BuiltinSource(),
             ProviderToolSource(self.manifest.manifest.native),
             AgentSource(self.manifest.manifest, self.agents),
-            FolderSource(self.global_folder, "global", self.confinement, (self.workspace,), find_previous_tool=self._find_previous_tool),
-            FolderSource(self.agent_folder, "agent", self.confinement, (self.workspace,), find_previous_tool=self._find_previous_tool),
+            FolderSource(
+                self.global_folder,
+                "global",
+                self.confinement,
+                (self.workspace,),
+                find_previous_tool=self._find_previous_tool,
+            ),
+            FolderSource(
+                self.agent_folder,
+                "agent",
+                self.confinement,
+                (self.workspace,),
+                find_previous_tool=self._find_previous_tool,
+            ),
             PythonSource(self.tools),
             *map(ProvidedResources, self.offerings),
             PluginSource(),

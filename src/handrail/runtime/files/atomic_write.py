@@ -20,10 +20,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from handrail.contract.services.files import ResolvedPath
 from handrail.contract.errors import ToolError
-from handrail.runtime.files.secure_open import FOLDER_FLAGS, READ_FLAGS, map_os_error, not_regular_error, open_root, check_regular
+from handrail.contract.services.files import ResolvedPath
 from handrail.runtime.files.roots import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, openat2
+from handrail.runtime.files.secure_open import (
+    FOLDER_FLAGS,
+    READ_FLAGS,
+    check_regular,
+    map_os_error,
+    not_regular_error,
+    open_root,
+)
 from handrail.runtime.guard.quarantine import open_parent
 from handrail.sandbox.view.folder_tree import FolderTree, raise_if_shortage
 
@@ -46,7 +53,9 @@ class FileReplacement:
     sha256: str
 
 
-def replace_file(located: ResolvedPath, data: bytes, over: bytes | Literal["new", "seen"], seen: str | None) -> FileReplacement:
+def replace_file(
+    located: ResolvedPath, data: bytes, over: bytes | Literal["new", "seen"], seen: str | None
+) -> FileReplacement:
     """Write ``data`` to the file that ``located`` names, creating parent folders.
 
     :param over: the expected old content: these bytes, ``"new"`` (no file), or ``"seen"`` (no file, or content with the
@@ -155,7 +164,9 @@ def _read_current(parent: int, name: str, located: ResolvedPath) -> _CurrentFile
         os.close(descriptor)
 
 
-def _check_expected(located: ResolvedPath, before: _CurrentFile | None, over: bytes | Literal["new", "seen"], seen: str | None) -> None:
+def _check_expected(
+    located: ResolvedPath, before: _CurrentFile | None, over: bytes | Literal["new", "seen"], seen: str | None
+) -> None:
     if over == "new":
         if before is not None:
             raise ToolError(
@@ -167,7 +178,8 @@ def _check_expected(located: ResolvedPath, before: _CurrentFile | None, over: by
             check_seen(located, before.data, seen)
     elif before is None:
         raise ToolError(
-            f"`{located.display_path}` no longer exists. It existed when you read it. List the folder again.", kind="conflict"
+            f"`{located.display_path}` no longer exists. It existed when you read it. List the folder again.",
+            kind="conflict",
         )
     elif before.data != over:
         raise changed_file_error(located)
@@ -179,7 +191,9 @@ def check_seen(located: ResolvedPath, data: bytes, seen: str | None) -> None:
     :raises ToolError: ``conflict`` if it is not
     """
     if seen is None:
-        raise ToolError(f"`{located.display_path}` has not been read in this session. Read it, then write.", kind="conflict")
+        raise ToolError(
+            f"`{located.display_path}` has not been read in this session. Read it, then write.", kind="conflict"
+        )
     if hashlib.sha256(data).hexdigest() != seen:
         raise changed_file_error(located)
 

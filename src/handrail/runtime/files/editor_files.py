@@ -19,12 +19,12 @@ from collections.abc import Callable
 from typing import Literal, TypeVar
 from weakref import WeakKeyDictionary
 
-from handrail.contract.services.files import ResolvedPath, WriteResult
-from handrail.contract.services.client import UnsavedBuffers
 from handrail.contract.errors import ToolError
+from handrail.contract.services.client import UnsavedBuffers
+from handrail.contract.services.files import ResolvedPath, WriteResult
 from handrail.contract.tool.requires import AccessCheck
-from handrail.runtime.files.rooted_files import FileContent, RootedFiles, SeenFiles
 from handrail.runtime.files.atomic_write import MAX_EDIT_BYTES
+from handrail.runtime.files.rooted_files import FileContent, RootedFiles, SeenFiles
 from handrail.runtime.files.roots import SessionRoots
 from handrail.runtime.ripgrep import HiddenFiles
 
@@ -74,7 +74,12 @@ class EditorFiles(RootedFiles):
     """
 
     def __init__(
-        self, roots: SessionRoots, seen: SeenFiles, may: AccessCheck, buffers: UnsavedBuffers, hidden: HiddenFiles | None = None
+        self,
+        roots: SessionRoots,
+        seen: SeenFiles,
+        may: AccessCheck,
+        buffers: UnsavedBuffers,
+        hidden: HiddenFiles | None = None,
     ) -> None:
         super().__init__(roots, seen, may, hidden)
         self._buffers = buffers

@@ -21,22 +21,22 @@ from itertools import islice
 from threading import Lock
 from typing import Literal, TypeVar
 
-from handrail.contract.services.files import FileBytes, FileKind, FileLines, FileStat, ResolvedPath, WriteResult
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.path_protection import (
     GIT,
     GIT_NAMES,
     PathProtection,
-    is_private_key,
-    key_refusal_text,
-    fold_name,
     find_protection,
     find_tool_protection,
+    fold_name,
+    is_private_key,
+    key_refusal_text,
 )
-from handrail.contract.tool.requires import Capability, AccessCheck
-from handrail.runtime.files import secure_open, atomic_write
+from handrail.contract.services.files import FileBytes, FileKind, FileLines, FileStat, ResolvedPath, WriteResult
+from handrail.contract.tool.requires import AccessCheck, Capability
+from handrail.runtime.files import atomic_write, secure_open
 from handrail.runtime.files.atomic_write import MAX_EDIT_BYTES
-from handrail.runtime.files.roots import CACHED, PATH_FLAGS, SessionRoots, is_beneath, find_openat2_problem
+from handrail.runtime.files.roots import CACHED, PATH_FLAGS, SessionRoots, find_openat2_problem, is_beneath
 from handrail.runtime.guard import git_checks as vcs
 from handrail.runtime.guard.running_programs import running_programs
 from handrail.runtime.ripgrep import HiddenFiles
@@ -345,7 +345,9 @@ class LineIndexCache:
             return kept[1]
 
 
-def read_window(read: ReadRange, index: LineIndex, first: int, count: int | None, max_bytes: int, max_line: int) -> LineWindow:
+def read_window(
+    read: ReadRange, index: LineIndex, first: int, count: int | None, max_bytes: int, max_line: int
+) -> LineWindow:
     """Read the lines from ``first`` on, at most ``count`` lines and ``max_bytes`` bytes of text.
 
     :param first: 1-based, or below 0 to count from the end
@@ -398,7 +400,9 @@ def _raw_lines(read: ReadRange, start: int, size: int, keep: int) -> Iterator[tu
     offset = start
     while offset < size:
         if offset - start > MAX_SCAN_BYTES:
-            raise ToolError(f"No line ends within {MAX_SCAN_BYTES >> 30} GiB. Read the file by bytes instead.", kind="limit")
+            raise ToolError(
+                f"No line ends within {MAX_SCAN_BYTES >> 30} GiB. Read the file by bytes instead.", kind="limit"
+            )
         chunk = read(offset, min(_CHUNK, size - offset))
         if not chunk:
             break
@@ -461,7 +465,9 @@ class RootedFiles:
     :param hidden: the hidden files that the session has met; they are not read under another name either
     """
 
-    def __init__(self, roots: SessionRoots, seen: SeenFiles, may: AccessCheck, hidden: HiddenFiles | None = None) -> None:
+    def __init__(
+        self, roots: SessionRoots, seen: SeenFiles, may: AccessCheck, hidden: HiddenFiles | None = None
+    ) -> None:
         self._roots = roots
         self._seen = seen
         self._may = may

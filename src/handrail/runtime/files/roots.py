@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from handrail.contract.services.files import ResolvedPath
 from handrail.contract.errors import StartError, ToolError
+from handrail.contract.services.files import ResolvedPath
 from handrail.contract.text.neutralisation import escape_controls
 
 # The kernel's own path resolution (openat2), called by ctypes.
@@ -205,7 +205,9 @@ def _check_path(path: str) -> None:
     if not path:
         raise ToolError("The path is empty. Name a file or folder, or '.' for the workspace.", kind="invalid_input")
     if "\0" in path:
-        raise ToolError(f"The path '{escape_controls(path)}' contains a NUL character. Remove it.", kind="invalid_input")
+        raise ToolError(
+            f"The path '{escape_controls(path)}' contains a NUL character. Remove it.", kind="invalid_input"
+        )
     try:
         raw = os.fsencode(path)
     except UnicodeEncodeError:

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Literal
 
 from handrail.contract.agent import AgentRoot
-from handrail.contract.services.files import ResolvedPath
 from handrail.contract.errors import ToolError
+from handrail.contract.services.files import ResolvedPath
 from handrail.runtime.files.roots import (
     AT_FDCWD,
     BENEATH,
-    PATH_FLAGS,
     NO_MAGICLINKS,
     NO_SYMLINKS,
+    PATH_FLAGS,
     FurtherRoots,
-    is_beneath,
     check_root_lost,
+    is_beneath,
     openat2,
 )
 from handrail.store.folders import explain_too_broad
@@ -70,7 +70,9 @@ def check_regular(descriptor: int, located: ResolvedPath) -> os.stat_result:
     if stat.S_ISREG(found.st_mode):
         return found
     if stat.S_ISDIR(found.st_mode):
-        raise ToolError(f"`{located.display_path}` is a folder. A file was expected. Name a file in it.", kind="invalid_input")
+        raise ToolError(
+            f"`{located.display_path}` is a folder. A file was expected. Name a file in it.", kind="invalid_input"
+        )
     raise not_regular_error(located)
 
 

@@ -20,8 +20,8 @@ from handrail.runtime.files.secure_open import READ_FLAGS
 from handrail.runtime.guard import git_config
 from handrail.runtime.guard.git_config import UnreadableConfig, find_changed_keys, parse_config
 from handrail.runtime.guard.quarantine import FileSnapshot, read_plain_file
+from handrail.sandbox.view.folder_tree import FolderTree, ProtectedEntry, raise_if_shortage
 from handrail.sandbox.view.protected_paths import find_links_on_path
-from handrail.sandbox.view.folder_tree import ProtectedEntry, FolderTree, raise_if_shortage
 
 _CONFIGS = frozenset(("config", "config.worktree"))
 _POINTERS = frozenset((".git", "commondir"))
@@ -191,7 +191,9 @@ def _find_hook_targets(root: str, hooks: str, links: dict[str, None]) -> Iterato
             yield target
 
 
-def _resolve_named(root: str, named: Iterable[git_config.NamedPath], work_tree: str, links: dict[str, None]) -> Iterator[str]:
+def _resolve_named(
+    root: str, named: Iterable[git_config.NamedPath], work_tree: str, links: dict[str, None]
+) -> Iterator[str]:
     top = root.rstrip("/") + "/"
     for value, base, of_command in named:
         path = Path(work_tree if base is None else base, value)

@@ -260,7 +260,9 @@ def is_harmless(entry: GitSetting, inside: Callable[[str], bool]) -> bool:
     return check is not None and _TEXT.fullmatch(subsection) is not None and check(entry.value)
 
 
-def find_changed_keys(before: Sequence[GitSetting], after: Iterable[GitSetting], inside: Callable[[str], bool]) -> list[str]:
+def find_changed_keys(
+    before: Sequence[GitSetting], after: Iterable[GitSetting], inside: Callable[[str], bool]
+) -> list[str]:
     """Return the keys outside the allow-list whose entries were added, removed, changed or reordered."""
     had = [entry for entry in before if not is_harmless(entry, inside)]
     has = [entry for entry in after if not is_harmless(entry, inside)]

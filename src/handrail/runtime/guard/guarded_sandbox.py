@@ -18,17 +18,17 @@ from typing import TypeVar
 
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.path_protection import VCS_CONFIG, find_protection
-from handrail.contract.sandbox import PathDenials, Process, SandboxProfile, ProgramSpec, Sandbox, SandboxTier
+from handrail.contract.sandbox import PathDenials, Process, ProgramSpec, Sandbox, SandboxProfile, SandboxTier
 from handrail.contract.text.neutralisation import escape_controls
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.runtime.files.atomic_write import make_private
-from handrail.runtime.guard.post_run_check import PostRunCheck, GuardedFolder, ProtectedPathViolation
+from handrail.runtime.guard.post_run_check import GuardedFolder, PostRunCheck, ProtectedPathViolation
 from handrail.runtime.guard.running_programs import running_programs
 from handrail.sandbox.start.spawn import ProcessWrapper
 from handrail.sandbox.view import protected_paths
 from handrail.sandbox.view.folder_tree import ScanTooLong
 
-__all__ = ["GuardedSandbox", "GuardedProcess", "ProtectedPathViolation", "explain_refusals"]
+__all__ = ["GuardedProcess", "GuardedSandbox", "ProtectedPathViolation", "explain_refusals"]
 
 _MOST_PLACES = 32
 _AT_ONCE = 300
@@ -37,7 +37,14 @@ _FILES_AT_ONCE = 1_000
 """The limit on files in them. Checking a file whose folder has changed takes up to 50 µs."""
 _SCANNED_BYTES = 64 * 1024
 _MOST_NOTES = 4
-_REFUSAL_SIGNS = (b"ermission denied", b"ead-only file system", b"evice or resource busy", b"EACCES", b"EROFS", b"EBUSY")
+_REFUSAL_SIGNS = (
+    b"ermission denied",
+    b"ead-only file system",
+    b"evice or resource busy",
+    b"EACCES",
+    b"EROFS",
+    b"EBUSY",
+)
 CHECK_INTERVAL_S = 1.0
 """The minimum time between two checks of the folders in which programs run."""
 _PAUSE_FACTOR = 100
@@ -101,7 +108,10 @@ class GuardedSandbox:
             running_programs.unregister(holder)
             raise
         guarded = GuardedProcess(
-            process, prepared, lambda work: self._run_alone(work, places), partial(running_programs.set_current_call, holder)
+            process,
+            prepared,
+            lambda work: self._run_alone(work, places),
+            partial(running_programs.set_current_call, holder),
         )
         if prepared.aftermath is not None:
             self._running[guarded] = prepared.aftermath, tuple(places)
@@ -117,7 +127,9 @@ class GuardedSandbox:
         guarded.add_settled_callback(ended)
         return guarded
 
-    async def _start_wrapped(self, capabilities: CapabilitySet, profile: SandboxProfile, program: ProgramSpec) -> Process:
+    async def _start_wrapped(
+        self, capabilities: CapabilitySet, profile: SandboxProfile, program: ProgramSpec
+    ) -> Process:
         try:
             return await self._sandbox.start(capabilities, profile, program)
         except OSError as error:
@@ -239,7 +251,13 @@ class _PreparedStart:
 
 
 def _prepare_start(
-    profile: SandboxProfile, places: Sequence[GuardedFolder], read_only: Sequence[GuardedFolder], *, writes: bool, vcs: bool, git: bool
+    profile: SandboxProfile,
+    places: Sequence[GuardedFolder],
+    read_only: Sequence[GuardedFolder],
+    *,
+    writes: bool,
+    vcs: bool,
+    git: bool,
 ) -> _PreparedStart:
     pinned = [*profile.pinned]
     masked = [*profile.masked]

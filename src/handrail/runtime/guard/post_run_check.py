@@ -22,8 +22,8 @@ from handrail.runtime.guard import git_checks as vcs
 from handrail.runtime.guard.quarantine import (
     FileFate,
     FileSnapshot,
-    OriginalState,
     OriginalFiles,
+    OriginalState,
     QuarantineFolder,
     make_readable,
     open_parent,
@@ -31,7 +31,7 @@ from handrail.runtime.guard.quarantine import (
 )
 from handrail.runtime.guard.running_programs import running_programs
 from handrail.sandbox.view import protected_paths
-from handrail.sandbox.view.folder_tree import MAX_DEPTH, MAX_PATH_BYTES, ProtectedEntry, FolderTree, raise_if_shortage
+from handrail.sandbox.view.folder_tree import MAX_DEPTH, MAX_PATH_BYTES, FolderTree, ProtectedEntry, raise_if_shortage
 
 _MAX_OPENING_ROUNDS = 64
 _MAX_NAMED_FINDINGS = 8
@@ -105,7 +105,9 @@ class GuardedFolder:
         if not denials.has_read_only:
             return ()
         key = ("fixes", denials.key)
-        return self._remember_by_version(key, lambda: protected_paths.find_read_only(self.tree, denials.is_read_only, key))
+        return self._remember_by_version(
+            key, lambda: protected_paths.find_read_only(self.tree, denials.is_read_only, key)
+        )
 
     def find_shared(self, others: Sequence[GuardedFolder]) -> Mapping[str, tuple[int, int]]:
         """Return the files in this and the other places that have names outside of them."""
@@ -116,7 +118,11 @@ class GuardedFolder:
         return self._shared[1]
 
     def plan_mounts(
-        self, others: Sequence[GuardedFolder], writable: Sequence[GuardedFolder], pinned: tuple[str, ...], masked: tuple[str, ...]
+        self,
+        others: Sequence[GuardedFolder],
+        writable: Sequence[GuardedFolder],
+        pinned: tuple[str, ...],
+        masked: tuple[str, ...],
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the pinned and the masked paths that a sandbox mounts over.
 
@@ -336,17 +342,23 @@ class PostRunCheck:
             self._find_dangling(place, links),
         )
 
-    def _find_fixed_links(self, place: GuardedFolder, entries: Mapping[str, ProtectedEntry], links: Mapping[str, PathProtection]) -> Iterator[str]:
+    def _find_fixed_links(
+        self, place: GuardedFolder, entries: Mapping[str, ProtectedEntry], links: Mapping[str, PathProtection]
+    ) -> Iterator[str]:
         """Yield the links that must not change.
 
         These are links with a protected name, links that ``links`` lead on to, and links on the way to what git's
         settings name.
         """
         yield from (path for path in links if path in entries)
-        folders = (entry for entry in entries.values() if entry.folder and not protected_paths.is_open(entry, self._denials))
+        folders = (
+            entry for entry in entries.values() if entry.folder and not protected_paths.is_open(entry, self._denials)
+        )
         pinned = {*(entry.path for entry in folders), *place.git_targets.targets}
         ways = (way for path in links for way in protected_paths.find_links_on_path(place.root, path))
-        yield from (path for path in (*ways, *place.git_targets.links) if not protected_paths.is_beneath_any(path, pinned))
+        yield from (
+            path for path in (*ways, *place.git_targets.links) if not protected_paths.is_beneath_any(path, pinned)
+        )
 
     @staticmethod
     def _find_dangling(place: GuardedFolder, links: Mapping[str, PathProtection]) -> dict[str, PathProtection]:
@@ -405,7 +417,9 @@ class PostRunCheck:
     ) -> Iterator[tuple[str, PathProtection | None, str]]:
         """Yield the faults of protected names, and note what rules or a clone allow."""
         tree = place.tree
-        fresh = [path for path in tree.list_repositories() if path not in before.repositories and path not in before.folders]
+        fresh = [
+            path for path in tree.list_repositories() if path not in before.repositories and path not in before.folders
+        ]
         moved = self._identify_mounted(place)
         judged = self._vcs or running_programs.changes_configuration(tree.root)
         cloned = self._find_cloned(fresh, before)
@@ -426,7 +440,9 @@ class PostRunCheck:
 
     def _is_asked_for(self, path: str, entry: ProtectedEntry, cloned: Collection[str]) -> bool:
         """Return whether a rule opens a protected name, or the file is in a cloned work tree."""
-        return protected_paths.is_open(entry, self._denials) or (entry.why.requires_approval and protected_paths.is_beneath_any(path, cloned))
+        return protected_paths.is_open(entry, self._denials) or (
+            entry.why.requires_approval and protected_paths.is_beneath_any(path, cloned)
+        )
 
     def _note_made(self, tree: FolderTree, path: str, entry: ProtectedEntry, cloned: Collection[str]) -> None:
         if not entry.why.applies_to_programs and not protected_paths.is_beneath_any(path, cloned):
@@ -492,7 +508,9 @@ class PostRunCheck:
         trees = (path.rpartition("/")[0] for path in fresh if fold_name(path.rpartition("/")[2]) == GIT)
         return frozenset(tree for tree in trees if tree not in before.folders)
 
-    def _quarantine_path(self, tree: FolderTree, path: str, why: PathProtection | None, what: str, before: _FolderState) -> None:
+    def _quarantine_path(
+        self, tree: FolderTree, path: str, why: PathProtection | None, what: str, before: _FolderState
+    ) -> None:
         shown = escape_controls(path[len(tree.root.rstrip("/")) + 1 :])
         is_repository = path not in before.configs and path in tree.list_repositories()
         try:
@@ -518,7 +536,9 @@ class PostRunCheck:
         else:
             self._add_finding(f"{shown} {became}, because {_describe_reason(why, what)}")
 
-    def _remove_planted_commands(self, tree: FolderTree, path: str, planted: Sequence[bytes], known: Collection[bytes]) -> None:
+    def _remove_planted_commands(
+        self, tree: FolderTree, path: str, planted: Sequence[bytes], known: Collection[bytes]
+    ) -> None:
         """Remove the steps that run a command from a rebase that has begun."""
         shown = escape_controls(path[len(tree.root.rstrip("/")) + 1 :])
         what = escape_controls(", ".join(step.decode("utf-8", "replace")[:100] for step in planted[:3]))
@@ -580,7 +600,9 @@ def _find_path_to_move(path: str, entry: ProtectedEntry, fresh: Sequence[str], *
     return min((one for one in fresh if path.startswith(one + "/")), key=len, default=path)
 
 
-def _find_faults_at_targets(place: GuardedFolder, before: _FolderState) -> Iterator[tuple[str, PathProtection | None, str]]:
+def _find_faults_at_targets(
+    place: GuardedFolder, before: _FolderState
+) -> Iterator[tuple[str, PathProtection | None, str]]:
     """Yield the faults in new files that git's settings or a protected link lead to."""
     pointed = vcs.find_git_targets(place.tree) if before.missing else vcs.GitTargets()
     for path in before.missing:

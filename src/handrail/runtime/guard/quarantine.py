@@ -21,8 +21,8 @@ from typing import Literal
 
 from handrail.contract.errors import ToolError
 from handrail.contract.text.neutralisation import escape_controls
+from handrail.runtime.files.roots import AT_FDCWD, BENEATH, NO_MAGICLINKS, NO_SYMLINKS, PATH_FLAGS, openat2
 from handrail.runtime.files.secure_open import FOLDER_FLAGS, READ_FLAGS, open_root
-from handrail.runtime.files.roots import AT_FDCWD, BENEATH, PATH_FLAGS, NO_MAGICLINKS, NO_SYMLINKS, openat2
 from handrail.runtime.guard.git_config import MAX_CONFIG_BYTES
 from handrail.sandbox.view.folder_tree import FolderTree, raise_if_shortage
 from handrail.store.folders import remove_tree

@@ -164,7 +164,11 @@ class RunningPrograms:
             if path in self._replacing:
                 return "a file tool", path
         own = {profile.call, *profile.callers}
-        others = [one for one in self._programs.values() if one.config_folders and one.current_call and one.current_call not in own]
+        others = [
+            one
+            for one in self._programs.values()
+            if one.config_folders and one.current_call and one.current_call not in own
+        ]
         if not others:
             return None
         within = frozenset(repositories)
@@ -183,7 +187,9 @@ class RunningPrograms:
         self._waiting.add(change)
         return change
 
-    async def _wait_for_change(self, change: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]], timeout_s: float) -> bool:
+    async def _wait_for_change(
+        self, change: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]], timeout_s: float
+    ) -> bool:
         try:
             done, _ = await asyncio.wait({change[1]}, timeout=max(timeout_s, 0))
         finally:
@@ -199,7 +205,9 @@ class RunningPrograms:
 
 
 def _may_replace(holder: _RunningProgram, path: str) -> bool:
-    return any(is_beneath(path, root) for root in holder.config_folders) and not is_beneath_any(path, holder.mounted_paths)
+    return any(is_beneath(path, root) for root in holder.config_folders) and not is_beneath_any(
+        path, holder.mounted_paths
+    )
 
 
 def format_program(profile: SandboxProfile) -> str:

@@ -169,7 +169,9 @@ def _make_group(folder: Path, owner: int, bounds: dict[str, int]) -> bool:
     return True
 
 
-def find_parent_cgroup(controller: Controller, mounts: str = "/proc/self/mountinfo", own: str = "/proc/self/cgroup") -> ParentCgroup | None:
+def find_parent_cgroup(
+    controller: Controller, mounts: str = "/proc/self/mountinfo", own: str = "/proc/self/cgroup"
+) -> ParentCgroup | None:
     """Return the group below which a new group can limit ``controller``; None if there is none."""
     for mounted, version, group in _find_hierarchies(controller, mounts, own):
         if version == 1:
@@ -329,7 +331,9 @@ def find_reached_limit(code: int, said: bytes) -> ReachedLimit | None:
     if (known := _SIGNAL_TEXTS.get(-code if code < 0 else code - 128)) is not None:
         return ReachedLimit(known, is_certain=True)
     tail = said[-_SCANNED_BYTES:]
-    return next((ReachedLimit(about, is_certain=False) for pattern, about in _MESSAGE_PATTERNS if pattern.search(tail)), None)
+    return next(
+        (ReachedLimit(about, is_certain=False) for pattern, about in _MESSAGE_PATTERNS if pattern.search(tail)), None
+    )
 
 
 def _format_setting(name: str) -> str:

@@ -211,7 +211,9 @@ def read_memory_use() -> MemoryUse:
             name, _, rest = line.partition(b":")
             figures[name.decode()] = int(rest.split()[0]) * 1024
     shared = figures.get("Shmem", 0)
-    return MemoryUse(figures.get("AnonPages", 0) + shared + figures.get("SwapTotal", 0) - figures.get("SwapFree", 0), shared)
+    return MemoryUse(
+        figures.get("AnonPages", 0) + shared + figures.get("SwapTotal", 0) - figures.get("SwapFree", 0), shared
+    )
 
 
 def _may_exceed(bound: int) -> bool:

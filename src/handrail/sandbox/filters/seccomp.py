@@ -302,7 +302,10 @@ def _build_argument_checks(*, unix_sockets: bool) -> dict[str, list[BpfInstructi
 
 
 def _jump_if_any(values: Sequence[int], yes: str, no: str) -> list[BpfInstruction]:
-    return [*(BpfInstruction(_EQUAL, value, yes=yes) for value in values[:-1]), BpfInstruction(_EQUAL, values[-1], yes=yes, no=no)]
+    return [
+        *(BpfInstruction(_EQUAL, value, yes=yes) for value in values[:-1]),
+        BpfInstruction(_EQUAL, values[-1], yes=yes, no=no),
+    ]
 
 
 def _assemble(steps: Sequence[BpfInstruction]) -> bytes:

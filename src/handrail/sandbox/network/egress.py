@@ -242,7 +242,9 @@ def explain_blocked_address(address: Address) -> str | None:
             return f"another form of {inner}, {fault}"
     if address in _NAT64:
         return None
-    return _explain_blocked_range(address, address not in _V6_UNICAST or any(address in network for network in _V6_REFUSED))
+    return _explain_blocked_range(
+        address, address not in _V6_UNICAST or any(address in network for network in _V6_REFUSED)
+    )
 
 
 def _explain_blocked_range(address: Address, refused: bool) -> str | None:

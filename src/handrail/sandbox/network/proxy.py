@@ -227,7 +227,9 @@ class EgressProxy:
         await self._send(here, answered.records + answered.rest)
         rest = said.rest
         if protocol_parsers.is_hello_retry(answer):
-            again = await self._read_handshake(protocol_parsers.HandshakeReader(protocol_parsers.CLIENT_HELLO, again=True), here, rest)
+            again = await self._read_handshake(
+                protocol_parsers.HandshakeReader(protocol_parsers.CLIENT_HELLO, again=True), here, rest
+            )
             self._check_hello(host, again)
             rest = again.records + again.rest
         await self._send(there, rest, outwards=True)
@@ -246,7 +248,9 @@ class EgressProxy:
             raise _ConnectionOver
         return said[0], said[1]
 
-    async def _read_handshake(self, handshake: protocol_parsers.HandshakeReader, ends: StreamPair, first: bytes = b"") -> protocol_parsers.HandshakeReader:
+    async def _read_handshake(
+        self, handshake: protocol_parsers.HandshakeReader, ends: StreamPair, first: bytes = b""
+    ) -> protocol_parsers.HandshakeReader:
         """Read until the handshake message is complete.
 
         :raises NotTLS: if it cannot become one
@@ -263,7 +267,9 @@ class EgressProxy:
         return handshake
 
     def _check_hello(self, host: HostAddress, said: protocol_parsers.HandshakeReader) -> None:
-        refused = protocol_parsers.explain_hello_refusal(protocol_parsers.parse_hello(said.body), host.name, is_address=host.address is not None)
+        refused = protocol_parsers.explain_hello_refusal(
+            protocol_parsers.parse_hello(said.body), host.name, is_address=host.address is not None
+        )
         if refused is not None:
             raise protocol_parsers.NotTLS(refused)
 
@@ -280,7 +286,9 @@ class EgressProxy:
         finally:
             await _close_writers(*pumps)
 
-    async def _copy_stream(self, source: StreamPair, target: StreamPair, last: _LastActivity, host: HostAddress | None = None) -> None:
+    async def _copy_stream(
+        self, source: StreamPair, target: StreamPair, last: _LastActivity, host: HostAddress | None = None
+    ) -> None:
         """Copy data from one side of a tunnel to the other.
 
         :param host: the target of outgoing data; it is authorised again for each piece, since rules change and calls
@@ -317,10 +325,19 @@ class EgressProxy:
             raise _RequestRefused(HTTPStatus.BAD_REQUEST, "An https:// URL needs a tunnel. Open one with CONNECT.")
         there = await self._connect(request.method, url.host)
         try:
-            fields = [(name, value) for name, value in protocol_parsers.remove_hop_fields(request.fields) if name != b"host"]
-            fields = [(b"host", url.authority.encode()), *fields, *_framing_fields(request.fields), (b"connection", b"close")]
+            fields = [
+                (name, value) for name, value in protocol_parsers.remove_hop_fields(request.fields) if name != b"host"
+            ]
+            fields = [
+                (b"host", url.authority.encode()),
+                *fields,
+                *_framing_fields(request.fields),
+                (b"connection", b"close"),
+            ]
             await self._send(
-                there, protocol_parsers.format_head(f"{request.method} {url.target} HTTP/1.1".encode(), fields), outwards=True
+                there,
+                protocol_parsers.format_head(f"{request.method} {url.target} HTTP/1.1".encode(), fields),
+                outwards=True,
             )
             upload = asyncio.ensure_future(self._forward_body(here, there, request.framing, outwards=True))
             try:
@@ -333,7 +350,9 @@ class EgressProxy:
     async def _forward_response(self, request: RequestHead, here: StreamPair, there: StreamPair) -> None:
         for _ in range(_MAX_INTERIM):
             try:
-                answer = protocol_parsers.parse_response(await self._read_head(there, self._limits.idle_s), request.method)
+                answer = protocol_parsers.parse_response(
+                    await self._read_head(there, self._limits.idle_s), request.method
+                )
             except (MalformedHead, TimeoutError) as error:
                 problem = str(error) or "it did not arrive in time"
                 raise _RequestRefused(
@@ -348,7 +367,9 @@ class EgressProxy:
             framing = _framing_fields(answer.fields)
             if request.is_http_1_0 or request.method == "HEAD":
                 framing = [field for field in framing if field[0] != b"transfer-encoding"]
-            await self._send(here, protocol_parsers.format_head(answer.line, [*fields, *framing, (b"connection", b"close")]))
+            await self._send(
+                here, protocol_parsers.format_head(answer.line, [*fields, *framing, (b"connection", b"close")])
+            )
             await self._forward_body(there, here, answer.framing, chunked=not request.is_http_1_0)
             return
         raise _RequestRefused(
@@ -357,7 +378,13 @@ class EgressProxy:
         )
 
     async def _forward_body(
-        self, source: StreamPair, target: StreamPair, framing: protocol_parsers.BodyFraming, *, outwards: bool = False, chunked: bool = True
+        self,
+        source: StreamPair,
+        target: StreamPair,
+        framing: protocol_parsers.BodyFraming,
+        *,
+        outwards: bool = False,
+        chunked: bool = True,
     ) -> None:
         """Forward one body. A chunked body is framed again, without its trailers."""
         reader = source.reader

@@ -55,7 +55,10 @@ def build_proxy_environment(capabilities: CapabilitySet) -> dict[str, str]:
     """
     address = f"http://127.0.0.1:{PROXY_PORT}"
     granted = [
-        read for layer in capabilities.layers for pattern in layer.hosts if (read := _parse_loopback(pattern)) is not None
+        read
+        for layer in capabilities.layers
+        for pattern in layer.hosts
+        if (read := _parse_loopback(pattern)) is not None
     ]
     direct = [name for name in _LOOPBACK if name == "localhost" or not granted]
     found: dict[str, str] = {}

@@ -121,7 +121,9 @@ def find_perl_launcher() -> LauncherProgram | None:
     """Return the launcher in Perl; None if it cannot be used here."""
     if platform.machine() not in _PRLIMIT or not os.access(PERL, os.X_OK):
         return None
-    return LauncherProgram("perl", (PERL, "-f", "-e", _read_source("launcher.pl"), "--", *map(_read_source, _EVALUATED)))
+    return LauncherProgram(
+        "perl", (PERL, "-f", "-e", _read_source("launcher.pl"), "--", *map(_read_source, _EVALUATED))
+    )
 
 
 def find_python_launcher() -> LauncherProgram | None:

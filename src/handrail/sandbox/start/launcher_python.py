@@ -158,7 +158,9 @@ def unescape_path(path: bytes) -> bytes:
     return first + b"".join(bytes([int(part[:3], 8)]) + part[3:] for part in rest)
 
 
-def watch_program(program: int, lifeline: int, others: list[int], child_ended: int, mounts: MountWatch | None) -> NoReturn:
+def watch_program(
+    program: int, lifeline: int, others: list[int], child_ended: int, mounts: MountWatch | None
+) -> NoReturn:
     """Wait until the program or a mount has ended, or the lifeline is closed, then end this process.
 
     The kernel ends all other processes of the sandbox with it.

@@ -14,7 +14,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SHELL_ARGV, Process, SandboxProfile, ProgramSpec, Sandbox, SandboxTier
+from handrail.contract.sandbox import SHELL_ARGV, Process, ProgramSpec, Sandbox, SandboxProfile, SandboxTier
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.sandbox.bubblewrap import BubblewrapSandbox
 from handrail.sandbox.filters import limits

@@ -29,8 +29,8 @@ from handrail.sandbox.start import launcher
 from handrail.sandbox.start.pipes import PipedProcess
 from handrail.sandbox.start.spawn import ProcessWrapper
 from handrail.sandbox.view import mount_table
-from handrail.sandbox.view.mount_table import MountTable
 from handrail.sandbox.view.folder_tree import raise_if_shortage
+from handrail.sandbox.view.mount_table import MountTable
 
 _READ = 1 << 16
 _SHORT_READ = 1 << 13

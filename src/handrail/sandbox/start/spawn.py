@@ -59,7 +59,9 @@ def spawn(program: str, argv: Sequence[str], environment: Mapping[str, str], des
         _check_result(_libc.posix_spawnattr_setsigdefault(attributes, everything))
         _check_result(_libc.posix_spawnattr_setflags(attributes, ctypes.c_short(_SETSIGDEF | _SETSIGMASK | _SETSID)))
         pid = ctypes.c_int()
-        _check_result(_libc.posix_spawn(ctypes.byref(pid), os.fsencode(program), actions, attributes, arguments, variables))
+        _check_result(
+            _libc.posix_spawn(ctypes.byref(pid), os.fsencode(program), actions, attributes, arguments, variables)
+        )
         return pid.value
     finally:
         for copy in copies:

@@ -118,7 +118,9 @@ class ConfigSnapshot:
         about = os.stat(self._source)  # noqa: PTH116
         seen = f"{self._source} {about.st_dev} {about.st_ino} {os.readlink('/proc/self/ns/mnt')}"  # noqa: PTH115
         name = "public-" + hashlib.sha256(seen.encode()).hexdigest()[:16]
-        base = _find_own_folder(self._places or ("/var/cache/handrail", f"{tempfile.gettempdir()}/handrail-{os.geteuid()}"))
+        base = _find_own_folder(
+            self._places or ("/var/cache/handrail", f"{tempfile.gettempdir()}/handrail-{os.geteuid()}")
+        )
         until = time.monotonic() + _LOCK_TIMEOUT_S
         while True:
             with contextlib.suppress(FileExistsError):

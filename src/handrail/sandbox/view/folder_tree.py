@@ -19,7 +19,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from handrail.contract.errors import ToolError
-from handrail.contract.protected.path_protection import GIT_NAMES, PathProtection, depends_on_path, fold_name, find_protection, is_suspicious
+from handrail.contract.protected.path_protection import (
+    GIT_NAMES,
+    PathProtection,
+    depends_on_path,
+    find_protection,
+    fold_name,
+    is_suspicious,
+)
 
 _TICK_NS = 25_000_000
 """Longer than a tick of any kernel's coarse clock, which file systems take their times from and which lags by a tick.
@@ -84,20 +91,20 @@ class TreeFolder:
         "_ends",
         "_entries",
         "_numbers",
-        "is_closed",
         "ctime",
         "files",
         "folders",
         "inode",
-        "matches",
+        "is_closed",
+        "is_in_protected",
+        "is_repository",
         "linked",
         "links",
+        "matches",
         "path",
         "pipes",
         "protected",
         "relative",
-        "is_repository",
-        "is_in_protected",
     )
 
     def __init__(self, path: str, relative: str, within: bool) -> None:

@@ -14,16 +14,16 @@ from dataclasses import dataclass
 import orjson
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SandboxLimits, SandboxProfile, ProgramSpec, TerminalSize
+from handrail.contract.sandbox import ProgramSpec, SandboxLimits, SandboxProfile, TerminalSize
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.origins.programs import find_enclosing_folder
 from handrail.sandbox.filters import seccomp
 from handrail.sandbox.network import sandbox_network
 from handrail.sandbox.start import launcher
 from handrail.sandbox.start.launcher import LaunchMode
-from handrail.sandbox.view import sandbox_user, mount_table, mounts, protected_paths, toolchains
-from handrail.sandbox.view.sandbox_user import LookupCache, SandboxUser
+from handrail.sandbox.view import mount_table, mounts, protected_paths, sandbox_user, toolchains
 from handrail.sandbox.view.mount_table import MountTable
+from handrail.sandbox.view.sandbox_user import LookupCache, SandboxUser
 
 SECRETS_VARIABLE = "HANDRAIL_SECRETS_FD"
 """Holds the number of the descriptor from which a program reads its secrets, as one JSON object."""
@@ -127,7 +127,9 @@ class LaunchPlanner:
         if not argv:
             raise ToolError("The argv list is empty. Pass a program and its arguments.", kind="invalid_input")
         if (git := self._git_variables) is None:
-            git = await asyncio.get_running_loop().run_in_executor(None, toolchains.read_git_identity, profile.workspace)
+            git = await asyncio.get_running_loop().run_in_executor(
+                None, toolchains.read_git_identity, profile.workspace
+            )
             self._git_variables = git
         known = self._get_or_build(capabilities, profile, git)
         made = known.made
@@ -141,12 +143,16 @@ class LaunchPlanner:
         text = None if program.descriptors or secrets else launcher.find_shell_text(argv, profile.environment)
         if text is not None and (ready_made or len(os.fsencode(text)) > launcher.MAX_TEXT_BYTES):
             call = launcher.encode_shell_call("" if cwd == made.start else cwd, text)
-            return LaunchPlan(made, "shell", tuple(environment.items()), call, None, program.merge_stderr, program.terminal)
+            return LaunchPlan(
+                made, "shell", tuple(environment.items()), call, None, program.merge_stderr, program.terminal
+            )
         _check_lengths(argv)
         call = launcher.encode_program_call(cwd, argv, environment)
         return LaunchPlan(made, "exec", (), call, secrets, program.merge_stderr, program.terminal)
 
-    def _get_or_build(self, capabilities: CapabilitySet, profile: SandboxProfile, git: Mapping[str, str]) -> _CachedPlan:
+    def _get_or_build(
+        self, capabilities: CapabilitySet, profile: SandboxProfile, git: Mapping[str, str]
+    ) -> _CachedPlan:
         place = profile.scratch, profile.tool, profile.workspace_writable
         asked = (
             capabilities,
@@ -202,7 +208,9 @@ class LaunchPlanner:
             protected_paths.read_mounted_states(profile, look),
         )
         before = _build_environment(profile, found, git, look)
-        return _CachedPlan(asked, look, made, before, sandbox_network.build_proxy_environment(capabilities) if connected else {})
+        return _CachedPlan(
+            asked, look, made, before, sandbox_network.build_proxy_environment(capabilities) if connected else {}
+        )
 
 
 def _check_no_nul(words: Iterable[str]) -> None:
@@ -247,7 +255,9 @@ def find_free_number(descriptors: Mapping[int, int] | None) -> int:
     return max((2, *(descriptors or ()))) + 1
 
 
-def _build_environment(profile: SandboxProfile, found: toolchains.ToolchainSet, git: Mapping[str, str], look: LookupCache) -> dict[str, str]:
+def _build_environment(
+    profile: SandboxProfile, found: toolchains.ToolchainSet, git: Mapping[str, str], look: LookupCache
+) -> dict[str, str]:
     """Return the environment without the call's own variables: a list of permitted variables."""
     ours = {name: value for name in toolchains.LOCALE_VARIABLES if (value := look.read_variable(name)) is not None}
     return {

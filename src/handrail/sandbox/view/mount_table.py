@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from handrail.contract.errors import ToolError
-from handrail.sandbox.view.sandbox_user import LookupCache
 from handrail.sandbox.view.folder_tree import raise_if_shortage
+from handrail.sandbox.view.sandbox_user import LookupCache
 
 MOUNT_TABLE_FILE = "/proc/self/mountinfo"
 _AS_INSTALLED = frozenset(
@@ -208,7 +208,9 @@ def derive_table(options: Sequence[str], look: LookupCache) -> MountTable:
             found[number] = found[number]._replace(read_only=True)
         at += 1 + _VALUES[option]
     kept, passed = _find_kept_names(found, sources)
-    return MountTable(tuple(found), kept, tuple((path, _format_identity(source, look)) for path, source in passed.items()))
+    return MountTable(
+        tuple(found), kept, tuple((path, _format_identity(source, look)) for path, source in passed.items())
+    )
 
 
 def _resolve_point(point: str, links: dict[str, str]) -> str:
@@ -314,7 +316,9 @@ def _index_mounts(table: MountTable) -> tuple[dict[str, _RequiredMount], tuple[s
         ours = not mount.content.startswith("=")
         shown = ours and number not in covered
         parent = (places[parents[number]] if number else "-") if ours else None
-        wanted[place] = _RequiredMount(parent, "ro" if mount.read_only else "", mount.content, len(looked) if shown else -1)
+        wanted[place] = _RequiredMount(
+            parent, "ro" if mount.read_only else "", mount.content, len(looked) if shown else -1
+        )
         if shown:
             looked.append(mount.point)
     return wanted, (*looked, *(folder for folder, _ in table.passed))
@@ -379,7 +383,9 @@ def _is_shown(mount: _RequiredMount, device: str, root: str, identities: Sequenc
     return shown >= 0 and os.major(shown) == 0 and device == f"0:{os.minor(shown)}"
 
 
-def _find_kept_names(table: Sequence[ExpectedMount], sources: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
+def _find_kept_names(
+    table: Sequence[ExpectedMount], sources: Mapping[str, str]
+) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the paths that must keep their names, and the folders among them that are not mounts.
 
     A mount moves with the file that it is on, and another file can then take the name. So these paths are the mount

@@ -19,14 +19,14 @@ from typing import Literal
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.path_protection import WORKSPACE_FILE
 from handrail.contract.sandbox import SandboxProfile
-from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer
+from handrail.contract.tool.requires import CapabilityLayer, CapabilitySet
 from handrail.sandbox.filters.limits import read_inotify_limits
 from handrail.sandbox.view import mount_table, protected_paths
-from handrail.sandbox.view.sandbox_user import LookupCache, FileIdentity
-from handrail.sandbox.view.mount_table import MountTable
 from handrail.sandbox.view.config_snapshot import ConfigSnapshot
-from handrail.sandbox.view.toolchains import SYSTEM_FOLDERS, ToolchainSet
 from handrail.sandbox.view.folder_tree import raise_if_shortage
+from handrail.sandbox.view.mount_table import MountTable
+from handrail.sandbox.view.sandbox_user import FileIdentity, LookupCache
+from handrail.sandbox.view.toolchains import SYSTEM_FOLDERS, ToolchainSet
 
 _PRIVATE_CONFIGURATION = ("/etc", "/usr/local/etc")
 _SYSTEM_FOLDERS = (*SYSTEM_FOLDERS, "/etc")
@@ -38,7 +38,9 @@ MountAccess = Literal["ro", "rw"]
 _Mount = tuple[str, Literal["ro", "rw", "hidden file", "hidden folder", "gone"]]
 
 
-def build_mount_options(folders: Mapping[str, MountAccess], profile: SandboxProfile, look: LookupCache) -> tuple[str, ...]:
+def build_mount_options(
+    folders: Mapping[str, MountAccess], profile: SandboxProfile, look: LookupCache
+) -> tuple[str, ...]:
     """Return the mount options in the order in which they are applied.
 
     :param folders: the result of :func:`folder_access`
@@ -264,11 +266,15 @@ def _find_parts(
     writable: list[str] = []
     for place in (*places, *further):
         if place not in further:
-            parts = [_build_part(capabilities, "fs.write", part, ()) for part in _find_reached(capabilities, "fs.write", place)]
+            parts = [
+                _build_part(capabilities, "fs.write", part, ())
+                for part in _find_reached(capabilities, "fs.write", place)
+            ]
             writable += [part.path for part in parts]
             found += parts
         found += (
-            _build_part(capabilities, "fs.read", part, writable) for part in _find_reached(capabilities, "fs.read", place)
+            _build_part(capabilities, "fs.read", part, writable)
+            for part in _find_reached(capabilities, "fs.read", place)
         )
     return tuple(found)
 
@@ -281,7 +287,9 @@ def _find_reached(capabilities: CapabilitySet, capability: _Patterned, place: st
             yield place
 
 
-def _build_part(capabilities: CapabilitySet, capability: _Patterned, part: str, writable: Iterable[str]) -> _CoveredPart:
+def _build_part(
+    capabilities: CapabilitySet, capability: _Patterned, part: str, writable: Iterable[str]
+) -> _CoveredPart:
     # Nothing in it may be outside the set: test with names that no pattern was written for.
     probes = (f"{part}/~handrail-probe", f"{part}/.~handrail-probe/.~~/~", f"{part}/~/~/~/~handrail.probe~")
     whole = all(capabilities.allows(capability, probe) for probe in probes)

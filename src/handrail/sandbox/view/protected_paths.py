@@ -15,8 +15,8 @@ from typing import Literal
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.path_protection import WORKSPACE_FILE, PathProtection, find_protection
 from handrail.contract.sandbox import PathDenials, SandboxProfile
-from handrail.sandbox.view.sandbox_user import LookupCache, FileIdentity
-from handrail.sandbox.view.folder_tree import TreeFolder, ProtectedEntry, FolderTree
+from handrail.sandbox.view.folder_tree import FolderTree, ProtectedEntry, TreeFolder
+from handrail.sandbox.view.sandbox_user import FileIdentity, LookupCache
 
 MAX_UNFOLDED_MOUNTS = 400
 """The limit of mounts without folding, including the folders on the way. Each bind takes longer than the one before:
@@ -65,7 +65,9 @@ def find_folders_between(path: str, roots: Iterable[str]) -> list[str]:
 
 def is_open(entry: ProtectedEntry, denials: PathDenials | None) -> bool:
     """Return whether programs may write a protected entry: a rule names it, or it is only loaded as code."""
-    return entry.why.requires_approval and (not entry.why.applies_to_programs or (denials is not None and denials.is_exempt(entry.path)))
+    return entry.why.requires_approval and (
+        not entry.why.applies_to_programs or (denials is not None and denials.is_exempt(entry.path))
+    )
 
 
 def find_pinned(tree: FolderTree, denials: PathDenials | None = None) -> tuple[str, ...]:
@@ -92,7 +94,9 @@ def find_pinned(tree: FolderTree, denials: PathDenials | None = None) -> tuple[s
     return tuple(found)
 
 
-def find_fixed_links(tree: FolderTree, entries: Iterable[ProtectedEntry], denials: PathDenials | None = None) -> dict[str, PathProtection]:
+def find_fixed_links(
+    tree: FolderTree, entries: Iterable[ProtectedEntry], denials: PathDenials | None = None
+) -> dict[str, PathProtection]:
     """Return the links of a tree that programs may not change, by name or folder, with their protection.
 
     :param entries: the protected entries of the tree
@@ -140,7 +144,9 @@ def find_links_on_path(root: str, path: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-_READ_BY_DEFAULT = frozenset((".git", ".gitignore", ".gitattributes", ".gitmodules", ".mailmap", ".ignore", ".rgignore"))
+_READ_BY_DEFAULT = frozenset(
+    (".git", ".gitignore", ".gitattributes", ".gitmodules", ".mailmap", ".ignore", ".rgignore")
+)
 
 
 def find_blocking_pipes(tree: FolderTree, *, every: bool) -> tuple[str, ...]:

@@ -174,8 +174,12 @@ def describe_user_change(workspace: str) -> SandboxMechanism:
         return SandboxMechanism("identity", True, f"Handrail and its programs run as user {uid}, not as root")
     person, reason, remedy = _find_owner(workspace, LookupCache())
     if person is not None:
-        return SandboxMechanism("identity", True, f"programs run as user {person.uid}, who owns the workspace, not as root")
-    return SandboxMechanism("identity", False, f"programs run with the rights of root, in their namespaces: {reason}", remedy)
+        return SandboxMechanism(
+            "identity", True, f"programs run as user {person.uid}, who owns the workspace, not as root"
+        )
+    return SandboxMechanism(
+        "identity", False, f"programs run with the rights of root, in their namespaces: {reason}", remedy
+    )
 
 
 def _find_owner(workspace: str, look: LookupCache) -> tuple[SandboxUser | None, str, str]:
@@ -237,7 +241,9 @@ def stage_sources(options: Sequence[str], person: SandboxUser, look: LookupCache
     return found, list(sources)
 
 
-def build_user_command(person: SandboxUser, sources: Sequence[str], binary: str, argv: Sequence[str]) -> tuple[str, list[str]]:
+def build_user_command(
+    person: SandboxUser, sources: Sequence[str], binary: str, argv: Sequence[str]
+) -> tuple[str, list[str]]:
     """Return the program and argv to start in place of ``binary``, so that it runs as the user."""
     numbers = (*_SYSTEM_CALLS[platform.machine()], person.uid, person.gid)
     words = (*map(str, numbers), STAGE_FOLDER, str(len(sources)), *sources, binary, *argv)

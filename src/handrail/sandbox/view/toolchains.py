@@ -17,9 +17,15 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from handrail.origins.programs import SYSTEM_FOLDERS, ProgramRefused, find_program, home_folders, build_program_environment
-from handrail.sandbox.view.sandbox_user import LookupCache
+from handrail.origins.programs import (
+    SYSTEM_FOLDERS,
+    ProgramRefused,
+    build_program_environment,
+    find_program,
+    home_folders,
+)
 from handrail.sandbox.view.folder_tree import raise_if_shortage
+from handrail.sandbox.view.sandbox_user import LookupCache
 
 _SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin")
 _INSTALLATION_MARKS = ("lib", "lib64", "libexec", "include", "share", "pyvenv.cfg", "conda-meta")
@@ -46,7 +52,10 @@ def find_toolchains(workspace: str, look: LookupCache | None = None) -> Toolchai
     """Return the toolchains of a workspace, cached by PATH and the workspace's version files."""
     look = look or LookupCache()
     first, second = f"{workspace}/.python-version", f"{workspace}/.venv/pyvenv.cfg"
-    chosen = look(_read_change_time, first) if look.identify(first) else None, look(_read_change_time, second) if look.identify(second) else None
+    chosen = (
+        look(_read_change_time, first) if look.identify(first) else None,
+        look(_read_change_time, second) if look.identify(second) else None,
+    )
     return _find_once(workspace, look.read_variable("PATH") or "", look.read_variable("PYENV_VERSION") or "", chosen)
 
 
@@ -158,7 +167,8 @@ def _find_root(folder: str, keep_out: Iterable[str]) -> str:
     """Return the installation around a folder of programs if there clearly is one; else the folder."""
     parent = Path(folder).parent
     if Path(folder).name in _SHIM_FOLDERS or (
-        Path(folder).name in ("bin", "sbin", "condabin") and any((parent / mark).exists() for mark in _INSTALLATION_MARKS)
+        Path(folder).name in ("bin", "sbin", "condabin")
+        and any((parent / mark).exists() for mark in _INSTALLATION_MARKS)
     ):
         whole = str(parent)
         if len(parent.parts) > 2 and parent.name not in _NEVER_WHOLE and not _holds_any(whole, keep_out):
@@ -277,6 +287,8 @@ _READ_ALIKE = re.compile(r"C|POSIX|[A-Za-z0-9_]+\.UTF-?8(?:@[A-Za-z0-9_]+)?", re
 def select_locale_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of locale and time zone that are set. Only UTF-8, ``C`` and ``POSIX`` are kept."""
     found = {
-        name: value if _READ_ALIKE.fullmatch(value) else DEFAULT_LOCALE for name in _KEPT_LOCALES if (value := environment.get(name))
+        name: value if _READ_ALIKE.fullmatch(value) else DEFAULT_LOCALE
+        for name in _KEPT_LOCALES
+        if (value := environment.get(name))
     }
     return found | ({"TZ": environment["TZ"]} if "TZ" in environment else {})

@@ -11,6 +11,7 @@ from itertools import takewhile
 from typing import Any, Protocol
 
 from handrail.arbiter.output.redaction import SecretRedactor
+from handrail.contract.errors import LogUnavailable, ToolError, UsageError
 from handrail.contract.services.channels import (
     CHANNEL_CAPACITY,
     MAX_PENDING,
@@ -21,9 +22,15 @@ from handrail.contract.services.channels import (
     ReceivedMessage,
     check_channel_name,
 )
-from handrail.contract.errors import LogUnavailable, ToolError, UsageError
 from handrail.store.database.workspace_database import TableWork
-from handrail.store.tables.inbound import ChannelTable, PendingDelivery, StoredMessage, ChannelKey, NotificationTable, ReaderPosition
+from handrail.store.tables.inbound import (
+    ChannelKey,
+    ChannelTable,
+    NotificationTable,
+    PendingDelivery,
+    ReaderPosition,
+    StoredMessage,
+)
 
 MAX_MESSAGE = 64 * 1024
 """The most characters of one message."""
@@ -109,7 +116,8 @@ class ChannelBroker:
             there = self.table.find_kind(key)
             if there is not None and kind not in (None, there):
                 raise ToolError(
-                    f"Channel {key.display_name} is a {there}, not a {kind}. Omit `kind` or pass '{there}'.", kind="conflict"
+                    f"Channel {key.display_name} is a {there}, not a {kind}. Omit `kind` or pass '{there}'.",
+                    kind="conflict",
                 )
             if there is None and len(self.table.list_names(key.scope)) >= MAX_CHANNELS:
                 await self.table.remove_idle(key.scope, self._clock() - IDLE_NS)
@@ -134,7 +142,9 @@ class ChannelBroker:
         self._wake_waiting(key)
         return count
 
-    async def receive(self, key: ChannelKey, reader: str, timeout_ms: int, sender: str | None, call: str = "") -> ReceivedMessage:
+    async def receive(
+        self, key: ChannelKey, reader: str, timeout_ms: int, sender: str | None, call: str = ""
+    ) -> ReceivedMessage:
         """Receive the next message, or wait for one; see :meth:`ChannelService.receive`.
 
         :param call: the id of the receiving call; without one, the message counts as read at once
@@ -177,7 +187,9 @@ class ChannelBroker:
             except TimeoutError:
                 continue
 
-    async def _try_receive(self, key: ChannelKey, reader: str, sender: str | None, call: str, changed: asyncio.Event) -> _ReceiveAttempt:
+    async def _try_receive(
+        self, key: ChannelKey, reader: str, sender: str | None, call: str, changed: asyncio.Event
+    ) -> _ReceiveAttempt:
         async with self._lock(key):
             unsettled = await self._settle_calls(key)
             if (received := await self._take_next(key, reader, sender, call, changed)) is not None and call:
@@ -227,7 +239,9 @@ class ChannelBroker:
                 other.set()
         return next((kept for kept in free if sender in (None, kept.message.sender)), None)
 
-    async def _undo_receive(self, attempt: asyncio.Task[_ReceiveAttempt], key: ChannelKey, reader: str, call: str) -> None:
+    async def _undo_receive(
+        self, attempt: asyncio.Task[_ReceiveAttempt], key: ChannelKey, reader: str, call: str
+    ) -> None:
         """Return the message of an attempt to the channel, because its caller no longer waits."""
         await asyncio.wait((attempt,))
         if attempt.cancelled() or attempt.exception() is not None or (received := attempt.result()[0]) is None:
@@ -386,7 +400,11 @@ class SessionChannels:
         :raises ToolError: ``invalid_input`` if the name is invalid
         """
         check_channel_name(channel)
-        return ChannelKey("", channel.removeprefix(SHARED_PREFIX)) if channel.startswith(SHARED_PREFIX) else ChannelKey(self._top, channel)
+        return (
+            ChannelKey("", channel.removeprefix(SHARED_PREFIX))
+            if channel.startswith(SHARED_PREFIX)
+            else ChannelKey(self._top, channel)
+        )
 
 
 # Notifications: stored until the session's agent takes them, with a way to wait for the next.
@@ -440,7 +458,9 @@ class NotificationStore:
         if len(text) > MAX_TEXT:
             text = f"{text[:MAX_TEXT]}\n({len(text) - MAX_TEXT:,} more characters are omitted)"
         data = None if notice.data is None else self._redactor.redact_value(dict(notice.data))
-        await self.table.post(replace(notice, text=text, data=data, source=self._redactor.redact_text(notice.source)), *along)
+        await self.table.post(
+            replace(notice, text=text, data=data, source=self._redactor.redact_text(notice.source)), *along
+        )
         if (session := self._sessions.get(notice.session_id)) is not None:
             session.note_arrival(notice.source)
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from handrail.contract.services.channels import Trigger, TriggerClass
 from handrail.contract.errors import LogUnavailable, ToolError
+from handrail.contract.services.channels import Trigger, TriggerClass
 from handrail.contract.text.neutralisation import neutralise_text
-from handrail.contract.tool.triggers import TriggerEvent, TriggerContext
+from handrail.contract.tool.triggers import TriggerContext, TriggerEvent
 from handrail.store.encoding import encode
 
 logger = logging.getLogger("handrail.session")
@@ -61,7 +61,9 @@ class TriggerWaiters:
 
     def start(self, id: TriggerId, of: TriggerClass, workdir: str) -> None:
         if id not in self._tasks or self._tasks[id].done():
-            self._tasks[id] = asyncio.get_running_loop().create_task(self._wait_repeatedly(id, of, workdir), name=f"trigger {id}")
+            self._tasks[id] = asyncio.get_running_loop().create_task(
+                self._wait_repeatedly(id, of, workdir), name=f"trigger {id}"
+            )
 
     def stop(self, id: TriggerId) -> None:
         """Stop waiting for a trigger. A wait that ignores its cancellation is left running."""

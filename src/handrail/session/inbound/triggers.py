@@ -13,19 +13,19 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
 from handrail.arbiter.output.redaction import SecretRedactor
-from handrail.contract.services.channels import ChannelMessage, Notification, Trigger, TriggerClass
 from handrail.contract.errors import LogUnavailable, ToolError, UsageError
 from handrail.contract.generation import Generation
+from handrail.contract.services.channels import ChannelMessage, Notification, Trigger, TriggerClass
 from handrail.contract.text.neutralisation import neutralise_text
 from handrail.contract.tool.triggers import TriggerTool, normalise_cron
 from handrail.record.log_reader import LogReader
-from handrail.session.inbound.channels import NotificationStore, SessionChannels, SessionNotifications, ChannelBroker
-from handrail.session.inbound.trigger_waits import WaitResult, TriggerId, TriggerWaiters, class_firing_ns
+from handrail.session.inbound.channels import ChannelBroker, NotificationStore, SessionChannels, SessionNotifications
+from handrail.session.inbound.trigger_waits import TriggerId, TriggerWaiters, WaitResult, class_firing_ns
 from handrail.session.transcript import SessionTranscript
 from handrail.store.database.connection import map_read_errors
-from handrail.store.database.workspace_database import WorkspaceDatabase, TableWork
-from handrail.store.workspace_store import WorkspaceStore
+from handrail.store.database.workspace_database import TableWork, WorkspaceDatabase
 from handrail.store.tables.inbound import StoredMessage, TriggerTable
+from handrail.store.workspace_store import WorkspaceStore
 
 # The next time of a trigger: by its interval, or by its cron expression in the machine's local time.
 #
@@ -254,7 +254,9 @@ class TriggerScheduler:
                 f"The session has {MAX_IN_SESSION:,} triggers, which is the maximum. Remove one first.", kind="limit"
             )
         if trigger.tool is not None:
-            of_classes = sum(one.tool is not None for one in self._names_by_session.get(trigger.session_id, {}).values())
+            of_classes = sum(
+                one.tool is not None for one in self._names_by_session.get(trigger.session_id, {}).values()
+            )
             if of_classes >= MAX_CLASS_TRIGGERS:
                 text = f"The session has {MAX_CLASS_TRIGGERS} triggers of registered classes, which is the maximum. Remove one first."
                 raise ToolError(text, kind="limit")
@@ -400,7 +402,9 @@ class TriggerScheduler:
         missed = 0
         if trigger.interval_ns is not None and not trigger.is_one_shot and now - at >= trigger.interval_ns:
             missed = (now - at) // trigger.interval_ns
-        told = await self.notify(trigger, f"{at}", now, late=now - at > _LATE_NS, missed=missed, about=describe_cause(trigger))
+        told = await self.notify(
+            trigger, f"{at}", now, late=now - at > _LATE_NS, missed=missed, about=describe_cause(trigger)
+        )
         if after is None and told:
             await self.table.remove(trigger)
             self._detach(trigger)
@@ -409,7 +413,9 @@ class TriggerScheduler:
         else:
             await self._reschedule(replace(after, fired=trigger.fire_count + 1))
             if after.problem is not None:
-                await self.notify(after, f"fault/{at}", now, about=f"The trigger {after.name} was stopped: {after.problem}")
+                await self.notify(
+                    after, f"fault/{at}", now, about=f"The trigger {after.name} was stopped: {after.problem}"
+                )
 
     def _after_firing(self, trigger: Trigger, now: int) -> Trigger | None:
         """Return the trigger after its firing, or None if it never fires again."""
@@ -475,7 +481,9 @@ class TriggerScheduler:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        while self._heap and ((found := self._triggers.get(self._heap[0][1])) is None or found.next_ns != self._heap[0][0]):
+        while self._heap and (
+            (found := self._triggers.get(self._heap[0][1])) is None or found.next_ns != self._heap[0][0]
+        ):
             heapq.heappop(self._heap)  # removed, or moved on
         if self._heap and not self._closed:
             wait_s = min(max((self._heap[0][0] - self.clock()) / SECOND_NS, at_least_s), _LONGEST_SLEEP_S)
@@ -521,7 +529,9 @@ class SessionTriggers:
             raise ToolError(text, kind="invalid_input")
         now = self._scheduler.clock()
         every = every_ms * 1_000_000
-        made = Trigger("timer", self._session_id, "timer", _check_prompt(prompt), now, interval_ns=every, is_one_shot=once)
+        made = Trigger(
+            "timer", self._session_id, "timer", _check_prompt(prompt), now, interval_ns=every, is_one_shot=once
+        )
         made = await self._scheduler.add(replace(made, next_ns=now if immediate else now + every), name)
         if immediate:
             await self._scheduler.start_firing_due()
@@ -532,7 +542,9 @@ class SessionTriggers:
         made = Trigger("schedule", self._session_id, "schedule", _check_prompt(prompt), now, cron=normalise_cron(cron))
         return await self._scheduler.add(replace(made, next_ns=next_firing_ns(made, now)), name)
 
-    async def watch_channel(self, channel: str, prompt: str, *, name: str | None = None, sender: str | None = None) -> Trigger:
+    async def watch_channel(
+        self, channel: str, prompt: str, *, name: str | None = None, sender: str | None = None
+    ) -> Trigger:
         self._channels.resolve_key(channel)
         now = self._scheduler.clock()
         made = Trigger("watch", self._session_id, "channel", _check_prompt(prompt), now, channel=channel, sender=sender)
@@ -550,18 +562,25 @@ class SessionTriggers:
             raise ToolError(text, kind="invalid_input")
         own = tool.rpartition(".")[2].removeprefix("add_") or "trigger"
         kept = self._scheduler.redact(dict(arguments))
-        made = Trigger(own, self._session_id, "class", _check_prompt(prompt), now, next_ns=at, tool=tool, arguments=kept)
+        made = Trigger(
+            own, self._session_id, "class", _check_prompt(prompt), now, next_ns=at, tool=tool, arguments=kept
+        )
         made = await self._scheduler.add(made, name)
         await self._scheduler.wait_by_class(made, of, self._workdir)
         return made
 
     async def list_triggers(self) -> Sequence[Trigger]:
-        found = sorted(self._scheduler.list_triggers(self._session_id), key=lambda trigger: (trigger.created_ns, trigger.name))
+        found = sorted(
+            self._scheduler.list_triggers(self._session_id), key=lambda trigger: (trigger.created_ns, trigger.name)
+        )
         return [trigger if self._scheduler.is_active(trigger) else _with_unknown_class(trigger) for trigger in found]
 
     async def remove(self, name: str) -> Trigger:
         if (found := await self._scheduler.remove(self._session_id, name)) is None:
-            there = ", ".join(sorted(trigger.name for trigger in self._scheduler.list_triggers(self._session_id))[:20]) or "none"
+            there = (
+                ", ".join(sorted(trigger.name for trigger in self._scheduler.list_triggers(self._session_id))[:20])
+                or "none"
+            )
             text = f"Trigger {name[:80]!r} does not exist in this session. Triggers: {there}."
             raise ToolError(text, kind="invalid_input")
         return found
@@ -601,7 +620,9 @@ class SessionInboundServices(NamedTuple):
 class InboundServices:
     """The notifications, channels and triggers of all sessions, in the process that holds the workspace."""
 
-    def __init__(self, store: WorkspaceStore, redactor: SecretRedactor, clock: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self, store: WorkspaceStore, redactor: SecretRedactor, clock: Callable[[], int] = time.time_ns
+    ) -> None:
         self.notifications = NotificationStore(store.notifications, redactor)
         self.channels = ChannelBroker(store.channels, redactor, clock, partial(_call_succeeded, store.database))
         self.triggers = TriggerScheduler(store.triggers, self.notifications, self.channels, redactor, clock)
@@ -657,7 +678,11 @@ class InboundServices:
 def _find_trigger_class(current: Callable[[], Generation], tool_id: str) -> TriggerTool | None:
     """Return the class of triggers that a session's tool is, or None if it is not available."""
     entry = current().entries.get(tool_id)
-    return entry.tool if entry is not None and entry.unavailable_reason is None and isinstance(entry.tool, TriggerTool) else None
+    return (
+        entry.tool
+        if entry is not None and entry.unavailable_reason is None and isinstance(entry.tool, TriggerTool)
+        else None
+    )
 
 
 def _call_succeeded(database: WorkspaceDatabase, call_id: str) -> bool | None:

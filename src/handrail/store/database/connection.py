@@ -442,7 +442,9 @@ def compact(path: Path) -> CompactionResult:
         try:
             connection.execute("PRAGMA secure_delete = ON")
             problem = _empty_log(connection)
-            free, pages, page = (_read_pragma(connection, name) for name in ("freelist_count", "page_count", "page_size"))
+            free, pages, page = (
+                _read_pragma(connection, name) for name in ("freelist_count", "page_count", "page_size")
+            )
             if problem is None and free * page > _LITTLE and free > pages * _WORTHWHILE:
                 # The temporary copy is made next to the database, not on the disk of /tmp.
                 connection.execute(f"PRAGMA temp_store_directory = '{str(path.parent).replace(chr(39), chr(39) * 2)}'")

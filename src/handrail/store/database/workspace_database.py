@@ -13,17 +13,17 @@ from handrail.contract.errors import StartError
 from handrail.store.database import journal
 from handrail.store.database.connection import (
     BUILT_IN_ENGINE,
-    roll_back,
-    open_writer,
     explain_error,
-    read_journal_position,
-    read_engine_name,
     open_reader,
-    to_start_error,
+    open_writer,
+    read_engine_name,
+    read_journal_position,
     read_token,
+    roll_back,
+    to_start_error,
 )
 from handrail.store.database.journal import HeadFile, Journal
-from handrail.store.database.writer import SinkLost, SinkUnavailable, QueuedWrite, GroupWriter
+from handrail.store.database.writer import GroupWriter, QueuedWrite, SinkLost, SinkUnavailable
 from handrail.store.encoding import decode, encode
 from handrail.store.folders import StateFolders
 from handrail.store.lease import WorkspaceLease
@@ -265,7 +265,9 @@ class _DatabaseSink:
         """The number of the latest note that the database contains."""
         self._asked = 0
         """Requests for the journal before it was created."""
-        self._notes = journal.IS_SUPPORTED and read_engine_name(folders.database_file) == BUILT_IN_ENGINE  # another engine may encrypt its content
+        self._notes = (
+            journal.IS_SUPPORTED and read_engine_name(folders.database_file) == BUILT_IN_ENGINE
+        )  # another engine may encrypt its content
 
     def write_ahead(self, batch: Sequence[TableWork]) -> bool:
         connection = self._connection

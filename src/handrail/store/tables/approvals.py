@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from handrail.contract.approvals import Approval, ApprovalRequest, ApprovalState, StoredRule
 from handrail.contract.codec import expect_object, reader_of, write
 from handrail.store.database.connection import damaged_row_error, map_read_errors
-from handrail.store.database.workspace_database import WorkspaceDatabase, SingleRowStatement, Statement, TableWork
+from handrail.store.database.workspace_database import SingleRowStatement, Statement, TableWork, WorkspaceDatabase
 from handrail.store.encoding import decode, encode
 
 _COLUMNS = "state, answered, grant_expires_ns, kind, request, decision"
@@ -51,7 +51,9 @@ class ApprovalReader:
         where = "WHERE state = 'pending' AND expires_ns > ?"
         if session_id is None:
             return self._read_approvals(f"{where} ORDER BY created_ns, rowid LIMIT ?", (now_ns, limit))
-        return self._read_approvals(f"{where} AND session = ? ORDER BY created_ns, rowid LIMIT ?", (now_ns, session_id, limit))
+        return self._read_approvals(
+            f"{where} AND session = ? ORDER BY created_ns, rowid LIMIT ?", (now_ns, session_id, limit)
+        )
 
     def pending_ids(self, now_ns: int, session_id: str | None = None) -> set[str]:
         """Return the ids of the requests that can be answered at ``now_ns``, of one session or of all."""
@@ -93,7 +95,9 @@ class ApprovalReader:
     def list_rules(self) -> list[StoredRule]:
         """Return the stored project rules, the oldest first."""
         sql = "SELECT id, text, created_ns, approval FROM project_rule ORDER BY created_ns, id"
-        return [StoredRule(str(id), str(text), created, str(asked)) for id, text, created, asked in self._read_rows(sql)]
+        return [
+            StoredRule(str(id), str(text), created, str(asked)) for id, text, created, asked in self._read_rows(sql)
+        ]
 
     def data_version(self) -> int:
         """Return a number that changes when another process writes to the database."""
@@ -208,7 +212,16 @@ class _RemoveRule(NamedTuple):
     id: str
 
 
-_Change = _AddRequest | _DecideRequest | _UseApproval | _EndRequest | _ReleaseRequest | StoredRule | _AddSessionRule | _RemoveRule
+_Change = (
+    _AddRequest
+    | _DecideRequest
+    | _UseApproval
+    | _EndRequest
+    | _ReleaseRequest
+    | StoredRule
+    | _AddSessionRule
+    | _RemoveRule
+)
 
 
 class _ApprovalStatements:

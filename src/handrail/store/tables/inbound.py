@@ -22,7 +22,7 @@ from handrail.contract.services.channels import (
     TriggerKind,
 )
 from handrail.store.database.connection import map_read_errors
-from handrail.store.database.workspace_database import WorkspaceDatabase, SingleRowStatement, Statement, TableWork
+from handrail.store.database.workspace_database import SingleRowStatement, Statement, TableWork, WorkspaceDatabase
 from handrail.store.encoding import decode, encode
 
 _UNBOUNDED = 2**62
@@ -147,10 +147,13 @@ class ChannelTable:
     def list_unsettled(self) -> list[ChannelKey]:
         """Return the channels with such deliveries."""
         return [
-            ChannelKey(*row) for row in self._rows("SELECT DISTINCT scope, channel FROM channel_given WHERE call <> ''", ())
+            ChannelKey(*row)
+            for row in self._rows("SELECT DISTINCT scope, channel FROM channel_given WHERE call <> ''", ())
         ]
 
-    async def settle_deliveries(self, key: ChannelKey, taken: Sequence[PendingDelivery], back: Sequence[PendingDelivery]) -> None:
+    async def settle_deliveries(
+        self, key: ChannelKey, taken: Sequence[PendingDelivery], back: Sequence[PendingDelivery]
+    ) -> None:
         """Mark delivered messages as consumed, or make them available again.
 
         In a broadcast, the latter stay undelivered for their reader alone.
@@ -310,7 +313,9 @@ class _ChannelStatements:
     def load(self, connection: sqlite3.Connection) -> None:
         pass
 
-    def build_statements(self, batch: Sequence[Sequence[Statement | SingleRowStatement]]) -> Iterable[Statement | SingleRowStatement]:
+    def build_statements(
+        self, batch: Sequence[Sequence[Statement | SingleRowStatement]]
+    ) -> Iterable[Statement | SingleRowStatement]:
         for work in batch:
             yield from work
 
@@ -369,7 +374,9 @@ class NotificationTable:
             with closing(self._database.reader.execute(sql, (session_id,))) as rows:
                 for id, body in rows:
                     size += len(body) if isinstance(body, bytes) else 0
-                    if len(found) + len(damaged) >= MAX_NOTIFICATIONS_AT_ONCE or (found and size > MAX_NOTIFICATION_BYTES_AT_ONCE):
+                    if len(found) + len(damaged) >= MAX_NOTIFICATIONS_AT_ONCE or (
+                        found and size > MAX_NOTIFICATION_BYTES_AT_ONCE
+                    ):
                         break
                     notice = _parse_notification(id, session_id, body)
                     if notice is not None:
@@ -397,7 +404,9 @@ def _parse_notification(id: object, session_id: str, body: object) -> Notificati
         more, untrusted = data["data"], data["untrusted"]
     except (ValueError, RecursionError, KeyError, TypeError):
         return None
-    if kind not in get_args(NotificationKind) or not all(isinstance(one, str) for one in (id, source, text, untrusted or "")):
+    if kind not in get_args(NotificationKind) or not all(
+        isinstance(one, str) for one in (id, source, text, untrusted or "")
+    ):
         return None
     return Notification(str(id), session_id, kind, source, text, at_ns, more, untrusted)
 
@@ -526,7 +535,9 @@ class _TriggerStatements:
     def load(self, connection: sqlite3.Connection) -> None:
         pass
 
-    def build_statements(self, batch: Sequence[Sequence[Statement | SingleRowStatement]]) -> Iterable[Statement | SingleRowStatement]:
+    def build_statements(
+        self, batch: Sequence[Sequence[Statement | SingleRowStatement]]
+    ) -> Iterable[Statement | SingleRowStatement]:
         for work in batch:
             yield from work
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast, get_args
 from handrail.contract.services.jobs import FINAL_JOB_STATES, Job, JobState
 from handrail.contract.tool.spec import OutputExposure, StateEnd
 from handrail.store.database.connection import damaged_row_error, map_read_errors
-from handrail.store.database.workspace_database import WorkspaceDatabase, SingleRowStatement, Statement, TableWork
+from handrail.store.database.workspace_database import SingleRowStatement, Statement, TableWork, WorkspaceDatabase
 from handrail.store.encoding import decode, encode
 
 _COLUMNS = "id, session, call, tool, state, created_ns, ended_ns, attempt, told, details"
@@ -170,7 +170,9 @@ class _JobStatements:
     def load(self, connection: sqlite3.Connection) -> None:
         pass
 
-    def build_statements(self, batch: Sequence[JobRow | _MoveJob | _EndJob | _MarkNotified | _RemoveJobs]) -> Iterable[Statement]:
+    def build_statements(
+        self, batch: Sequence[JobRow | _MoveJob | _EndJob | _MarkNotified | _RemoveJobs]
+    ) -> Iterable[Statement]:
         for change in batch:
             match change:
                 case JobRow():
@@ -295,7 +297,9 @@ class ToolSessionTable:
     def end(self, state_id: str, ended: StateEnd, at_ns: int) -> None:
         """Store soon how a tool session ended; the first end counts."""
         self._database.append(
-            *_statement_work("UPDATE opened SET ended = ?, ended_ns = ? WHERE id = ? AND ended = ''", (ended, at_ns, state_id))
+            *_statement_work(
+                "UPDATE opened SET ended = ?, ended_ns = ? WHERE id = ? AND ended = ''", (ended, at_ns, state_id)
+            )
         )
 
     async def recover(self, now_ns: int) -> None:

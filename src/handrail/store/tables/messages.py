@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from handrail.contract.services.memory import HistoryEntry
-from handrail.store.database.connection import damaged_row_error, open_reader, map_read_errors
-from handrail.store.database.workspace_database import WorkspaceDatabase, Statement
+from handrail.store.database.connection import damaged_row_error, map_read_errors, open_reader
+from handrail.store.database.workspace_database import Statement, WorkspaceDatabase
 from handrail.store.database.writer import QueuedWrite
 from handrail.store.encoding import decode, encode
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
-from handrail.contract.services.delegation import DelegatedSession
 from handrail.contract.errors import UsageError
+from handrail.contract.services.delegation import DelegatedSession
 from handrail.store.database.connection import damaged_row_error, map_read_errors
-from handrail.store.database.workspace_database import WorkspaceDatabase, Statement, SqlValue
+from handrail.store.database.workspace_database import SqlValue, Statement, WorkspaceDatabase
 from handrail.store.encoding import decode, encode
 from handrail.store.folders import check_session_id
 
@@ -112,7 +112,9 @@ class SessionTable:
 
     def delegated_by(self, session_id: str, call_id: str) -> list[DelegatedSession]:
         """Return the sub-agents that a call has started."""
-        return [DelegatedSession(row.agent, row.id) for row in self.list_children(session_id) if row.parent_call == call_id]
+        return [
+            DelegatedSession(row.agent, row.id) for row in self.list_children(session_id) if row.parent_call == call_id
+        ]
 
     def list_latest(self, *, limit: int = 1000) -> list[SessionRow]:
         """Return the latest ``limit`` sessions, the most recently opened first.

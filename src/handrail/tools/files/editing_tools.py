@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from handrail.contract.services.runtime import Runtime
 from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.text.neutralisation import OPEN, EscapedText, neutralise_text
 from handrail.contract.tool.names import nearest_names
 from handrail.contract.tool.requires import FsRequires, Requires
@@ -19,23 +19,23 @@ from handrail.tools.files.file_queries import read_bytes, read_lines
 from handrail.tools.files.text_edits import (
     LineBlock,
     TextSpan,
+    apply_spans,
     blocks_between,
     blocks_of_spans,
     check_lines,
     check_size,
-    diff_texts,
-    decode_bytes,
-    encode_text,
-    count_line_characters,
-    detect_line_end,
-    split_lines,
-    find_lines,
-    replace_invalid_bytes,
-    replace_everywhere,
-    apply_spans,
-    make_diff,
-    explain_missing,
     convert_line_ends,
+    count_line_characters,
+    decode_bytes,
+    detect_line_end,
+    diff_texts,
+    encode_text,
+    explain_missing,
+    find_lines,
+    make_diff,
+    replace_everywhere,
+    replace_invalid_bytes,
+    split_lines,
 )
 
 # Line operations on a text: replace a range, insert at a line, append. Pure functions.
@@ -337,7 +337,9 @@ class MultiEditTool(Tool):
                         f"The edits of {path} are too many for its size. Split them into several calls.", kind="limit"
                     )
                 try:
-                    done = replace_text(path, text, edit["old"], edit["new"], replace_all=edit.get("replace_all", False))
+                    done = replace_text(
+                        path, text, edit["old"], edit["new"], replace_all=edit.get("replace_all", False)
+                    )
                 except ToolError as error:
                     failed.append({"edit": number, "reason": error.text})
                     if mode == "best_effort":
@@ -528,9 +530,13 @@ async def _read_file(path: str, runtime: Runtime) -> bytes:
     return content
 
 
-async def _replace_file(path: str, before: bytes, after: bytes, blocks: list[LineBlock], runtime: Runtime) -> dict[str, object]:
+async def _replace_file(
+    path: str, before: bytes, after: bytes, blocks: list[LineBlock], runtime: Runtime
+) -> dict[str, object]:
     written = await runtime.files.write(path, after, expected=before)
-    diff = await _run_in_thread_if_large(len(before) + len(after), lambda: make_diff(written.path, split_lines(decode_bytes(before)), blocks))
+    diff = await _run_in_thread_if_large(
+        len(before) + len(after), lambda: make_diff(written.path, split_lines(decode_bytes(before)), blocks)
+    )
     return {"path": written.path, "size": written.size, **diff.to_data()}
 
 

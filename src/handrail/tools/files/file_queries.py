@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from handrail.contract.call import Blob
+from handrail.contract.errors import ToolError
 from handrail.contract.services.files import FileLines, FileSearchResult
 from handrail.contract.services.runtime import Runtime
-from handrail.contract.errors import ToolError
 from handrail.contract.tool.tool import Tool
 from handrail.tools.declarations import MAX_PATH, MAX_PATTERN, file_read_spec, object_schema
 

@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
-from handrail.contract.services.runtime import Runtime
 from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.text.json_text import json_type
 from handrail.contract.tool.tool import Tool
 from handrail.tools.declarations import FILE, file_change_spec, file_read_spec, object_schema
-from handrail.tools.files.text_edits import diff_texts, decode_bytes, encode_text, detect_line_end, convert_line_ends
+from handrail.tools.files.text_edits import convert_line_ends, decode_bytes, detect_line_end, diff_texts, encode_text
 
 # Places in a JSON text, by JSON Pointer (RFC 6901): the value there, and the text with another value there. Pure functions.
 #
@@ -50,7 +50,9 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 _DECODER = json.JSONDecoder(parse_constant=_reject_constant)
 """Finds the end of a value."""
-_VALUES = json.JSONDecoder(parse_constant=_reject_constant, parse_float=_parse_finite, object_pairs_hook=_reject_duplicates)
+_VALUES = json.JSONDecoder(
+    parse_constant=_reject_constant, parse_float=_parse_finite, object_pairs_hook=_reject_duplicates
+)
 """Decodes a value. It rejects duplicate keys and numbers outside the range, which have no clear meaning."""
 
 
@@ -341,7 +343,9 @@ class JsonWriteTool(Tool):
             before = await runtime.files.read_for_edit(path, max_bytes=MAX_FILE)
 
             def change() -> str:
-                return remove_value(_text(before), pointer) if remove else put_value(_text(before), pointer, args["value"])
+                return (
+                    remove_value(_text(before), pointer) if remove else put_value(_text(before), pointer, args["value"])
+                )
 
             text = await asyncio.to_thread(change)
             written = await runtime.files.write(path, encode_text(text), expected=before)

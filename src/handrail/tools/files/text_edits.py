@@ -148,7 +148,9 @@ def blocks_of_spans(text: str, spans: Sequence[TextSpan]) -> list[LineBlock]:
         if pending:
             base, end = starts[first], starts[last]
             moved = [TextSpan(s.start - base, s.end - base, s.new) for s in pending]
-            found.append(_trim_block(lines, LineBlock(first, last, tuple(split_lines(apply_spans(text[base:end], moved))))))
+            found.append(
+                _trim_block(lines, LineBlock(first, last, tuple(split_lines(apply_spans(text[base:end], moved)))))
+            )
 
     for span in spans:
         begins = min(bisect_right(starts, span.start) - 1, len(lines))
@@ -333,7 +335,9 @@ def explain_missing(text: str, part: str) -> str:
     near = nearest_names(max(bare, key=len), dict.fromkeys(filter(None, stripped[:2_000])), 1, cutoff=0.6)
     if near:
         index = stripped.index(near[0])
-        return f"The most similar line is {index + 1}: {_quote_line(lines[index])}. Read the file again and copy the text."
+        return (
+            f"The most similar line is {index + 1}: {_quote_line(lines[index])}. Read the file again and copy the text."
+        )
     return "No similar text exists. Read the file again and copy the text exactly."
 
 

@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 from handrail.contract.tool.tool import Tool
-from handrail.tools.git.change_tools import GitAddTool, GitCheckoutTool, GitCommitTool, GitCreateBranchTool, GitMergeTool, GitStashTool
-from handrail.tools.git.query_tools import GitBlameTool, GitBranchesTool, GitDiffTool, GitLogTool, GitShowTool, GitStatusTool
+from handrail.tools.git.change_tools import (
+    GitAddTool,
+    GitCheckoutTool,
+    GitCommitTool,
+    GitCreateBranchTool,
+    GitMergeTool,
+    GitStashTool,
+)
+from handrail.tools.git.query_tools import (
+    GitBlameTool,
+    GitBranchesTool,
+    GitDiffTool,
+    GitLogTool,
+    GitShowTool,
+    GitStatusTool,
+)
 from handrail.tools.git.remote_tools import GitCloneTool, GitInitTool, GitPushTool
 
 GIT_TOOLS: tuple[Tool, ...] = (

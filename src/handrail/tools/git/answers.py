@@ -147,12 +147,15 @@ def parse_commits(output: bytes) -> list[dict[str, Any]]:
     """Parse the output of ``git log -z --format=COMMIT``."""
     fields = output.split(b"\0")
     return [
-        _parse_commit(fields[at : at + _COMMIT_FIELDS]) for at in range(0, len(fields) - _COMMIT_FIELDS + 1, _COMMIT_FIELDS)
+        _parse_commit(fields[at : at + _COMMIT_FIELDS])
+        for at in range(0, len(fields) - _COMMIT_FIELDS + 1, _COMMIT_FIELDS)
     ]
 
 
 def _parse_commit(fields: list[bytes]) -> dict[str, Any]:
-    number, parents, name, address, date, other, other_address, committed, references, message = map(decode_output, fields)
+    number, parents, name, address, date, other, other_address, committed, references, message = map(
+        decode_output, fields
+    )
     subject, _, body = message.strip("\n").partition("\n")
     found: dict[str, Any] = {
         "commit": number,
@@ -278,5 +281,7 @@ git_read_spec = partial(
 )
 """Declares a tool that only reads a repository."""
 
-git_change_spec = partial(ToolSpec, requires=WRITES, side_effect="write", locks=(LockSpec("workspace", "X"),), category="git")
+git_change_spec = partial(
+    ToolSpec, requires=WRITES, side_effect="write", locks=(LockSpec("workspace", "X"),), category="git"
+)
 """Declares a tool that changes a repository or its files."""

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from handrail.contract.services.runtime import Runtime
 from handrail.contract.errors import ToolError
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.tool.tool import Tool
 from handrail.tools.declarations import object_schema
 from handrail.tools.git import answers
@@ -26,7 +26,14 @@ from handrail.tools.git.answers import (
     list_data,
 )
 from handrail.tools.git.query_tools import diff_data
-from handrail.tools.git.repository import GitRepository, run_in_thread_if_many, check_commitish, open_repository, parse_output, decode_output
+from handrail.tools.git.repository import (
+    GitRepository,
+    check_commitish,
+    decode_output,
+    open_repository,
+    parse_output,
+    run_in_thread_if_many,
+)
 
 _IN_THE_WAY = re.compile(r"would be overwritten by (?:checkout|merge)|(?:commit your changes or stash them)")
 
@@ -89,11 +96,17 @@ async def stage_changes(repository: GitRepository, paths: Sequence[str], *, new:
     if staged:
         names = await run_in_thread_if_many(count, lambda: b"".join(path + b"\0" for path in staged))
         await repository.run(*("update-index", "--add", "--remove", "--replace", "-z", "--stdin"), stdin=names)
-    return await run_in_thread_if_many(count + len(paths), lambda: _stage_data(repository, state, paths, staged, hidden))
+    return await run_in_thread_if_many(
+        count + len(paths), lambda: _stage_data(repository, state, paths, staged, hidden)
+    )
 
 
 def _stage_data(
-    repository: GitRepository, state: answers.StatusOutput, paths: Sequence[str], staged: Sequence[bytes], hidden: Iterable[bytes]
+    repository: GitRepository,
+    state: answers.StatusOutput,
+    paths: Sequence[str],
+    staged: Sequence[bytes],
+    hidden: Iterable[bytes],
 ) -> dict[str, Any]:
     """Return the staged files, and the reason for each one that was left out."""
     answer = list_data("staged", staged, repository.display_path)
@@ -102,7 +115,9 @@ def _stage_data(
         "This folder is a separate repository.": [path for path in state.untracked if path.endswith(b"/")],
         "The file has a conflict. Resolve it and pass it in `paths`.": [] if paths else [p for p, _ in state.unmerged],
     }
-    left_out = {repository.display_path(path): why for why, found in left.items() for path in islice(found, MOST_LISTED)}
+    left_out = {
+        repository.display_path(path): why for why, found in left.items() for path in islice(found, MOST_LISTED)
+    }
     touched = sorted([*staged, *(path for found in left.values() for path in found)])
     for path in paths:
         inner = repository.relative_path(path).encode("utf-8", "surrogateescape")
@@ -163,10 +178,14 @@ class GitCommitTool(Tool):
         state = await check_conflicts(repository, "{} files have conflicts.", then)
         if (
             not amend
-            and not await run_in_thread_if_many(len(state.changed), lambda: any(one.index != "." for one in state.changed))
+            and not await run_in_thread_if_many(
+                len(state.changed), lambda: any(one.index != "." for one in state.changed)
+            )
             and not await repository.has_entry("MERGE_HEAD")
         ):
-            unstaged = await run_in_thread_if_many(len(state.changed), lambda: sum(one.worktree != "." for one in state.changed))
+            unstaged = await run_in_thread_if_many(
+                len(state.changed), lambda: sum(one.worktree != "." for one in state.changed)
+            )
             raise ToolError(
                 "Nothing is staged. "
                 + (
@@ -230,7 +249,9 @@ async def describe_head(repository: GitRepository, *, changes: bool = False) -> 
         found |= {name: commits[0][name] for name in ("commit", "subject", "author")}
     for output in rest:
         differing = await parse_output(output, answers.parse_diff)
-        found |= list_data("files", differing, lambda one: {"path": repository.display_path(one.path), "change": one.change})
+        found |= list_data(
+            "files", differing, lambda one: {"path": repository.display_path(one.path), "change": one.change}
+        )
     return found
 
 
@@ -338,7 +359,9 @@ class GitCheckoutTool(Tool):
         ref = [check_commitish(args["ref"])] if "ref" in args else []
         await check_writing(repository, ref[0] if ref else None, paths)
         if paths:
-            names = b"".join(repository.relative_path(path).encode("utf-8", "surrogateescape") + b"\0" for path in paths)
+            names = b"".join(
+                repository.relative_path(path).encode("utf-8", "surrogateescape") + b"\0" for path in paths
+            )
             await repository.run(
                 *(
                     "checkout",
@@ -624,6 +647,11 @@ async def _list_stashes(repository: GitRepository) -> list[dict[str, Any]]:
 def _parse_stashes(output: bytes) -> list[dict[str, Any]]:
     fields = output.split(b"\0")
     return [
-        {"index": at // 3, "commit": decode_output(fields[at]), "date": decode_output(fields[at + 1]), "message": decode_output(fields[at + 2])}
+        {
+            "index": at // 3,
+            "commit": decode_output(fields[at]),
+            "date": decode_output(fields[at + 1]),
+            "message": decode_output(fields[at + 2]),
+        }
         for at in range(0, len(fields) - 2, 3)
     ]

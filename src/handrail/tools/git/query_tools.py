@@ -7,20 +7,29 @@ import datetime
 from collections.abc import Sequence
 from typing import Any
 
-from handrail.contract.services.runtime import Runtime
 from handrail.contract.errors import ToolError
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.tool.tool import Tool
 from handrail.tools.declarations import object_schema
 from handrail.tools.git import answers
-from handrail.tools.git.answers import MOST_LISTED, PATHS, READ_FOLDER, STATUS, conflict_data, filters_data, hidden_paths_data, list_data
+from handrail.tools.git.answers import (
+    MOST_LISTED,
+    PATHS,
+    READ_FOLDER,
+    STATUS,
+    conflict_data,
+    filters_data,
+    hidden_paths_data,
+    list_data,
+)
 from handrail.tools.git.repository import (
     GitRepository,
-    run_in_thread_if_many,
     check_commitish,
-    open_repository,
     check_revision,
-    parse_output,
     decode_output,
+    open_repository,
+    parse_output,
+    run_in_thread_if_many,
     without_credentials,
 )
 
@@ -59,7 +68,9 @@ class GitStatusTool(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         repository = await open_repository(runtime, args.get("repository", "."))
         untracked = "normal" if args.get("untracked", True) else "no"
-        state = await repository.read_output(answers.parse_status, *STATUS, "--show-stash", f"--untracked-files={untracked}")
+        state = await repository.read_output(
+            answers.parse_status, *STATUS, "--show-stash", f"--untracked-files={untracked}"
+        )
         count = len(state.changed)
         unstaged = (one for one in state.changed if one.worktree != ".")
         kept = await repository.find_hidden((one.path for one in unstaged if one.is_file), count)
@@ -153,7 +164,9 @@ class GitLogTool(Tool):
         words += ["--no-show-signature", "--no-ext-diff", "--no-textconv", "--no-notes", "--decorate=short"]
         words += [check_revision(args["ref"])] if "ref" in args else []
         try:
-            found = await repository.read_output(answers.parse_commits, *words, "--", *repository.pathspecs(args.get("paths", ())))
+            found = await repository.read_output(
+                answers.parse_commits, *words, "--", *repository.pathspecs(args.get("paths", ()))
+            )
         except ToolError as error:
             if "does not have any commits yet" not in error.text:
                 raise
@@ -389,7 +402,9 @@ class GitDiffTool(Tool):
 
     def check(self, args: dict[str, Any]) -> None:
         if "to" in args and (args.get("staged", False) or "from" not in args):
-            raise ToolError("`to` needs `from` and excludes `stage_sources`. Pass `from` and `to`.", kind="invalid_input")
+            raise ToolError(
+                "`to` needs `from` and excludes `stage_sources`. Pass `from` and `to`.", kind="invalid_input"
+            )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         staged, base, to = args.get("staged", False), args.get("from"), args.get("to")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import posixpath
 from typing import Any
 
-from handrail.contract.services.runtime import Runtime
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.path_protection import server_option
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.tool.names import nearest_names
 from handrail.contract.tool.requires import NetRequires
 from handrail.contract.tool.tool import Tool
@@ -18,15 +18,15 @@ from handrail.tools.git.change_tools import check_branch_name
 from handrail.tools.git.repository import (
     GitRepository,
     absolute_path,
-    is_beneath,
-    make_environment,
-    git_error,
-    url_kind,
-    open_repository,
-    run_git,
-    is_same_address,
     decode_output,
+    git_error,
+    is_beneath,
+    is_same_address,
+    make_environment,
+    open_repository,
     parse_web_url,
+    run_git,
+    url_kind,
     without_credentials,
 )
 
@@ -158,9 +158,9 @@ class GitCloneTool(Tool):
             raise _map_server_error(git_error(words, done), origin)
         found = await open_repository(runtime, word)
         state = (
-            decode_output(await found.output("log", "-1", "--format=%H%x00%D", "--decorate=short", "--no-show-signature")).strip(
-                "\n"
-            )
+            decode_output(
+                await found.output("log", "-1", "--format=%H%x00%D", "--decorate=short", "--no-show-signature")
+            ).strip("\n")
             if await _has_commits(found)
             else "\0"
         )
@@ -232,13 +232,17 @@ class GitPushTool(Tool):
         protocols = _allowed_protocols(repository, remote, address, args.get("url"))
         branch = (
             args.get("branch")
-            or decode_output(await repository.output("symbolic-ref", "--quiet", "--short", "HEAD", codes=(0, 1))).strip()
+            or decode_output(
+                await repository.output("symbolic-ref", "--quiet", "--short", "HEAD", codes=(0, 1))
+            ).strip()
         )
         if not branch:
             raise ToolError("No branch is checked out. Pass the branch to push in `branch`.", kind="invalid_input")
         reference = f"refs/heads/{check_branch_name(branch)}"
         if (await repository.run("rev-parse", "--quiet", "--verify", reference, codes=(0, 1))).exit_code:
-            known = decode_output(await repository.output("for-each-ref", "--format=%(refname:short)", "refs/heads")).split()
+            known = decode_output(
+                await repository.output("for-each-ref", "--format=%(refname:short)", "refs/heads")
+            ).split()
             near = nearest_names(branch, known)
             hint = f"Did you mean {' or '.join(near)}?" if near else "List the branches with git.branches."
             raise ToolError(f"Branch {branch!r} does not exist or has no commit. {hint}", kind="invalid_input")

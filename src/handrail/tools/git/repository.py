@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar
 
-from handrail.contract.services.runtime import Runtime
 from handrail.contract.errors import ToolError, decode_text
 from handrail.contract.sandbox import CompletedProcess
+from handrail.contract.services.runtime import Runtime
 from handrail.contract.text.hosts import WebAddress, parse_url
 from handrail.contract.tool.names import nearest_names
 
@@ -304,9 +304,13 @@ class GitRepository:
         :param most: the greatest number of ``paths``; many are checked in a thread
         """
         top = f"{self.top}/"
-        wanted = await run_in_thread_if_many(most, lambda: [top + path.decode("utf-8", "surrogateescape") for path in paths])
+        wanted = await run_in_thread_if_many(
+            most, lambda: [top + path.decode("utf-8", "surrogateescape") for path in paths]
+        )
         found = await self.runtime.shell.list_hidden_paths(wanted)
-        return await run_in_thread_if_many(len(found), lambda: {path[len(top) :].encode("utf-8", "surrogateescape") for path in found})
+        return await run_in_thread_if_many(
+            len(found), lambda: {path[len(top) :].encode("utf-8", "surrogateescape") for path in found}
+        )
 
     async def has_entry(self, name: str) -> bool:
         """Return whether the git directory has an entry of that name."""
@@ -368,7 +372,8 @@ async def open_repository(runtime: Runtime, folder: str, *, writing: bool = Fals
     around = make_environment(runtime.workdir, writing=writing)
     asked = ("rev-parse", "--path-format=absolute", "--show-toplevel", "--git-dir")
     where, listed = await asyncio.gather(
-        run_git(runtime, place, asked, around), run_git(runtime, place, ("config", "--list", "--show-scope", "-z"), around)
+        run_git(runtime, place, asked, around),
+        run_git(runtime, place, ("config", "--list", "--show-scope", "-z"), around),
     )
     if where.exit_code:
         raise _no_repository_error(folder, where)

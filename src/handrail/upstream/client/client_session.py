@@ -15,8 +15,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
-from handrail.contract.services.client import CLIENT_REQUEST_KINDS, ClientRequest, ClientMethod
 from handrail.contract.errors import ToolError
+from handrail.contract.services.client import CLIENT_REQUEST_KINDS, ClientMethod, ClientRequest
 from handrail.upstream.definition import CAPABILITY_BY_GRANT
 
 if TYPE_CHECKING:
@@ -197,7 +197,9 @@ class UpstreamSession:
     :param grants: the requests that the server may send to a client
     """
 
-    def __init__(self, transport: McpTransport, name: str, grants: frozenset[str], version: str, hooks: SessionHooks) -> None:
+    def __init__(
+        self, transport: McpTransport, name: str, grants: frozenset[str], version: str, hooks: SessionHooks
+    ) -> None:
         self.name = name
         self.transport = transport
         self.era: ProtocolEra | None = None
@@ -263,7 +265,11 @@ class UpstreamSession:
         return True
 
     async def _initialize(self) -> None:
-        offered = {"protocolVersion": HANDSHAKE_VERSIONS[-1], "capabilities": self._client_capabilities(), "clientInfo": self._client}
+        offered = {
+            "protocolVersion": HANDSHAKE_VERSIONS[-1],
+            "capabilities": self._client_capabilities(),
+            "clientInfo": self._client,
+        }
         self.transport.set_version("", modern=False)
         found = await self.request("initialize", offered)
         version = found.get("protocolVersion")
@@ -332,7 +338,9 @@ class UpstreamSession:
         message: Message = {"jsonrpc": "2.0", "id": number, "method": method}
         if said:
             message["params"] = said
-        pending = self._pending[number] = _PendingServerRequest(asyncio.get_running_loop().create_future(), runtime, acknowledged)
+        pending = self._pending[number] = _PendingServerRequest(
+            asyncio.get_running_loop().create_future(), runtime, acknowledged
+        )
         try:
             await self.transport.send(message, headers)
             found = await pending.answer
@@ -379,7 +387,11 @@ class UpstreamSession:
 
     def _abandon(self, number: int, method: str) -> None:
         """Cancel a request that no caller waits for."""
-        if self.end_reason is None and not self.transport.abandon_request(number) and method not in ("initialize", "server/discover"):
+        if (
+            self.end_reason is None
+            and not self.transport.abandon_request(number)
+            and method not in ("initialize", "server/discover")
+        ):
             self._spawn(self._send_cancelled(number))
 
     async def _send_cancelled(self, number: int) -> None:
@@ -411,11 +423,15 @@ class UpstreamSession:
             said = cast("dict[str, Any]", error)
             code = said.get("code")
             text = str(said.get("message", ""))[:4000]
-            pending.answer.set_exception(RpcError(code if isinstance(code, int) else INTERNAL_ERROR, text, said.get("data")))
+            pending.answer.set_exception(
+                RpcError(code if isinstance(code, int) else INTERNAL_ERROR, text, said.get("data"))
+            )
         elif isinstance(result, dict):
             pending.answer.set_result(cast("dict[str, Any]", result))
         else:
-            pending.answer.set_exception(RpcError(INTERNAL_ERROR, "the server answered with neither a result nor an error"))
+            pending.answer.set_exception(
+                RpcError(INTERNAL_ERROR, "the server answered with neither a result nor an error")
+            )
 
     def on_request_failed(self, request: int | None, error: Exception) -> None:
         if request is None and len(self._pending) == 1:
@@ -517,13 +533,17 @@ class UpstreamSession:
         calls = [one for one in self._pending.values() if one.runtime is not None]
         return calls[0] if len(calls) == 1 and related is None else None
 
-    def _handle_server_request(self, number: str | int, method: str, params: dict[str, Any], related: int | None) -> None:
+    def _handle_server_request(
+        self, number: str | int, method: str, params: dict[str, Any], related: int | None
+    ) -> None:
         if method == "ping":
             self._reply_soon({"jsonrpc": "2.0", "id": number, "result": {}})
             return
         if len(self._server_requests) >= MAX_SERVER_REQUESTS or number in self._server_requests:
             self._reply_soon(
-                error_response(number, INTERNAL_ERROR, "too many requests at the same time; wait for an answer before the next one")
+                error_response(
+                    number, INTERNAL_ERROR, "too many requests at the same time; wait for an answer before the next one"
+                )
             )
             return
         pending = self._find_related_call(params, related)
@@ -534,7 +554,9 @@ class UpstreamSession:
             pending.server_requests.add(task)
             task.add_done_callback(pending.server_requests.discard)
 
-    async def _answer_server_request(self, number: str | int, method: str, params: dict[str, Any], pending: _PendingServerRequest | None) -> None:
+    async def _answer_server_request(
+        self, number: str | int, method: str, params: dict[str, Any], pending: _PendingServerRequest | None
+    ) -> None:
         grant = GRANT_BY_METHOD.get(method)
         if grant is None or grant not in self._grants or self.era == "modern":
             await self._reply(error_response(number, METHOD_NOT_FOUND, f"{method} is not granted to this server"))
@@ -548,7 +570,9 @@ class UpstreamSession:
             return
         params.pop("_meta", None)
         try:
-            answers = await runtime.client.send_requests({"it": ClientRequest(cast("ClientMethod", method), params, self.name)})
+            answers = await runtime.client.send_requests(
+                {"it": ClientRequest(cast("ClientMethod", method), params, self.name)}
+            )
             answer: Message = {"jsonrpc": "2.0", "id": number, "result": dict(answers["it"])}
         except ToolError as error:
             answer = error_response(number, INVALID_REQUEST, error.text)
@@ -556,7 +580,9 @@ class UpstreamSession:
 
     def _reply_soon(self, message: Message) -> None:
         if len(self._replies) >= MAX_PENDING_REPLIES:
-            self.on_connection_lost(UpstreamConnectionLost(f"the server sent {MAX_PENDING_REPLIES} requests without reading the answers"))
+            self.on_connection_lost(
+                UpstreamConnectionLost(f"the server sent {MAX_PENDING_REPLIES} requests without reading the answers")
+            )
         else:
             self._replies.add(task := self._spawn(self._reply(message)))
             task.add_done_callback(self._replies.discard)

@@ -131,7 +131,9 @@ def _system_trust() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def make_client(egress: EgressCheck, auth: httpx2.Auth | None = None, trust: ssl.SSLContext | None = None) -> httpx2.AsyncClient:
+def make_client(
+    egress: EgressCheck, auth: httpx2.Auth | None = None, trust: ssl.SSLContext | None = None
+) -> httpx2.AsyncClient:
     """Return an HTTP client for one server.
 
     It follows no redirects, uses no proxy from the environment, keeps no cookies of other sites, and has no timeout for answers.

@@ -25,11 +25,19 @@ from handrail.contract.text.hosts import parse_url
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.sandbox.network.egress import EgressCheck, HostGate
 from handrail.upstream.client import http_connect
-from handrail.upstream.client.client_session import MAX_MESSAGE_BYTES, McpTransport, TransportHandler, UpstreamConnectionLost, Message, RpcError, AnswerTooLong
+from handrail.upstream.client.client_session import (
+    MAX_MESSAGE_BYTES,
+    AnswerTooLong,
+    McpTransport,
+    Message,
+    RpcError,
+    TransportHandler,
+    UpstreamConnectionLost,
+)
 from handrail.upstream.client.http_connect import describe_http_error, same_origin_redirect
 from handrail.upstream.client.stdio_transport import parse_messages
 from handrail.upstream.definition import ServerDefinition
-from handrail.upstream.oauth import SignInRequired, SignInPrompt, UpstreamSignIn
+from handrail.upstream.oauth import SignInPrompt, SignInRequired, UpstreamSignIn
 
 _SESSION, _VERSION, _EVENT = "mcp-session-id", "mcp-protocol-version", "last-event-id"
 _SAFE_VALUE = re.compile(r"[\x21-\x7E](?:[\x20-\x7E]*[\x21-\x7E])?\Z")
@@ -192,16 +200,22 @@ class HttpTransport:
         except httpx2.HTTPError as error:
             ears.on_request_failed(number, UpstreamConnectionLost(describe_http_error(error)))
         except Exception as error:  # such as an invalid answer of an authorization server
-            ears.on_request_failed(number, UpstreamConnectionLost(f"{type(error).__name__}: {str(error)[:300]}", unsent=True))
+            ears.on_request_failed(
+                number, UpstreamConnectionLost(f"{type(error).__name__}: {str(error)[:300]}", unsent=True)
+            )
 
     async def _handle_response(self, number: int, response: httpx2.Response) -> None:
         assert self._ears is not None
         ears, status = self._ears, response.status_code
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if response.headers.get("content-encoding", "identity").lower() != "identity":
-            ears.on_request_failed(number, RpcError(-32600, "the server's answer has a content coding that was not requested"))
+            ears.on_request_failed(
+                number, RpcError(-32600, "the server's answer has a content coding that was not requested")
+            )
         elif status == 404 and self._session:
-            ears.on_request_failed(number, UpstreamConnectionLost("the server has forgotten the session", forgotten=True))
+            ears.on_request_failed(
+                number, UpstreamConnectionLost("the server has forgotten the session", forgotten=True)
+            )
             self._expire_session()
         elif status >= 300 or status == 202:
             ears.on_request_failed(number, await _response_error(response, kind))
@@ -211,9 +225,13 @@ class HttpTransport:
             for message in parse_messages(await read_body(response, ears, number)):
                 if message is not None:
                     ears.on_message({**message, "id": number} if "method" not in message else message, number)
-            ears.on_request_failed(number, UpstreamConnectionLost("the server's answer is not valid"))  # no effect after an answer
+            ears.on_request_failed(
+                number, UpstreamConnectionLost("the server's answer is not valid")
+            )  # no effect after an answer
         else:
-            ears.on_request_failed(number, RpcError(-32600, f"the server's answer has the content type {kind[:80] or 'none'}"))
+            ears.on_request_failed(
+                number, RpcError(-32600, f"the server's answer has the content type {kind[:80] or 'none'}")
+            )
 
     def _expire_session(self) -> None:
         assert self._ears is not None
@@ -259,7 +277,9 @@ class HttpTransport:
                 for message in parse_messages(event.data.encode("utf-8", "surrogatepass")):
                     if message is None:
                         if number is not None:
-                            self._ears.on_request_failed(number, UpstreamConnectionLost("the server's answer is not valid JSON"))
+                            self._ears.on_request_failed(
+                                number, UpstreamConnectionLost("the server's answer is not valid JSON")
+                            )
                         continue
                     is_answer = number is not None and "method" not in message
                     self._ears.on_message({**message, "id": number} if is_answer else message, number)
@@ -381,7 +401,9 @@ class SseTransport:
     async def open(self, handler: TransportHandler) -> None:
         self._client, self._ears = self._make(), handler
         self._endpoint = asyncio.get_running_loop().create_future()
-        self._stream = asyncio.create_task(self._read_stream(self._client, handler, self._endpoint), name="mcp: reads events")
+        self._stream = asyncio.create_task(
+            self._read_stream(self._client, handler, self._endpoint), name="mcp: reads events"
+        )
         await asyncio.shield(self._endpoint)
 
     async def send(self, message: Message, headers: Mapping[str, str] | None = None) -> None:
@@ -427,9 +449,14 @@ class SseTransport:
                     )
         except (httpx2.HTTPError, SignInRequired) as error:
             if request is not None:
-                self._ears.on_request_failed(request, UpstreamConnectionLost(describe_http_error(error), unsent=isinstance(error, httpx2.ConnectError)))
+                self._ears.on_request_failed(
+                    request,
+                    UpstreamConnectionLost(describe_http_error(error), unsent=isinstance(error, httpx2.ConnectError)),
+                )
 
-    async def _read_stream(self, client: httpx2.AsyncClient, handler: TransportHandler, endpoint: asyncio.Future[str]) -> None:
+    async def _read_stream(
+        self, client: httpx2.AsyncClient, handler: TransportHandler, endpoint: asyncio.Future[str]
+    ) -> None:
         why = UpstreamConnectionLost("the server's stream of events ended")
         try:
             url = self._url
@@ -441,14 +468,20 @@ class SseTransport:
                         url = onward
                         continue
                     if response.status_code != 200:
-                        why = UpstreamConnectionLost(f"the server answered {response.status_code} {response.reason_phrase}", unsent=True)
+                        why = UpstreamConnectionLost(
+                            f"the server answered {response.status_code} {response.reason_phrase}", unsent=True
+                        )
                         break
                     await self._events(response, url, handler, endpoint)
                     break
         except httpx2.SSEError:
-            why = UpstreamConnectionLost(f"the server sent an event longer than {MAX_MESSAGE_BYTES // 2**20} MiB, or no events")
+            why = UpstreamConnectionLost(
+                f"the server sent an event longer than {MAX_MESSAGE_BYTES // 2**20} MiB, or no events"
+            )
         except (httpx2.HTTPError, SignInRequired) as error:
-            why = UpstreamConnectionLost(describe_http_error(error), unsent=isinstance(error, (httpx2.ConnectError, SignInRequired)))
+            why = UpstreamConnectionLost(
+                describe_http_error(error), unsent=isinstance(error, (httpx2.ConnectError, SignInRequired))
+            )
         except ValueError as error:
             why = UpstreamConnectionLost(str(error), unsent=True)
         if not endpoint.done():
@@ -456,7 +489,9 @@ class SseTransport:
         handler.on_connection_lost(why)
 
     @staticmethod
-    async def _events(response: httpx2.Response, url: str, ears: TransportHandler, endpoint: asyncio.Future[str]) -> None:
+    async def _events(
+        response: httpx2.Response, url: str, ears: TransportHandler, endpoint: asyncio.Future[str]
+    ) -> None:
         """Deliver the events of the stream.
 
         :raises ValueError: if the server names an endpoint on another server

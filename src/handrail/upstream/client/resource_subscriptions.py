@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from handrail.upstream.client.client_session import UpstreamConnectionLost, RpcError, AnswerTooLong
+from handrail.upstream.client.client_session import AnswerTooLong, RpcError, UpstreamConnectionLost
 
 if TYPE_CHECKING:
     from handrail.upstream.client.client_session import UpstreamSession
@@ -74,7 +74,9 @@ class UpstreamSubscriptions:
         if len(self._told) >= MAX_SUBSCRIPTIONS and uri not in self._told:
             raise RpcError(-32600, f"the limit is {MAX_SUBSCRIPTIONS} resource subscriptions for each server")
         first = uri not in self._told
-        self._told.setdefault(uri, []).append(callback)  # before the request, since a notification may precede the answer
+        self._told.setdefault(uri, []).append(
+            callback
+        )  # before the request, since a notification may precede the answer
         if not first:
             return
         self._wanted.set()

@@ -17,14 +17,14 @@ import orjson
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Process
-from handrail.registry.sources.executable_tools import describe_exit, cut_to_tail
+from handrail.registry.sources.executable_tools import cut_to_tail, describe_exit
 from handrail.runtime.guard.guarded_sandbox import GuardedProcess, ProtectedPathViolation
 from handrail.upstream.client.client_session import (
     MAX_MESSAGE_BYTES,
+    AnswerTooLong,
+    Message,
     TransportHandler,
     UpstreamConnectionLost,
-    Message,
-    AnswerTooLong,
 )
 
 GRACE_S = 1.0
@@ -63,7 +63,9 @@ class StdioTransport:
             self._process = await self._start()
         except ToolError as error:
             raise UpstreamConnectionLost(error.text, unsent=True) from None
-        self._reader = asyncio.create_task(self._read_lines(self._process, handler), name="mcp: reads a server's stdout")
+        self._reader = asyncio.create_task(
+            self._read_lines(self._process, handler), name="mcp: reads a server's stdout"
+        )
 
     async def send(self, message: Message, headers: Mapping[str, str] | None = None) -> None:
         process = self._process

@@ -15,9 +15,15 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from handrail.contract.services.client import ClientRequest, ClientMethod
 from handrail.contract.errors import ToolError
-from handrail.upstream.client.client_session import GRANT_BY_METHOD, INTERNAL_ERROR, UpstreamConnectionLost, RpcError, AnswerTooLong
+from handrail.contract.services.client import ClientMethod, ClientRequest
+from handrail.upstream.client.client_session import (
+    GRANT_BY_METHOD,
+    INTERNAL_ERROR,
+    AnswerTooLong,
+    RpcError,
+    UpstreamConnectionLost,
+)
 
 if TYPE_CHECKING:
     from handrail.contract.services.runtime import Runtime

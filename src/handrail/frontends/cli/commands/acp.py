@@ -13,9 +13,9 @@ import click
 from click.core import ParameterSource
 
 from handrail.frontends.cli.app import OUTPUT
-from handrail.frontends.cli.runner import run_async, open_configured_kernel
-from handrail.frontends.cli.options import ModelOptions, CommandOptions, model_options, call_options
+from handrail.frontends.cli.options import CommandOptions, ModelOptions, call_options, model_options
 from handrail.frontends.cli.output import print_note
+from handrail.frontends.cli.runner import open_configured_kernel, run_async
 from handrail.origins.imports import is_installed
 
 if TYPE_CHECKING:

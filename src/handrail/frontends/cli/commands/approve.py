@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from handrail.frontends.cli.app import ERROR, OUTPUT
-from handrail.frontends.cli.shell_completion import approval_ids
-from handrail.frontends.cli.runner import InterruptHandler, run_async, open_configured_kernel, print_startup_notes
 from handrail.frontends.cli.options import CommandOptions, agent_options
-from handrail.frontends.cli.output import print_note, to_one_line, print_line, print_json
+from handrail.frontends.cli.output import print_json, print_line, print_note, to_one_line
+from handrail.frontends.cli.runner import InterruptHandler, open_configured_kernel, print_startup_notes, run_async
+from handrail.frontends.cli.shell_completion import approval_ids
 
 if TYPE_CHECKING:
-    from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalService, ApprovalChoice
+    from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalChoice, ApprovalService
     from handrail.kernel.approval_client import ApprovalClient
     from handrail.store.tables.approvals import ApprovalReader
 
@@ -207,7 +207,9 @@ def _select_requests(reader: ApprovalReader | None, request_id: str | None) -> l
 
 
 def _report_unknown_request(request_id: str) -> int:
-    print_note(f"Request {request_id[:40]!r} does not exist in this workspace. `handrail approve` lists the open requests.")
+    print_note(
+        f"Request {request_id[:40]!r} does not exist in this workspace. `handrail approve` lists the open requests."
+    )
     return ERROR
 
 
@@ -338,7 +340,9 @@ def _answer_service(setting: CommandOptions) -> ApprovalClient | None:
         if reader is None:
             return None
     given = setting.workspace, setting.state, setting.config, setting.settings, setting.allow_home
-    return ApprovalClient(WorkspaceOptions(*given, frontend="approve"), lambda: _open_kernel_approvals(setting), print_startup_notes)
+    return ApprovalClient(
+        WorkspaceOptions(*given, frontend="approve"), lambda: _open_kernel_approvals(setting), print_startup_notes
+    )
 
 
 @asynccontextmanager

@@ -8,9 +8,9 @@ import click
 
 from handrail.frontends.cli.app import OUTPUT
 from handrail.frontends.cli.commands.config import read_configuration
-from handrail.frontends.cli.shell_completion import agents, folders
 from handrail.frontends.cli.options import CommandOptions, configuration_options
-from handrail.frontends.cli.output import print_note, print_note_block, print_line, print_json
+from handrail.frontends.cli.output import print_json, print_line, print_note, print_note_block
+from handrail.frontends.cli.shell_completion import agents, folders
 
 
 @click.command("build")
@@ -36,7 +36,9 @@ def command(setting: CommandOptions, name: str, target: str | None) -> int:
     place = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
     folder = Path(target or f"{name}.bundle")
     try:
-        made = build_bundle(config, name, place, make_sandbox(config), folder, lambda text: print_note_block(text.rstrip("\n")))
+        made = build_bundle(
+            config, name, place, make_sandbox(config), folder, lambda text: print_note_block(text.rstrip("\n"))
+        )
     except OSError as error:
         raise StartError(f"Could not write {folder}: {error.strerror or error}.") from None
     if setting.json:

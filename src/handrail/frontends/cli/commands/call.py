@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from handrail.frontends.cli.app import DENIED, ERROR, OUTPUT, AWAITING_APPROVAL
-from handrail.frontends.cli.shell_completion import approval_ids, tool_ids
-from handrail.frontends.cli.runner import InterruptHandler, with_caller_agent, approval_handler_for, run_async, open_configured_kernel
+from handrail.frontends.cli.app import AWAITING_APPROVAL, DENIED, ERROR, OUTPUT
 from handrail.frontends.cli.options import CommandOptions, call_options
-from handrail.frontends.cli.output import print_note, to_one_line, print_line, print_json, print_result
+from handrail.frontends.cli.output import print_json, print_line, print_note, print_result, to_one_line
+from handrail.frontends.cli.runner import (
+    InterruptHandler,
+    approval_handler_for,
+    open_configured_kernel,
+    run_async,
+    with_caller_agent,
+)
+from handrail.frontends.cli.shell_completion import approval_ids, tool_ids
 
 if TYPE_CHECKING:
     from handrail.contract.call import Event, Result
@@ -45,14 +51,18 @@ def command(setting: CommandOptions, tool: str | None, arguments: str | None, wa
     if resume is not None:
         if tool is not None:
             raise click.UsageError("`--resume` cannot be combined with TOOL, because it resumes the call as proposed.")
-        return run_async(lambda interruption: _resume(with_caller_agent(setting, resume), resume, interruption, wait=wait))
+        return run_async(
+            lambda interruption: _resume(with_caller_agent(setting, resume), resume, interruption, wait=wait)
+        )
     if tool is None:
         raise click.UsageError("TOOL is missing: handrail call TOOL [JSON]. `handrail tools` lists the tools.")
     text = read_arguments("{}" if arguments is None else arguments)
     return run_async(lambda interruption: _call(setting, tool, text, interruption, wait=wait))
 
 
-async def _call(setting: CommandOptions, tool: str, arguments: bytes, interruption: InterruptHandler, *, wait: bool) -> int:
+async def _call(
+    setting: CommandOptions, tool: str, arguments: bytes, interruption: InterruptHandler, *, wait: bool
+) -> int:
     from handrail.contract.call import ProposedCall
 
     person = approval_handler_for(setting, waits=wait)

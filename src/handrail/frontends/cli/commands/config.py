@@ -10,7 +10,15 @@ import click
 
 from handrail.frontends.cli.app import OUTPUT
 from handrail.frontends.cli.options import CommandOptions, configuration_options
-from handrail.frontends.cli.output import align_columns, json_text, print_note, to_one_line, print_line, print_block, print_json
+from handrail.frontends.cli.output import (
+    align_columns,
+    json_text,
+    print_block,
+    print_json,
+    print_line,
+    print_note,
+    to_one_line,
+)
 
 if TYPE_CHECKING:
     from handrail.config import Configuration, LayerValue
@@ -46,7 +54,9 @@ def note_lease_holder(setting: CommandOptions) -> None:
     from handrail.store.lease import find_lease_holder
 
     with suppress(StartError):  # handrail doctor reports the problem
-        if (holder := find_lease_holder(locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home))) is not None:
+        if (
+            holder := find_lease_holder(locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home))
+        ) is not None:
             print_note(f"{holder} holds this workspace, and still uses the settings from its start.")
 
 
@@ -58,8 +68,8 @@ def read_configuration(setting: CommandOptions) -> Configuration:
     """
     from handrail.config import load_configuration
     from handrail.contract.errors import Diagnostic, LoadError
-    from handrail.policy.rules.validation import fault_in_examples
     from handrail.policy.rules.definitions import parse_rule
+    from handrail.policy.rules.validation import fault_in_examples
     from handrail.store.folders import locate_folders
 
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)

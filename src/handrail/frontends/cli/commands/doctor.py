@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.frontends.cli.app import CANNOT_START, OUTPUT
-from handrail.frontends.cli.shell_completion import agents
 from handrail.frontends.cli.options import CommandOptions, configuration_options
-from handrail.frontends.cli.output import MAX_NAME, to_one_line, print_line, print_block, print_json, print_styled
+from handrail.frontends.cli.output import MAX_NAME, print_block, print_json, print_line, print_styled, to_one_line
+from handrail.frontends.cli.shell_completion import agents
 
 if TYPE_CHECKING:
     from handrail.kernel.doctor import DoctorCheck
@@ -71,7 +71,11 @@ def _check_agent(setting: CommandOptions, agent: str) -> int:
     from handrail.kernel.doctor.workspace_checks import report_capabilities
     from handrail.store.folders import locate_folders
 
-    found = report_capabilities(read_configuration(setting), locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home), agent)
+    found = report_capabilities(
+        read_configuration(setting),
+        locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home),
+        agent,
+    )
     if setting.json:
         print_json(found.to_dict())
     else:

@@ -6,10 +6,17 @@ import click
 
 from handrail.frontends.cli.app import ERROR, OUTPUT
 from handrail.frontends.cli.commands.call import read_arguments
-from handrail.frontends.cli.shell_completion import tools_or_calls
-from handrail.frontends.cli.runner import InterruptHandler, find_approval, approval_handler_for, run_async, open_configured_kernel, warn_about_missing_records
 from handrail.frontends.cli.options import CommandOptions, call_options
-from handrail.frontends.cli.output import print_note, print_block, print_json
+from handrail.frontends.cli.output import print_block, print_json, print_note
+from handrail.frontends.cli.runner import (
+    InterruptHandler,
+    approval_handler_for,
+    find_approval,
+    open_configured_kernel,
+    run_async,
+    warn_about_missing_records,
+)
+from handrail.frontends.cli.shell_completion import tools_or_calls
 
 
 @click.command("explain")

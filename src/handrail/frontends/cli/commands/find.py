@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.frontends.cli.app import ERROR, OUTPUT
-from handrail.frontends.cli.runner import InterruptHandler, run_async, open_configured_kernel
-from handrail.frontends.cli.options import DurationRange, CommandOptions, agent_options
-from handrail.frontends.cli.output import MAX_NAME, align_columns, print_note, to_one_line, print_json, print_styled
+from handrail.frontends.cli.options import CommandOptions, DurationRange, agent_options
+from handrail.frontends.cli.output import MAX_NAME, align_columns, print_json, print_note, print_styled, to_one_line
+from handrail.frontends.cli.runner import InterruptHandler, open_configured_kernel, run_async
 
 if TYPE_CHECKING:
     from handrail.contract.services.jobs import ToolMatch
@@ -54,7 +54,9 @@ async def _find(
         return code
     if found.no_match:
         strange = f"; {found.query_problem}" if found.query_problem else ""
-        print_note(f"No tool matches, by {found.search_method}{strange}." + (" The nearest tools:" if found.matches else ""))
+        print_note(
+            f"No tool matches, by {found.search_method}{strange}." + (" The nearest tools:" if found.matches else "")
+        )
     else:
         print_note(f"Search by {found.search_method}:")
     _show(found.matches)

@@ -9,7 +9,7 @@ import click
 
 from handrail.frontends.cli.app import ERROR, OUTPUT
 from handrail.frontends.cli.options import CommandOptions, configuration_options
-from handrail.frontends.cli.output import print_note, print_line, print_json
+from handrail.frontends.cli.output import print_json, print_line, print_note
 
 
 @click.command("init")

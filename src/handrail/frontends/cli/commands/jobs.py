@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.frontends.cli.app import ERROR, OUTPUT
-from handrail.frontends.cli.runner import run_async, open_configured_kernel
-from handrail.frontends.cli.options import DurationRange, CommandOptions, agent_options
-from handrail.frontends.cli.output import format_bytes, align_columns, print_note, print_line, print_json, print_payload, print_result
+from handrail.frontends.cli.options import CommandOptions, DurationRange, agent_options
+from handrail.frontends.cli.output import (
+    align_columns,
+    format_bytes,
+    print_json,
+    print_line,
+    print_note,
+    print_payload,
+    print_result,
+)
+from handrail.frontends.cli.runner import open_configured_kernel, run_async
 
 if TYPE_CHECKING:
     from handrail.contract.services.jobs import Job, JobService
@@ -28,7 +36,9 @@ _PIECE = 256 * 1024
 @click.option("--running", is_flag=True, help="list: show only running jobs.")
 @click.option("--lines", type=click.IntRange(min=1), metavar="N", help="read: number of last lines. Default: all.")
 @click.option("--follow", is_flag=True, help="read: continue until the job ends.")
-@click.option("--timeout", type=DurationRange("seconds"), metavar="SECONDS", help="wait: maximum seconds. Default: no limit.")
+@click.option(
+    "--timeout", type=DurationRange("seconds"), metavar="SECONDS", help="wait: maximum seconds. Default: no limit."
+)
 @agent_options
 def command(
     setting: CommandOptions,

@@ -10,9 +10,9 @@ import click
 
 from handrail.frontends.cli.app import ERROR, OUTPUT
 from handrail.frontends.cli.commands.config import read_configuration
-from handrail.frontends.cli.shell_completion import files
 from handrail.frontends.cli.options import CommandOptions, configuration_options
-from handrail.frontends.cli.output import print_note, to_one_line, print_line, print_json
+from handrail.frontends.cli.output import print_json, print_line, print_note, to_one_line
+from handrail.frontends.cli.shell_completion import files
 
 if TYPE_CHECKING:
     from handrail.authoring.linter import LintFinding
@@ -96,7 +96,11 @@ def _validate_agents(setting: CommandOptions, config: Configuration, sandbox: Sa
     from handrail.kernel.agents import validate_agents
     from handrail.store.folders import locate_folders
 
-    return list(validate_agents(config, locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home), sandbox))
+    return list(
+        validate_agents(
+            config, locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home), sandbox
+        )
+    )
 
 
 def _agent_faults(config: Configuration, agents: Iterable[ValidatedAgent]) -> Iterator[Diagnostic]:
@@ -118,11 +122,15 @@ def _setup_findings(config: Configuration, agents: Sequence[ValidatedAgent]) -> 
         for entry in () if agent.generation is None else agent.generation.entries.values():
             known.add(entry.id)
             if entry.unavailable_reason is not None and (entry.status == "available" or entry.id in LOCKED_SHAPES):
-                yield LintFinding("warning", entry.source, "", f"{entry.id} is unavailable: {entry.unavailable_reason}", entry.id)
+                yield LintFinding(
+                    "warning", entry.source, "", f"{entry.id} is unavailable: {entry.unavailable_reason}", entry.id
+                )
     if all(agent.generation is not None for agent in agents):
         for layer in config.tool_settings:
             for tool in layer.tools.keys() - known:
-                yield LintFinding("warning", layer.source, layer.make_fault(tool, "").location, f"Tool {tool!r} does not exist.")
+                yield LintFinding(
+                    "warning", layer.source, layer.make_fault(tool, "").location, f"Tool {tool!r} does not exist."
+                )
 
 
 def _finding_data(finding: LintFinding) -> dict[str, str]:

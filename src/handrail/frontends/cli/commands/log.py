@@ -13,14 +13,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from handrail.frontends.cli.app import ERROR, OUTPUT
-from handrail.frontends.cli.shell_completion import call_ids, session_ids
-from handrail.frontends.cli.runner import warn_about_missing_records
 from handrail.frontends.cli.options import CommandOptions, workspace_options
-from handrail.frontends.cli.output import format_bytes, confirm, print_note, to_one_line, print_line, print_json, print_rows
+from handrail.frontends.cli.output import (
+    confirm,
+    format_bytes,
+    print_json,
+    print_line,
+    print_note,
+    print_rows,
+    to_one_line,
+)
+from handrail.frontends.cli.runner import warn_about_missing_records
+from handrail.frontends.cli.shell_completion import call_ids, session_ids
 
 if TYPE_CHECKING:
     from handrail.record.log_reader import CallRow, LoggedRecord, LogReader
-    from handrail.record.retention import PurgeResult, PurgeSelection, PurgePlan
+    from handrail.record.retention import PurgePlan, PurgeResult, PurgeSelection
     from handrail.record.verification import LogVerification
     from handrail.store.folders import StateFolders
 
@@ -202,7 +210,13 @@ def _call_row(row: CallRow | LoggedRecord) -> tuple[str, ...]:
         return _format_time(row.at_ns), row.session_id, "instructions", row.kind, files
     if row.kind == "compacted":
         told = f"{body.get('messages')} messages removed, {body.get('kept')} kept"
-        return _format_time(row.at_ns), row.session_id, "conversation", row.kind, told if row.body is not None else "redacted"
+        return (
+            _format_time(row.at_ns),
+            row.session_id,
+            "conversation",
+            row.kind,
+            told if row.body is not None else "redacted",
+        )
     how = "failed" if body.get("failed") else "done"
     about = (
         f"{how} by {body.get('provider') or 'the provider'}: {json.dumps(body.get('arguments'), ensure_ascii=False)}"
@@ -389,7 +403,9 @@ def parse_time(text: str, now: datetime) -> int:
     return nanoseconds
 
 
-async def _purge(setting: CommandOptions, folders: StateFolders, selection: PurgeSelection) -> tuple[PurgeResult, LogVerification]:
+async def _purge(
+    setting: CommandOptions, folders: StateFolders, selection: PurgeSelection
+) -> tuple[PurgeResult, LogVerification]:
     from dataclasses import replace
 
     from handrail.record.log import CommitLog
@@ -469,7 +485,9 @@ def acknowledge(setting: CommandOptions, *, yes: bool) -> int:
 
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
     check_not_held(folders, "acknowledging its log")
-    store = WorkspaceStore.open(setting.workspace, setting.state, frontend="log acknowledge", allow_home=setting.allow_home)
+    store = WorkspaceStore.open(
+        setting.workspace, setting.state, frontend="log acknowledge", allow_home=setting.allow_home
+    )
     try:
         log = CommitLog(store.database, acknowledged=True)
         reader = LogReader(store.database.reader)

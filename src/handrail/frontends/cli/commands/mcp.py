@@ -17,12 +17,12 @@ from click.core import ParameterSource
 from handrail.frontends.cli.app import OUTPUT
 from handrail.frontends.cli.commands.config import read_configuration
 from handrail.frontends.cli.commands.mcp_servers import import_command, install_command, list_command
+from handrail.frontends.cli.options import CommandOptions, DurationRange, call_options, configuration_options
+from handrail.frontends.cli.output import print_json, print_line, print_note
+from handrail.frontends.cli.runner import open_configured_kernel, run_async
 from handrail.frontends.cli.shell_completion import files
-from handrail.frontends.cli.runner import run_async, open_configured_kernel
-from handrail.frontends.cli.options import DurationRange, CommandOptions, call_options, configuration_options
-from handrail.frontends.cli.output import print_note, print_line, print_json
 from handrail.origins.imports import is_installed
-from handrail.origins.programs import ProgramRefused, find_program, build_program_environment
+from handrail.origins.programs import ProgramRefused, build_program_environment, find_program
 
 if TYPE_CHECKING:
     from handrail.frontends.mcp.tools import McpFrontendSettings
@@ -221,7 +221,9 @@ class _HttpOptions(NamedTuple):
     origins: tuple[str, ...]
 
 
-async def _serve_http(setting: CommandOptions, serving: McpFrontendSettings, given: _HttpOptions, started: Callable[[], None]) -> int:
+async def _serve_http(
+    setting: CommandOptions, serving: McpFrontendSettings, given: _HttpOptions, started: Callable[[], None]
+) -> int:
     from handrail.config.secret_references import resolve_secrets
     from handrail.frontends.mcp.http_server import HttpFrontendSettings, serve_http
 

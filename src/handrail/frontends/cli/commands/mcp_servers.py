@@ -11,9 +11,9 @@ import click
 
 from handrail.frontends.cli.app import ERROR, OUTPUT
 from handrail.frontends.cli.commands.config import read_configuration
-from handrail.frontends.cli.shell_completion import files
 from handrail.frontends.cli.options import CommandOptions, configuration_options
-from handrail.frontends.cli.output import confirm, print_note, to_one_line, print_line, print_json, print_rows
+from handrail.frontends.cli.output import confirm, print_json, print_line, print_note, print_rows, to_one_line
+from handrail.frontends.cli.shell_completion import files
 
 if TYPE_CHECKING:
     from handrail.authoring.server_import import ImportedServer
@@ -31,7 +31,9 @@ _SECRETS = "secrets"
 @click.option("--yes", is_flag=True, help="Import and install without asking.")
 @click.option("--no-install", is_flag=True, help="Do not install; see handrail mcp install NAME.")
 @configuration_options
-def import_command(setting: CommandOptions, file: Path | None, names: tuple[str, ...], yes: bool, no_install: bool) -> int:
+def import_command(
+    setting: CommandOptions, file: Path | None, names: tuple[str, ...], yes: bool, no_install: bool
+) -> int:
     """Import the MCP servers of another program.
 
     FILE is the configuration of Claude Desktop, Claude Code, Cursor, VS Code, Windsurf or Gemini. Without FILE, lists the
@@ -41,12 +43,14 @@ def import_command(setting: CommandOptions, file: Path | None, names: tuple[str,
     If a server would be downloaded by npx, uvx or a similar program, you can install it now. From then on it starts from
     there, without network access. A server has access only to the hosts and files in its configuration.
     """
-    from handrail.authoring.server_import import list_known_files, import_servers
+    from handrail.authoring.server_import import import_servers, list_known_files
     from handrail.store.folders import locate_folders
 
     workspace = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home).workspace
     if file is None:
-        return _print_candidate_files(setting, [(who, path) for who, path in list_known_files(workspace) if path.is_file()])
+        return _print_candidate_files(
+            setting, [(who, path) for who, path in list_known_files(workspace) if path.is_file()]
+        )
     found = import_servers(file, workspace, _used_secret_names(setting))
     if names:
         found = _select_servers(file, found, names)
@@ -87,7 +91,9 @@ def _mark_existing(setting: CommandOptions, found: Iterable[ImportedServer]) -> 
     """Set the problem of each server whose name is already in use."""
     from handrail.authoring.server_import import names_collide
 
-    seen = {definition.name for definition in _definitions(setting)} | read_configuration(setting).settings.mcp.servers.keys()
+    seen = {definition.name for definition in _definitions(setting)} | read_configuration(
+        setting
+    ).settings.mcp.servers.keys()
     for one in found:
         if one.problem:
             continue
@@ -139,7 +145,9 @@ def _show_imports(found: Iterable[ImportedServer]) -> None:
         if one.secrets:
             print_line(f"  secrets: {to_one_line(', '.join(one.secrets))}")
         if one.variables:
-            print_line(f"  required environment variables: {to_one_line(', '.join(dict.fromkeys(one.variables.values())))}")
+            print_line(
+                f"  required environment variables: {to_one_line(', '.join(dict.fromkeys(one.variables.values())))}"
+            )
         for left in one.ignored_keys:
             print_line(f"  not imported: {to_one_line(left)}")
 
@@ -189,7 +197,10 @@ def _write_servers(setting: CommandOptions, servers: list[ImportedServer]) -> Pa
     made: list[Path] = []
     try:
         for name, value in ((name, value) for one in servers for name, value in one.secrets.items()):
-            if places[name].is_symlink() or decisions.create_private_file(places[name], content := value.encode()) != content:
+            if (
+                places[name].is_symlink()
+                or decisions.create_private_file(places[name], content := value.encode()) != content
+            ):
                 raise UsageError(f"Nothing was written, because {places[name]} already exists. Run the import again.")
             made.append(places[name])
         decisions.write_private_file(path.resolve(), text.lstrip("\n").encode())
@@ -254,7 +265,9 @@ def install_command(setting: CommandOptions, name: str, yes: bool, further: tupl
     _require_agreement(setting, yes, f"Install {package} for {name}? Its code will run here, in a sandbox.")
     done = _install_package(setting, definition, package, scripts=scripts)
     if setting.json:
-        print_json({"name": name, "package": done.package.name, "version": done.version, "versions": dict(done.versions)})
+        print_json(
+            {"name": name, "package": done.package.name, "version": done.version, "versions": dict(done.versions)}
+        )
     else:
         print_line(
             f"installed {done.package.name} {done.version} for {name} ({done.files:,} files). It starts from there now."
@@ -280,7 +293,7 @@ def _row(setting: CommandOptions, definition: ServerDefinition) -> dict[str, obj
     from handrail.contract.errors import UsageError
     from handrail.registry.pins import StoredPins, find_pending_reviews
     from handrail.store.folders import locate_folders
-    from handrail.upstream.package_installer import find_package, find_installed
+    from handrail.upstream.package_installer import find_installed, find_package
     from handrail.upstream.source import McpSource
 
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
@@ -343,7 +356,9 @@ def _add_packages(package: ServerPackage, further: tuple[str, ...]) -> ServerPac
     return replace(package, further=(*package.extra_packages, *further))
 
 
-def _install_package(setting: CommandOptions, definition: ServerDefinition, package: ServerPackage, *, scripts: bool) -> InstalledServer:
+def _install_package(
+    setting: CommandOptions, definition: ServerDefinition, package: ServerPackage, *, scripts: bool
+) -> InstalledServer:
     from handrail.store.folders import locate_folders
     from handrail.upstream.package_installer import install_server
 

@@ -6,7 +6,7 @@ import click
 
 from handrail.frontends.cli.app import OUTPUT
 from handrail.frontends.cli.options import CommandOptions, configuration_options
-from handrail.frontends.cli.output import print_line, print_json
+from handrail.frontends.cli.output import print_json, print_line
 
 
 @click.command("modes")
@@ -18,13 +18,18 @@ def command(setting: CommandOptions) -> int:
     The rules of a mode have a separate scope, and `handrail explain` names them like other rules. The command starts nothing.
     """
     from handrail.frontends.cli.commands.config import read_configuration
-    from handrail.policy.rules.definitions import MODE_DESCRIPTIONS, MODES, MODE_RULE_TEXTS, format_mode_rules
+    from handrail.policy.rules.definitions import MODE_DESCRIPTIONS, MODE_RULE_TEXTS, MODES, format_mode_rules
 
     chosen = read_configuration(setting).settings.mode
     if setting.json:
         print_json(
             [
-                {"mode": mode, "meaning": MODE_DESCRIPTIONS[mode], "rules": list(MODE_RULE_TEXTS[mode]), "configured": mode == chosen}
+                {
+                    "mode": mode,
+                    "meaning": MODE_DESCRIPTIONS[mode],
+                    "rules": list(MODE_RULE_TEXTS[mode]),
+                    "configured": mode == chosen,
+                }
                 for mode in MODES
             ]
         )

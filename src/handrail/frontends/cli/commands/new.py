@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from handrail.frontends.cli.app import OUTPUT
+from handrail.frontends.cli.output import print_json, print_line
 from handrail.frontends.cli.shell_completion import folders
-from handrail.frontends.cli.output import print_line, print_json
 
 
 @click.group("new")

@@ -11,14 +11,29 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from handrail.frontends.cli.app import ERROR, OUTPUT, AWAITING_APPROVAL
+from handrail.frontends.cli.app import AWAITING_APPROVAL, ERROR, OUTPUT
+from handrail.frontends.cli.options import CommandOptions, ModelOptions, call_options, model_options
+from handrail.frontends.cli.output import print_json, print_note, print_payload, print_styled, to_one_line
+from handrail.frontends.cli.runner import (
+    InterruptHandler,
+    approval_handler_for,
+    find_resumable_session,
+    open_configured_kernel,
+    run_async,
+    with_session_agent,
+)
 from handrail.frontends.cli.shell_completion import forkable_ids, resumable_ids
-from handrail.frontends.cli.runner import InterruptHandler, with_session_agent, approval_handler_for, run_async, open_configured_kernel, find_resumable_session
-from handrail.frontends.cli.options import ModelOptions, CommandOptions, model_options, call_options
-from handrail.frontends.cli.output import print_note, to_one_line, print_json, print_payload, print_styled
 
 if TYPE_CHECKING:
-    from handrail.agent.events import ConversationCompacted, RetryDelayed, AgentEvent, ProviderToolUsed, ProviderToolUnavailable, ReplyInterrupted, RunOutcome
+    from handrail.agent.events import (
+        AgentEvent,
+        ConversationCompacted,
+        ProviderToolUnavailable,
+        ProviderToolUsed,
+        ReplyInterrupted,
+        RetryDelayed,
+        RunOutcome,
+    )
     from handrail.contract.call import Result
     from handrail.contract.session import Session
     from handrail.kernel.kernel import Kernel
@@ -200,7 +215,13 @@ def event_data(event: AgentEvent) -> dict[str, Any] | None:
         case kinds.NotificationsDelivered(notices):
             told = [{"id": one.id, "kind": one.kind, "from": one.source, "text": one.text} for one in notices]
             return {"event": "told", "notices": told}
-        case kinds.ProviderToolUsed() | kinds.ConversationCompacted() | kinds.AgentIdle() | kinds.BudgetExhausted() | kinds.ReplyInterrupted():
+        case (
+            kinds.ProviderToolUsed()
+            | kinds.ConversationCompacted()
+            | kinds.AgentIdle()
+            | kinds.BudgetExhausted()
+            | kinds.ReplyInterrupted()
+        ):
             return {"event": _WHOLE_EVENTS[type(event).__name__], **asdict(event)}
         case kinds.RetryDelayed(attempt, attempts, delay_s, reason):
             return {"event": "delayed", "attempt": attempt, "of": attempts, "delay_s": delay_s, "reason": reason}
@@ -234,7 +255,12 @@ class LiveView:
                 self._print_answer(answer.tool_id or call.name, answer.result)
             case kinds.ProviderToolUsed():
                 self._print_provider_tool(event)
-            case kinds.ProviderToolUnavailable() | kinds.ReplyInterrupted() | kinds.RetryDelayed() | kinds.ConversationCompacted():
+            case (
+                kinds.ProviderToolUnavailable()
+                | kinds.ReplyInterrupted()
+                | kinds.RetryDelayed()
+                | kinds.ConversationCompacted()
+            ):
                 self._print_row("! ", *_warning_text(event), "yellow")
             case kinds.NotificationsDelivered(notices):
                 for notice in notices:
@@ -285,7 +311,9 @@ class LiveView:
             self._in_text = False
 
 
-def _warning_text(event: ProviderToolUnavailable | ReplyInterrupted | RetryDelayed | ConversationCompacted) -> tuple[str, str]:
+def _warning_text(
+    event: ProviderToolUnavailable | ReplyInterrupted | RetryDelayed | ConversationCompacted,
+) -> tuple[str, str]:
     """Return the subject and the text of a warning."""
     from handrail.agent import events as kinds
 

@@ -11,10 +11,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from handrail.frontends.cli.app import OUTPUT
+from handrail.frontends.cli.options import CommandOptions, DurationRange, agent_options
+from handrail.frontends.cli.output import print_block, print_json, print_line, print_note, print_rows, to_one_line
+from handrail.frontends.cli.runner import (
+    InterruptHandler,
+    open_configured_kernel,
+    open_readers,
+    run_async,
+    unknown_session_error,
+    with_session_agent,
+)
 from handrail.frontends.cli.shell_completion import session_ids
-from handrail.frontends.cli.runner import InterruptHandler, with_session_agent, run_async, open_configured_kernel, open_readers, unknown_session_error
-from handrail.frontends.cli.options import DurationRange, CommandOptions, agent_options
-from handrail.frontends.cli.output import print_note, to_one_line, print_line, print_block, print_json, print_rows
 
 if TYPE_CHECKING:
     from handrail.session.transcript import SessionFacts
@@ -26,7 +33,9 @@ _UNITS = ((_DAY_NS, "d"), (3_600 * 10**9, "h"), (60 * 10**9, "min"), (10**9, "s"
 @click.command("sessions")
 @click.argument("action", required=False, type=click.Choice(["show", "fork", "close"]), metavar="[show|fork|close]")
 @click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=session_ids)
-@click.option("--older", type=DurationRange("days"), metavar="DAYS", help="close: sessions unused for more than DAYS days.")
+@click.option(
+    "--older", type=DurationRange("days"), metavar="DAYS", help="close: sessions unused for more than DAYS days."
+)
 @click.option("--all", "closed", is_flag=True, help="List closed sessions too.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of sessions.")
 @agent_options
@@ -130,10 +139,16 @@ def _show(setting: CommandOptions, session_id: str) -> None:
         whole = {"session": asdict(facts), "messages": messages, "calls": [asdict(row) for row in calls]}
         print_json(whole, lines=True)
         return
-    told: dict[str, Any] = {**asdict(facts), "parked": ", ".join(facts.awaiting_approval), "decided": ", ".join(facts.decided)}
+    told: dict[str, Any] = {
+        **asdict(facts),
+        "parked": ", ".join(facts.awaiting_approval),
+        "decided": ", ".join(facts.decided),
+    }
     for name, value in told.items():
         if value not in (None, (), ""):
-            print_line(f"{name.removesuffix('_ns')}: {format_age(value) if name.endswith('_ns') else to_one_line(str(value))}")
+            print_line(
+                f"{name.removesuffix('_ns')}: {format_age(value) if name.endswith('_ns') else to_one_line(str(value))}"
+            )
     for line in _conversation_lines(messages):
         print_block(line)
 
@@ -172,7 +187,9 @@ async def _fork(setting: CommandOptions, parent: str) -> int:
     return OUTPUT
 
 
-async def _close(setting: CommandOptions, ids: Sequence[str], older: float | None, interruption: InterruptHandler) -> int:
+async def _close(
+    setting: CommandOptions, ids: Sequence[str], older: float | None, interruption: InterruptHandler
+) -> int:
     with open_readers(setting) as (reader, _):
         chosen = list(ids)
         if older is not None:

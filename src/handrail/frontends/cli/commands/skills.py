@@ -11,7 +11,7 @@ import click
 from handrail.frontends.cli.app import OUTPUT
 from handrail.frontends.cli.commands.config import read_configuration
 from handrail.frontends.cli.options import CommandOptions, configuration_options
-from handrail.frontends.cli.output import align_columns, to_one_line, print_line, print_json, print_payload
+from handrail.frontends.cli.output import align_columns, print_json, print_line, print_payload, to_one_line
 
 if TYPE_CHECKING:
     from handrail.contract.services.memory import SkillInfo

@@ -11,11 +11,19 @@ import click
 from handrail.frontends.cli.app import ERROR, OUTPUT
 from handrail.frontends.cli.commands.config import read_configuration
 from handrail.frontends.cli.options import CommandOptions, configuration_options
-from handrail.frontends.cli.output import confirm, print_note, to_one_line, print_line, print_json, print_rows, escape_invisible
+from handrail.frontends.cli.output import (
+    confirm,
+    escape_invisible,
+    print_json,
+    print_line,
+    print_note,
+    print_rows,
+    to_one_line,
+)
 
 if TYPE_CHECKING:
     from handrail.contract.errors import Diagnostic
-    from handrail.contract.generation import ToolEntry, Generation
+    from handrail.contract.generation import Generation, ToolEntry
     from handrail.registry.pins import DefinitionReview, StoredPins
 
 _NOTHING = "No tool of {} requires approval."
@@ -34,7 +42,9 @@ _NOTHING = "No tool of {} requires approval."
     help="approve: hash that review printed, to approve without asking.",
 )
 @configuration_options
-def command(setting: CommandOptions, action: str | None, source: str | None, tools: tuple[str, ...], known: str | None) -> int:
+def command(
+    setting: CommandOptions, action: str | None, source: str | None, tools: tuple[str, ...], known: str | None
+) -> int:
     """Review and approve third-party tools.
 
     The definition of a third-party tool is text that a model acts on. So such a tool is disabled until you approve its
@@ -177,8 +187,8 @@ def _connect_unknown(setting: CommandOptions, source: str) -> None:
     from handrail.kernel.agents import make_placeholder_secrets
     from handrail.kernel.mcp_servers import probe_server
     from handrail.store.folders import locate_folders
-    from handrail.upstream.server_config import load_server_definitions as servers_in
     from handrail.upstream.definition import read_listing as listed
+    from handrail.upstream.server_config import load_server_definitions as servers_in
 
     config = read_configuration(setting)
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
@@ -188,7 +198,9 @@ def _connect_unknown(setting: CommandOptions, source: str) -> None:
             asyncio.run(probe_server(config, folders, source))
 
 
-def _pending_reviews(setting: CommandOptions, source: str, tools: Sequence[str]) -> tuple[dict[str, DefinitionReview], StoredPins, list[Diagnostic]]:
+def _pending_reviews(
+    setting: CommandOptions, source: str, tools: Sequence[str]
+) -> tuple[dict[str, DefinitionReview], StoredPins, list[Diagnostic]]:
     """Return the tools of a source that require approval, the stored approvals, and the source's faults.
 
     :param tools: the tool IDs to include; empty for all
@@ -200,7 +212,9 @@ def _pending_reviews(setting: CommandOptions, source: str, tools: Sequence[str])
     by_source = _by_source(generation)
     faults = [fault for fault in generation.quarantined if fault.third_party == source]
     if source not in by_source and not faults:
-        raise _unknown_source_error(source, dict.fromkeys((*by_source, *(fault.third_party for fault in generation.quarantined))))
+        raise _unknown_source_error(
+            source, dict.fromkeys((*by_source, *(fault.third_party for fault in generation.quarantined)))
+        )
     entries = by_source.get(source, {})
     _check_has(source, tools, dict.fromkeys((*entries, *(fault.tool for fault in faults if fault.tool))))
     waiting = find_pending_reviews(source, (entry.spec for entry in entries.values()), pins)
@@ -236,7 +250,9 @@ def _summary(name: str, entries: Mapping[str, ToolEntry], pins: StoredPins) -> d
 
     waiting = find_pending_reviews(name, (entry.spec for entry in entries.values()), pins)
     ready = sum(entry.unavailable_reason is None for entry in entries.values())
-    tools = {tool_id: {"status": entry.status, "reason": entry.unavailable_reason} for tool_id, entry in entries.items()}
+    tools = {
+        tool_id: {"status": entry.status, "reason": entry.unavailable_reason} for tool_id, entry in entries.items()
+    }
     return {"name": name, "ready": ready, "waiting": len(waiting), "tools": tools}
 
 

@@ -11,9 +11,9 @@ import click
 
 from handrail.frontends.cli.app import ERROR, OUTPUT
 from handrail.frontends.cli.commands.log import require_agreement
-from handrail.frontends.cli.shell_completion import state_keys
 from handrail.frontends.cli.options import CommandOptions, workspace_options
-from handrail.frontends.cli.output import format_bytes, print_note, print_line, print_json, print_rows
+from handrail.frontends.cli.output import format_bytes, print_json, print_line, print_note, print_rows
+from handrail.frontends.cli.shell_completion import state_keys
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,7 +106,9 @@ def _remove(setting: CommandOptions, chosen: list[StoredState], *, dry_run: bool
     return ERROR if problems else OUTPUT
 
 
-def _show_removed(setting: CommandOptions, chosen: Sequence[StoredState], removed: Sequence[StoredState], problems: Sequence[str]) -> None:
+def _show_removed(
+    setting: CommandOptions, chosen: Sequence[StoredState], removed: Sequence[StoredState], problems: Sequence[str]
+) -> None:
     if setting.json:
         print_json({"dry_run": False, "removed": [_state_data(one) for one in removed], "problems": problems})
     else:

@@ -8,9 +8,17 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.frontends.cli.app import OUTPUT
-from handrail.frontends.cli.runner import InterruptHandler, run_async, open_configured_kernel
 from handrail.frontends.cli.options import CommandOptions, agent_options
-from handrail.frontends.cli.output import MAX_NAME, align_columns, print_note, to_one_line, print_line, print_json, print_styled
+from handrail.frontends.cli.output import (
+    MAX_NAME,
+    align_columns,
+    print_json,
+    print_line,
+    print_note,
+    print_styled,
+    to_one_line,
+)
+from handrail.frontends.cli.runner import InterruptHandler, open_configured_kernel, run_async
 
 if TYPE_CHECKING:
     from handrail.catalog.prompt import CatalogCosts, CostShare, ToolCost
@@ -170,13 +178,19 @@ def print_costs(costs: CatalogCosts) -> None:
     print_line(
         f"about {costs.active_tokens:,} tokens loaded at the start of a turn, of {costs.total_tokens:,} with every tool loaded{rate}"
     )
-    print_line(f"  {len(costs.active_tools)} of {len(costs.tools)} tools, and an index of the others with {costs.index_tokens:,} tokens")
+    print_line(
+        f"  {len(costs.active_tools)} of {len(costs.tools)} tools, and an index of the others with {costs.index_tokens:,} tokens"
+    )
     print_line(f"  in the form for {costs.dialect}, the longest of all providers")
     for title, shares in (("CATEGORY", costs.categories), ("SOURCE", costs.sources)):
         print_line()
-        _print_columns((title, "TOOLS", "LOADED", "TOKENS", "SHARE"), (_share_row(one, costs.total_tokens) for one in shares))
+        _print_columns(
+            (title, "TOOLS", "LOADED", "TOKENS", "SHARE"), (_share_row(one, costs.total_tokens) for one in shares)
+        )
     print_line()
-    _print_columns(("TOOL", "CATEGORY", "AT START", "TOKENS", "SHARE"), (_tool_row(one, costs.total_tokens) for one in costs.tools))
+    _print_columns(
+        ("TOOL", "CATEGORY", "AT START", "TOKENS", "SHARE"), (_tool_row(one, costs.total_tokens) for one in costs.tools)
+    )
 
 
 def _share_row(one: CostShare, whole: int) -> tuple[str, ...]:

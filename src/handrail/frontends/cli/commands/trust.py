@@ -16,7 +16,15 @@ import click
 from handrail.frontends.cli.app import ERROR, OUTPUT
 from handrail.frontends.cli.commands.config import note_lease_holder, read_configuration, to_json
 from handrail.frontends.cli.options import CommandOptions, configuration_options
-from handrail.frontends.cli.output import align_columns, print_note, to_one_line, print_line, print_json, print_prompt, escape_invisible
+from handrail.frontends.cli.output import (
+    align_columns,
+    escape_invisible,
+    print_json,
+    print_line,
+    print_note,
+    print_prompt,
+    to_one_line,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,7 +100,9 @@ def _show(config: Configuration, file: WorkspaceFile) -> None:
     text = file.content.decode("utf-8-sig").removesuffix("\n")
     print_line(to_one_line(str(file.path)))
     for line in text.replace("\r\n", "\n").split("\n"):
-        for number, part in enumerate(_wrap_line(escape_invisible(line))):  # marked, so that no line looks like Handrail's
+        for number, part in enumerate(
+            _wrap_line(escape_invisible(line))
+        ):  # marked, so that no line looks like Handrail's
             print_line(f"  {'┆' if number else '│'} {part}")
     print_line(f"sha256 {file.sha256}")
     if held := config.untrusted_values:
