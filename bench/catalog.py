@@ -118,7 +118,7 @@ async def refreshing() -> bool:
     async with temporary_kernel() as kernel:
         await begun(kernel)
         shelf = kernel.own_context.generations
-        shelf.sources = replace(shelf.sources, further=lambda: sources)
+        shelf.sources = replace(shelf.sources, extra_sources=lambda: sources)
         assert isinstance(shelf.sources.pins, StoredPins)
         for source in sources:
             shelf.sources.pins.approve(

@@ -228,7 +228,7 @@ def test_it_carries_out_its_least_round(
         monkeypatch.setattr(module, least.python, prefork.python(BENCH / script))
     monkeypatch.setattr(sys, "argv", [script, *(each.format(folder=tmp_path) for each in least.arguments)])
     monkeypatch.setattr(os, "sync", lambda: None)  # the whole machine's disks
-    monkeypatch.setattr(triggers, "LEAST_MS", 1)
+    monkeypatch.setattr(triggers, "MIN_INTERVAL_MS", 1)
     monkeypatch.chdir(tmp_path)
     code = carried_out(module)
     said = capfd.readouterr().out

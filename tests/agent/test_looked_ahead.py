@@ -124,7 +124,7 @@ async def test_the_work_is_done_by_then_and_nobody_is_told(tmp_path: Path, monke
         asked.append(args)
         return wants(self, *args, **more)
 
-    monkeypatch.setattr(LockResolver, "wants", counted)
+    monkeypatch.setattr(LockResolver, "resolve", counted)
     told: list[str] = []
     async with held_open(tmp_path, *opened("test__note", '{"path":"a","n":1.0}')) as (kernel, session, _):
         session.watch(lambda event: told.append(event.kind))
@@ -162,8 +162,8 @@ async def test_the_disk_is_roused_for_a_call_that_has_to_be_noted_first(
         rouse(self)
         heard.set()
 
-    monkeypatch.setattr(Journal, "rouse", roused)
-    monkeypatch.setattr(writing, "MOMENT_S", 300.0)  # whatever else this machine does
+    monkeypatch.setattr(Journal, "warm_up", roused)
+    monkeypatch.setattr(writing, "PROMISE_GRACE_S", 300.0)  # whatever else this machine does
     before, pause = ReplyPause(), ReplyPause()
     async with temporary_kernel(tmp_path, tools=[note, see, warm], rules=rules) as kernel:
         session = await kernel.session()
@@ -245,7 +245,7 @@ def test_a_reply_that_was_worked_out_ahead_is_said_as_if_it_was_not(monkeypatch:
         made.append(call)
         return make_call_part(call, wire_id)
 
-    monkeypatch.setattr(conversation, "call_part", counted)
+    monkeypatch.setattr(conversation, "make_call_part", counted)
     said: list[Any] = []
     for ahead in (True, False):
         talk = Conversation()

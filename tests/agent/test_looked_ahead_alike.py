@@ -134,5 +134,5 @@ async def became(reply: list[Step]) -> tuple[Any, ...]:
 def test_what_becomes_of_a_reply_does_not_tell_whether_it_was_looked_at(reply: list[Step]) -> None:
     looked_at = asyncio.run(became(reply))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(stream, "MAX_LOOKS", 0)
+        patched.setattr(stream, "MAX_PREVALIDATIONS", 0)
         assert asyncio.run(became(reply)) == looked_at

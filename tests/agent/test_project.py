@@ -127,7 +127,7 @@ async def test_what_the_log_cannot_tell_of_is_not_read_above_the_workspace(
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
         assert await session.read_parent_instructions() == [("../AGENTS.md", "Above.")]
-        monkeypatch.setattr(CommitLog, "refusal", "the disk is full")
+        monkeypatch.setattr(CommitLog, "unavailable_reason", "the disk is full")
         with pytest.raises(LogUnavailable, match="the disk is full"):
             await session.read_parent_instructions()
 

@@ -212,8 +212,8 @@ async def outcomes_of(agent: Agent, enough: int) -> list[str]:
 async def test_what_a_living_agent_heard_is_worked_on_once_the_provider_is_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(living, "LONGEST_PAUSE_S", 0.0)
-    monkeypatch.setattr(living, "LONGEST_AGAIN_S", 0.0)
+    monkeypatch.setattr(living, "MAX_PAUSE_S", 0.0)
+    monkeypatch.setattr(living, "MAX_RETRY_S", 0.0)
     told = Told(notice("n1", "trigger", "it is noon"))
     session = session_told(told)
     model = PlaybackModel([ProviderDenied("down")], [ProviderDenied("still")], text_reply("noon it is"))
@@ -226,7 +226,7 @@ async def test_what_a_living_agent_heard_is_worked_on_once_the_provider_is_back(
 async def test_a_call_that_waits_for_a_person_is_looked_up_again_by_a_living_agent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(living, "LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(living, "MAX_PAUSE_S", 0.0)
     told = Told(notice("n1"))
     session = RecordingSession(parks)
     session.notices = told

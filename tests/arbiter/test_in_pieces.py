@@ -31,7 +31,7 @@ SECRET = "s3cr3t-Value-0123456789abcdef"
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_conversion, "PIECE", 16)
+    monkeypatch.setattr(json_conversion, "PIECE_CHARACTERS", 16)
     monkeypatch.setattr(secret_forms, "_SLICE", 16)
 
 

@@ -50,7 +50,7 @@ async def test_a_link_in_the_sidecars_place_is_not_followed(room: Room, tmp_path
 async def test_a_sidecar_ends_at_its_limit_and_says_so(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sidecar.MAX_SIDECAR_BYTES == 64 * 1024 * 1024
     limit = 1000
-    monkeypatch.setattr(sidecar, "MAX_SIDECAR", limit)
+    monkeypatch.setattr(sidecar, "MAX_SIDECAR_BYTES", limit)
     text = "€" * limit
     shaped = await room.shape(text, max_output=10)
     metadata = shaped.result.metadata

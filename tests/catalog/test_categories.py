@@ -24,7 +24,7 @@ def view(*entries: object, **options: object) -> CatalogView:
 
 AGENT = entry("agent.critic", source=AGENT_SOURCE, category=None)
 """An agent as a tool, which every configuration may have."""
-EVERY_TOOL = (*(replace(one, withheld=None) for one in shipped().entries.values()), AGENT)
+EVERY_TOOL = (*(replace(one, unavailable_reason=None) for one in shipped().entries.values()), AGENT)
 
 
 def test_the_seven_categories_are_data() -> None:

@@ -68,7 +68,7 @@ def test_what_is_in_view_of_a_thousand_tools_costs_at_most_three_hundredths_of_t
 
 @pytest.mark.proves("D-10")
 def test_tools_categories_and_sources_each_add_up_to_the_whole() -> None:
-    foreign = [replace(one, foreign=ThirdPartyOrigin("mail")) for one in many(30, "letters")]
+    foreign = [replace(one, third_party=ThirdPartyOrigin("mail")) for one in many(30, "letters")]
     arranged = view(CORE, many(12, "git"), foreign, entry("off", withheld="it cannot run here"))
     costs = compute_costs(arranged, OPTIONS.index_tokens)
     assert costs.total_tokens == sum(estimate_spec_tokens(one.spec) for one in arranged.available_tools.values()), (

@@ -62,9 +62,9 @@ def test_an_index_keeps_within_its_budget_and_counts_every_tool(sizes: list[int]
 @pytest.mark.proves("D-12")
 def test_the_order_is_index_guidance_in_buckets_skills_hints() -> None:
     guided = [
-        entry("z.first", guidance="Z1", guidance_bucket="first"),
+        entry("z.first", guidance="Z1", guidance_order="first"),
         entry("b.normal", guidance="B"),
-        entry("a.last", guidance="A", guidance_bucket="last"),
+        entry("a.last", guidance="A", guidance_order="last"),
         entry("a.normal", guidance="AN"),
         entry("quiet.one"),
     ]

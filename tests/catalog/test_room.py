@@ -42,7 +42,7 @@ class Asked:
 
 @pytest.fixture(autouse=True)
 def few_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interaction, "MOST_GIVEN", MOST)
+    monkeypatch.setattr(interaction, "MAX_ACTIVE_TOOLS", MOST)
 
 
 def full() -> InteractionState:

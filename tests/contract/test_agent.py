@@ -50,10 +50,10 @@ seconds = 90
 calls = 40
 shared = false
 
-[delegable]
+[delegation]
 fs.write = ["reviews/**"]
 secrets = ["notes_key"]
-presence = true
+can_ask_user = true
 agents = ["writer*"]
 
 [aliases]
@@ -114,7 +114,7 @@ def test_what_cannot_be_passed_on_is_said_at_its_own_key() -> None:
         """
         id = "reviewer"
         role = "subagnt"
-        [delegable]
+        [delegation]
         fs.read = ["{worspace}"]
         capabilities = ["fly"]
         agents = ["a b"]
@@ -122,7 +122,7 @@ def test_what_cannot_be_passed_on_is_said_at_its_own_key() -> None:
         """
     )
     assert set(found) == {
-        *("role", "delegable.fs.read[0]", "delegable.capabilities[0]", "delegable.agents[0]", "delegable.presense"),
+        *("role", "delegation.fs.read[0]", "delegation.capabilities[0]", "delegation.agents[0]", "delegation.presense"),
     }
 
 

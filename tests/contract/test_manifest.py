@@ -78,9 +78,9 @@ WHOLE: dict[str, Any] = {
         "max_output": 5,
         "max_entries": 6,
         "guidance": "Use it last.",
-        "guidance_bucket": "last",
+        "guidance_order": "last",
         "documentation": "Long.",
-        "manual_first": True,
+        "documentation_required": True,
     },
 }
 

@@ -235,7 +235,7 @@ async def test_a_log_that_is_not_intact_is_an_effect_that_is_not_there(
     def not_intact(_reader: object) -> LogVerification:
         return LogVerification(False, 3, "", problem="record 4: it was changed")
 
-    monkeypatch.setattr(guide, "verify", not_intact)
+    monkeypatch.setattr(guide, "verify_log", not_intact)
     assert await _toured_without(monkeypatch) == 1
     assert "✗ the commit log is intact. Instead: not intact: record 4: it was changed" in capsys.readouterr().out
 

@@ -49,7 +49,7 @@ class Office(Desk):
         self.kept: Kernel | None = None
         self.opened: list[Kernel] = []
         for agent, text in {
-            "default": "[delegable]\npresence = true",
+            "default": "[delegation]\npresence = true",
             "worker": 'role = "subagent"\ntools = ["write"]',
         }.items():
             place = folder / "config" / "agents" / agent
@@ -125,7 +125,7 @@ async def test_the_workspace_is_closed_once_nothing_works_in_it_any_more(
         await leave(self, folder)
         closed.set()
 
-    monkeypatch.setattr(WorkspacePool, "leave", left)
+    monkeypatch.setattr(WorkspacePool, "release", left)
     pause = ReplyPause()
     first = Shared(PlaybackModel([pause, *text_reply("Worked.")]), BEGINS, text_reply("Begun."))
     second = Shared(PlaybackModel(), text_reply("Heard."))

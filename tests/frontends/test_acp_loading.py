@@ -108,7 +108,7 @@ async def test_a_client_that_is_told_no_more_while_it_asks_on_leaves_no_session_
             monkeypatch.setattr(telling, "_send", send)
             tell(telling, words)
 
-        monkeypatch.setattr(UpdateSender, "asked", gone)
+        monkeypatch.setattr(UpdateSender, "replay_user_text", gone)
         with pytest.raises(RequestError, match="before the conversation was sent"):
             await client.load_session(cwd=str(desk.workspace), session_id=session_id)
         assert state(desk, session_id) == "suspended"
@@ -168,7 +168,7 @@ async def test_a_session_for_which_there_is_no_agent_after_all_is_let_go(
 
     async with left(desk) as (client, _, session_id):
         with monkeypatch.context() as broken:
-            broken.setattr(Budget, "of", of)
+            broken.setattr(Budget, "resolve", of)
             with pytest.raises(RequestError, match="no such budget"):
                 await client.load_session(cwd=str(desk.workspace), session_id=session_id)
         assert state(desk, session_id) == "suspended"

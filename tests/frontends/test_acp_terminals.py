@@ -114,9 +114,8 @@ async def test_without_terminals_the_end_of_what_it_wrote_grows_as_text_that_ste
         told.append(update)
 
     spec = ToolSpec(id="bash", description="", parameters={"type": "object"}, kind="execute")
-    telling = UpdateSender(
-        send, lambda _: spec, "/ws", EditorTerminals(None, display_mode(schema.ClientCapabilities()))
-    )  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+    terminals = EditorTerminals(None, display_mode(schema.ClientCapabilities()))  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+    telling = UpdateSender(send, lambda _: spec, "/ws", terminals)
 
     def happens(kind: Any, **data: Any) -> None:
         telling.handle_event(Event(kind, "s", "s/1.0", "bash", 0, data))

@@ -118,8 +118,8 @@ async def test_a_field_that_is_repeated_with_one_value_is_one(tmp_path: Path) ->
 async def test_a_request_that_never_ends_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: str
 ) -> None:
-    monkeypatch.setattr(http_limits, "HEAD_S", 0.05)
-    monkeypatch.setattr(http_limits, "BODY_S", 0.05)
+    monkeypatch.setattr(http_limits, "HEAD_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(http_limits, "BODY_TIMEOUT_S", 0.05)
     async with running(tmp_path) as rpc:
         where = urlsplit(rpc.url)
         if sent == "nothing":
@@ -143,8 +143,8 @@ async def test_a_request_that_never_ends_is_given_up(
 async def test_a_client_that_sends_on_after_its_answer_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
-    monkeypatch.setattr(http_limits, "MOST_DROPPED_BYTES", 2**20 if bound == "bytes" else 2**60)
-    monkeypatch.setattr(http_limits, "DROPPED_S", 600.0 if bound == "bytes" else 0.05)
+    monkeypatch.setattr(http_limits, "MAX_DROPPED_BYTES", 2**20 if bound == "bytes" else 2**60)
+    monkeypatch.setattr(http_limits, "DROP_TIMEOUT_S", 600.0 if bound == "bytes" else 0.05)
     async with running(tmp_path) as rpc:
         where = urlsplit(rpc.url)
         reader, writer = await asyncio.open_connection(where.hostname, where.port)
@@ -163,7 +163,7 @@ async def test_idle_connections_keep_nobody_out(tmp_path: Path, monkeypatch: pyt
         protocol.most = 5
         return protocol
 
-    monkeypatch.setattr(http_server, "connections_within", five)
+    monkeypatch.setattr(http_server, "bounded_connection_class", five)
     async with running(tmp_path) as rpc:
         where = urlsplit(rpc.url)
         held = [await asyncio.open_connection(where.hostname, where.port) for _ in range(20)]
@@ -192,7 +192,7 @@ async def known(rpc: Rpc, session: str, token: str | None = None) -> bool:
 async def test_abandoned_sessions_make_room_and_one_that_works_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "MOST_SESSIONS", 3)
+    monkeypatch.setattr(http_server, "MAX_SESSIONS", 3)
     async with running(tmp_path) as rpc:
         _, used = await opened(rpc)
         for _ in range(3):
@@ -215,8 +215,8 @@ async def test_abandoned_sessions_make_room_and_one_that_works_stays(
 
 
 async def test_no_owner_takes_the_places_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "MOST_SESSIONS", 10)
-    monkeypatch.setattr(http_server, "MOST_SESSIONS_OF_ONE", 2)
+    monkeypatch.setattr(http_server, "MAX_SESSIONS", 10)
+    monkeypatch.setattr(http_server, "MAX_SESSIONS_PER_CREDENTIAL", 2)
     async with running(tmp_path, tokens={ALICE: "alice", BOB: "bob"}) as rpc:
         _, of_bob = await opened(rpc, BOB)
         of_alice = [(await opened(rpc, ALICE))[1] for _ in range(30)]

@@ -142,7 +142,7 @@ async def test_what_a_client_did_not_declare_is_named(tmp_path: Path) -> None:
 
 
 async def test_calls_are_held_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "MOST_HELD", 3)
+    monkeypatch.setattr(client, "MAX_HELD_CALLS", 3)
     async with running(tmp_path, McpFrontendSettings()) as rpc:
         held = [await rpc.call() for _ in range(3)]
         assert all(one["result"]["resultType"] == "input_required" for one in held)

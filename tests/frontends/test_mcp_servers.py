@@ -135,7 +135,7 @@ def test_an_import_that_cannot_be_written_leaves_no_secret_behind(
         write(path, content)
 
     own.write_text("")
-    monkeypatch.setattr(decisions, "write_private", full)
+    monkeypatch.setattr(decisions, "write_private_file", full)
     assert run(["mcp", "import", str(file), "--no-install", "--yes", *place]) == 5
     assert list((own.parent / "secrets").iterdir()) == [] and own.read_text() == ""
 

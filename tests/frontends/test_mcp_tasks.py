@@ -268,8 +268,8 @@ async def test_whoever_listens_is_told_of_a_task_what_a_look_would_show(
         look(*given)
         due.put_nowait(None)
 
-    monkeypatch.setattr(module.TaskManager, "_look", counted)
-    monkeypatch.setattr(module, "TELLING_S", 0)
+    monkeypatch.setattr(module.TaskManager, "_check_client", counted)
+    monkeypatch.setattr(module, "NOTIFY_INTERVAL_S", 0)
     hearing = Hearing()
     async with (
         following(tmp_path, hold_s=0.02) as (_, _, _, client),
@@ -358,7 +358,7 @@ async def test_a_task_is_found_by_its_whole_id_alone_and_by_whoever_it_belongs_t
                 await one.ask("tasks/get", taskId=wrong)
             assert refused.value.error.code == -32602
             assert "beside" not in refused.value.error.message, "it names none that there is"
-        monkeypatch.setattr(module, "principal", lambda: ("somebody", None, "else"))
+        monkeypatch.setattr(module, "current_principal", lambda: ("somebody", None, "else"))
         with pytest.raises(MCPError):
             await one.ask("tasks/cancel", taskId=task)
         monkeypatch.undo()

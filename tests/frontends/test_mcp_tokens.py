@@ -298,8 +298,8 @@ async def test_many_who_come_with_one_token_are_one_question_and_the_answer_is_b
 
 
 async def test_no_more_is_asked_or_kept_at_once_than_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auth, "MOST_KNOWN", 2)
-    monkeypatch.setattr(auth, "MOST_ASKED", 2)
+    monkeypatch.setattr(auth, "MAX_CACHED_TOKENS", 2)
+    monkeypatch.setattr(auth, "MAX_INTROSPECTIONS", 2)
     async with authority() as one:
         verifier = IntrospectionVerifier(one.issuer, RESOURCE, HOW)
         one.answers.clear()

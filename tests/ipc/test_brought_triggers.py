@@ -28,9 +28,9 @@ class Bell(TriggerTool):
         self.rings: asyncio.Queue[str] = asyncio.Queue()
         self.seen: asyncio.Queue[TriggerContext] = asyncio.Queue()
 
-    async def wait(self, waiting: TriggerContext) -> TriggerEvent:
-        self.seen.put_nowait(waiting)
-        if waiting.arguments["how"] == "broken":
+    async def wait(self, context: TriggerContext) -> TriggerEvent:
+        self.seen.put_nowait(context)
+        if context.arguments["how"] == "broken":
             raise ValueError("it has no clapper")
         ring = await self.rings.get()
         return TriggerEvent(ring, {"after": ring, "huge": 1 << 80}, is_last=ring == "last")
@@ -68,7 +68,7 @@ async def told(session: Session, count: int = 1) -> list[str]:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trigger_waits, "LEAST_S", 0.0)
+    monkeypatch.setattr(trigger_waits, "MIN_PAUSE_S", 0.0)
     monkeypatch.setattr(trigger_waits, "_SECOND_NS", 1)
 
 

@@ -162,7 +162,7 @@ def listed() -> list[Any]:
             from handrail.contract.sandbox import CompletedProcess
 
             hints = get_type_hints(
-                getattr(protocol, name), localns={"Completed": CompletedProcess}, include_extras=True
+                getattr(protocol, name), localns={"CompletedProcess": CompletedProcess}, include_extras=True
             )
             found |= {hint: None for hint in hints.values() if _is_listed(hint) and not _mentions_hand(hint)}
     return list(found)

@@ -352,7 +352,7 @@ async def test_notices_may_be_left_out_for_a_peer_that_is_behind_while_answers_w
 async def test_a_peer_that_asks_and_never_reads_is_dropped_before_it_fills_memory(
     doors: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(wire, "MAX_OWED", 2_000_000)
+    monkeypatch.setattr(wire, "MAX_QUEUED_BYTES", 2_000_000)
     _reader, writer, held = await doors.greeted()
     for number in range(1, 20):
         writer.write(encode_frame({"id": number, "op": "long", "body": 500_000}))
@@ -382,7 +382,7 @@ async def test_long_arguments_go_through_both_ways(doors: House, size: int) -> N
 
 
 async def test_a_peer_that_reads_late_but_reads_is_kept(doors: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "MAX_OWED", 4_000_000)
+    monkeypatch.setattr(wire, "MAX_QUEUED_BYTES", 4_000_000)
     reader, writer, held = await doors.greeted()
     for begin in (1, 21, 41):
         for number in range(begin, begin + 10):

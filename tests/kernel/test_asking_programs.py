@@ -75,7 +75,7 @@ def put_program(folder: Path) -> None:
 async def test_who_waits_for_a_client_keeps_nobody_else_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(persistent_tools, "MOST_BESIDE", 1)
+    monkeypatch.setattr(persistent_tools, "MAX_EXTRA_PROCESSES", 1)
     put_program(tmp_path)
     client = Client()
     async with temporary_kernel(tmp_path, rules=["allow locate"]) as kernel:

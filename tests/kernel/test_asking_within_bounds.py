@@ -50,7 +50,7 @@ async def test_the_bound_holds_for_calls_that_ask_at_the_same_time(tmp_path: Pat
 
 
 async def test_many_sessions_together_have_a_bound_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(approvals, "MOST_OF_A_WORKSPACE", 7)
+    monkeypatch.setattr(approvals, "MAX_PENDING_PER_WORKSPACE", 7)
     async with opened(tmp_path) as kernel:
         parked = 0
         for _ in range(5):
@@ -62,7 +62,7 @@ async def test_many_sessions_together_have_a_bound_too(tmp_path: Path, monkeypat
 
 
 async def test_what_has_expired_takes_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(approvals, "MOST_OF_A_SESSION", 1)
+    monkeypatch.setattr(approvals, "MAX_PENDING_PER_SESSION", 1)
     async with opened(tmp_path) as kernel:
         session = await kernel.session(attendant=DeferApprovals())
         desk = kernel.rooms.arbiter.authorisation.asking.approvals
@@ -73,7 +73,7 @@ async def test_what_has_expired_takes_no_place(tmp_path: Path, monkeypatch: pyte
 
 
 async def test_questions_are_bounded_likewise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(approvals, "MOST_OF_A_SESSION", 2)
+    monkeypatch.setattr(approvals, "MAX_PENDING_PER_SESSION", 2)
     async with opened(tmp_path) as kernel:
         session = await kernel.session(attendant=DeferApprovals())
         asked: dict[str, Any] = {"questions": [{"question": "Which?", "header": "", "options": []}]}

@@ -111,7 +111,7 @@ async def test_a_bundle_has_the_agents_that_work_can_get_to_with_their_tools_and
 ) -> None:
     config = place / "config"
     (config / "agents" / "speaker" / "agent.toml").write_text(
-        'id = "speaker"\ntools = ["read", "task"]\n[delegable]\nagents = ["asker"]\n'
+        'id = "speaker"\ntools = ["read", "task"]\n[delegation]\nagents = ["asker"]\n'
     )
     put_agent(place, "asker", 'tools = ["agent.crier", "greet"]\n')
     put_agent(place, "crier", 'tools = ["shout", "greet", "skill"]\nrules = ["allow greet"]\n')

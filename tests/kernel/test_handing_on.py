@@ -24,7 +24,7 @@ async def joined(stack: AsyncExitStack, folder: Path, **options: object) -> Kern
 async def test_calls_of_others_end_or_go_to_the_next_holder_when_the_holder_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ipc_server, "SILENT_S", 0.01)
+    monkeypatch.setattr(ipc_server, "DRAIN_LOG_DELAY_S", 0.01)
     begun, leave = asyncio.Event(), asyncio.Event()
     ran: list[str] = []
 

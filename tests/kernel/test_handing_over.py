@@ -19,7 +19,7 @@ from handrail.contract.call import Result
 from handrail.testing.kernels import ScriptedApprovalHandler
 from handrail.testing.request_checks import PlaybackModel, call_reply, text_reply
 
-LEAD = 'tools = ["read", "task", "agent.nope"]\n[delegable]\nagents = ["wr", "rec", "nope"]'
+LEAD = 'tools = ["read", "task", "agent.nope"]\n[delegation]\nagents = ["wr", "rec", "nope"]'
 WR = 'role = "all"\ntools = ["read", "task", "agent.own", "agent.rec"]\nmodel = "played:wr"'
 REC = 'role = "all"\ntools = ["read"]\nmodel = "played:rec"'
 OWN = 'role = "all"\ntools = ["read"]\nmodel = "played:own"'
@@ -120,7 +120,7 @@ LOOKS = ["find_tools", "load_tools", "info", "browse_tools"]
 async def test_an_agent_that_the_ones_above_rule_out_is_nowhere_offered_as_a_tool(tmp_path: Path, joined: bool) -> None:
     wr = f'role = "all"\ntools = {[*LOOKS, "agent.*"]}\nmodel = "played:wr"'
     agents = {
-        "default": f'tools = {[*LOOKS, "task"]}\n[delegable]\nagents = ["wr", "rec"]',
+        "default": f'tools = {[*LOOKS, "task"]}\n[delegation]\nagents = ["wr", "rec"]',
         "wr": wr,
         "rec": REC,
         "own": OWN,

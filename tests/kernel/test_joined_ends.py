@@ -224,7 +224,7 @@ async def test_a_session_that_the_next_holder_refuses_has_ended_and_the_others_g
 async def test_when_the_holder_closes_what_others_have_in_flight_is_answered_and_they_take_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ipc_server, "_DRAIN_S", 0.1)  # what has begun never ends by itself here
+    monkeypatch.setattr(ipc_server, "_DRAIN_TIMEOUT_S", 0.1)  # what has begun never ends by itself here
     person = ScriptedApprovalHandler([ApprovalAnswer("once")])
     person.may_answer.clear()
     async with temporary_kernel(tmp_path, settings=SHORT) as holder:

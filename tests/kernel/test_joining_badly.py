@@ -182,8 +182,8 @@ async def test_a_holder_that_lives_and_is_slow_is_given_longer_instead_of_being_
 
         asyncio.get_running_loop().call_later(0.3, now)
 
-    monkeypatch.setattr(HandshakeServer, "heard", late)
-    monkeypatch.setattr(reconnecting_client, "_GREETING_S", 0.05)
+    monkeypatch.setattr(HandshakeServer, "receive", late)
+    monkeypatch.setattr(reconnecting_client, "_GREETING_TIMEOUT_S", 0.05)
     async with temporary_kernel(tmp_path), joined_kernel(tmp_path) as joined:
         assert greetings > 1
         assert (await (await joined.session()).call("glob", {"pattern": "*"})).ok
@@ -205,7 +205,7 @@ async def test_who_opens_a_workspace_waits_for_a_process_that_only_writes_an_ans
 
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "handrail.toml").write_text("")
-    monkeypatch.setattr(WorkspaceLease, "until_free", staticmethod(seen))
+    monkeypatch.setattr(WorkspaceLease, "wait_until_free", staticmethod(seen))
     store = WorkspaceStore.open(tmp_path / "ws", tmp_path / "state", frontend="approve", protocol=PROTOCOL_VERSION)
     opening = asyncio.ensure_future(opened())
     await waits.wait()

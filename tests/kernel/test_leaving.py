@@ -47,7 +47,7 @@ async def test_whoever_leaves_a_holder_that_is_ending_neither_waits_for_it_nor_t
 async def test_a_process_leaves_a_holder_that_lives_and_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "LEAVING_S", 0.01)
+    monkeypatch.setattr(sessions, "LEAVE_TIMEOUT_S", 0.01)
     async with temporary_kernel(tmp_path, settings=SHORT) as holder:
         joining = second(tmp_path)
         joined = await joining.__aenter__()
@@ -108,7 +108,7 @@ async def test_a_holder_whose_end_is_cancelled_leaves_nothing_behind(tmp_path: P
 async def test_a_kernel_says_what_its_end_waits_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tool_runner, "SILENT_S", 0.01)
+    monkeypatch.setattr(tool_runner, "SETTLE_WARNING_S", 0.01)
     entered, may_return = threading.Event(), threading.Event()
 
     @tool(id="test.thread", side_effect="external", locks=[])

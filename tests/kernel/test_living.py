@@ -265,7 +265,7 @@ async def test_of_a_job_that_ended_with_its_sub_agent_nobody_has_to_be_told(tmp_
         (job,) = await kernel.jobs.list()
         assert job.has_ended and job.session_id != session.id
         jobs = kernel.components.arbiter.jobs
-        jobs.limits = replace(jobs.limits, keep=JobRetention(max_jobs=0, min_age_ns=0))
+        jobs.limits = replace(jobs.limits, retention=JobRetention(max_jobs=0, min_age_ns=0))
         await kernel.log.flush()
         await jobs.remove_old()
         assert not await kernel.jobs.list(), "so it makes room as any other"

@@ -152,9 +152,9 @@ async def test_a_program_that_says_what_cannot_be_read_is_ended(kernel: LocalKer
 async def test_a_program_that_asks_and_says_without_end_is_stopped(
     kernel: LocalKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_requests, "MOST_OF_A_CALL", 16)
-    monkeypatch.setattr(persistent_tools, "MOST_SAID", 500)
-    monkeypatch.setattr(persistent_tools, "MAX_SAID_BYTES", 4_000_000)
+    monkeypatch.setattr(client_requests, "MAX_REQUESTS_PER_CALL", 16)
+    monkeypatch.setattr(persistent_tools, "MAX_CALL_MESSAGES", 500)
+    monkeypatch.setattr(persistent_tools, "MAX_CALL_MESSAGE_BYTES", 4_000_000)
     ask = [step for _ in range(17) for step in ({"ask": {"a": FORM}}, "read")]
     peer = ScriptedClient()
     result, _ = await taken(kernel, *ask, peer=peer)

@@ -243,7 +243,7 @@ async def test_watchers_hear_of_other_tools_and_offers_and_of_what_is_other_ther
 async def test_a_subscriber_is_told_when_a_file_of_the_operator_s_changes_and_nobody_looks_without_one(
     tmp_path: Path, kernel_in: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscriptions, "LOOK_EVERY_S", 0.005)
+    monkeypatch.setattr(subscriptions, "POLL_INTERVAL_S", 0.005)
     folder = put_offering(tmp_path)
 
     def looking() -> list[str]:

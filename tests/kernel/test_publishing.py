@@ -81,7 +81,7 @@ async def test_sources_that_change_while_one_is_looked_through_are_looked_throug
     async with temporary_kernel(tmp_path) as kernel:
         before = kernel.own_context.generations
         shelf = AgentGenerations(
-            replace(before.sources, further=lambda: list(sources.values()), memory=LoadCache()),
+            replace(before.sources, extra_sources=lambda: list(sources.values()), cache=LoadCache()),
             GenerationLifecycle(kernel.generation),
             lambda generations: agent_layer("default", NO_REQUIREMENTS, (), PathVariables()),
             count(2).__next__,

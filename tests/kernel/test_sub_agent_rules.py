@@ -16,7 +16,7 @@ from handrail.testing.request_checks import PlaybackModel, ReplyPause, call_repl
 
 @pytest.mark.proves("P-12")
 async def test_a_sub_agent_may_no_more_than_its_parent_whatever_its_own_manifest_says(tmp_path: Path) -> None:
-    parent = "[delegable]\nfs.write = ['out/**']"
+    parent = "[delegation]\nfs.write = ['out/**']"
     async with kernel_of(tmp_path, {"default": parent, "writer": WRITES}) as kernel:
         writes = call_reply(
             ("write", {"path": "a.txt", "content": "a"}), ("write", {"path": "out/b.txt", "content": "b"})
@@ -89,7 +89,7 @@ async def test_hosts_that_are_passed_on_by_name_leave_no_search_of_a_provider(
     tmp_path: Path, hosts: str, offered: bool
 ) -> None:
     searcher = 'role = "all"\nmodel = "played:searcher"\n[native.web_search]\n[native.code_execution]'
-    async with kernel_of(tmp_path, {"default": f"[delegable.net]\nhosts = {hosts}", "searcher": searcher}) as kernel:
+    async with kernel_of(tmp_path, {"default": f"[delegation.net]\nhosts = {hosts}", "searcher": searcher}) as kernel:
         pause = ReplyPause()
         top = PlaybackModel(call_reply(task("searcher", background=True)), text_reply("."))
         session = await kernel.session()

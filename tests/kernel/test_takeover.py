@@ -206,7 +206,7 @@ async def test_a_tool_that_was_taken_away_does_not_come_back_by_a_takeover(
         brought.append(given)
         raise StartError("it is full")
 
-    monkeypatch.setattr(remote, "join", refuse)
+    monkeypatch.setattr(remote, "open_remote_kernel", refuse)
     async with temporary_kernel(tmp_path, tools=[gone]) as kernel:
         await kernel.reload([])
         kernel.handle_takeover()

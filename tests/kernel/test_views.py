@@ -113,7 +113,7 @@ async def test_a_blind_call_that_does_not_fit_is_answered_with_the_schema_and_br
 
 @pytest.mark.proves("D-13")
 async def test_a_tool_that_wants_its_manual_read_says_which_call_does_that(tmp_path: Path, kernel_in: Opens) -> None:
-    careful = tools("press", 1, manual_first=True, documentation="Warm up first.")
+    careful = tools("press", 1, documentation_required=True, documentation="Warm up first.")
     async with kernel_in(tmp_path, tools=[*MANY, *careful]) as kernel:
         session = await kernel.session()
         call = ("press__t00", {"at": 1})
@@ -133,7 +133,7 @@ async def test_a_tool_that_wants_its_manual_read_says_which_call_does_that(tmp_p
 
 async def test_where_the_agent_cannot_read_manuals_the_refusal_brings_it(tmp_path: Path, kernel_in: Opens) -> None:
     put_agent(tmp_path, "narrow", 'tools = ["press.*"]')
-    careful = tools("press", 1, manual_first=True, documentation="Warm up first.")
+    careful = tools("press", 1, documentation_required=True, documentation="Warm up first.")
     async with kernel_in(tmp_path, tools=careful, agent="narrow") as kernel:
         session = await kernel.session()
         refused = await session.call("press.t00", {"at": 1})
@@ -176,7 +176,7 @@ async def test_what_is_found_is_in_view_by_itself(tmp_path: Path, kernel_in: Ope
 async def test_in_a_full_view_what_was_found_and_never_called_makes_room_and_the_answer_says_so(
     tmp_path: Path, kernel_in: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interaction, "MOST_GIVEN", len(CORE) + len(FINDERS) + 1 + 2)  # and task, where there is a model
+    monkeypatch.setattr(interaction, "MAX_ACTIVE_TOOLS", len(CORE) + len(FINDERS) + 1 + 2)  # and task, where there is a model
     async with kernel_in(tmp_path, tools=MANY) as kernel:
         session = await kernel.session()
         found = (await session.call("find_tools", {"query": "count sales", "limit": 2})).data["tools"]

@@ -49,7 +49,7 @@ CARGO = ToolSpec(
     Requires(shell=(ShellRequires(cmd="cargo"), ShellRequires(cmd="rustc"))),
     targets={"shell.run": "{argv}"},
 )
-SPECS = {spec.id: spec for spec in (*ALL, PAY, CARGO)} | {"bash": replace(BASH, only_its_command=True)}
+SPECS = {spec.id: spec for spec in (*ALL, PAY, CARGO)} | {"bash": replace(BASH, single_command=True)}
 
 
 def rule(text: str, scope: Any = "session") -> Rule:

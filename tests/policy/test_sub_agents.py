@@ -82,37 +82,37 @@ _DELEGABLE = st.builds(
     net=st.builds(DelegationNet, hosts=_optional(["*", "api.example.org"])),
     shell=st.none() | st.just((ShellRequires(cmd="git"),)),
     capabilities=_optional(["ask", "state"]),
-    presence=st.booleans(),
+    can_ask_user=st.booleans(),
 )
 
 
-def _named(delegable: DelegationPolicy) -> CapabilitySet:
-    return CapabilitySet((expand_requires(delegable.to_requires(), VARIABLES, "named"),))
+def _named(delegation: DelegationPolicy) -> CapabilitySet:
+    return CapabilitySet((expand_requires(delegation.to_requires(), VARIABLES, "named"),))
 
 
 @pytest.mark.proves("P-12")
 @given(_LAYERS, _DELEGABLE, _LAYERS, st.none() | _LAYERS)
 def test_a_sub_agent_has_what_its_parent_passes_on_its_manifest_and_the_host_all_allow(
-    parent: CapabilityLayer, delegable: DelegationPolicy, declared: CapabilityLayer, ceiling: CapabilityLayer | None
+    parent: CapabilityLayer, delegation: DelegationPolicy, declared: CapabilityLayer, ceiling: CapabilityLayer | None
 ) -> None:
-    manifest = AgentManifest(id="parent", delegation=delegable)
+    manifest = AgentManifest(id="parent", delegation=delegation)
     handed = CallAuthorizer(VARIABLES, parent, ceiling=ceiling).compute_delegation(manifest)
     child = call_capabilities(ToolSpec("t", "Do.", requires=_EVERYTHING), VARIABLES, declared, ceiling, handed)
     bounds = [parent, declared, *([] if ceiling is None else [ceiling])]
     said: dict[Capability, bool] = {
-        "fs.read": delegable.fs.read is not None,
-        "fs.write": delegable.fs.write is not None,
-        "net.fetch": delegable.net.hosts is not None,
-        "shell.run": delegable.shell is not None,
+        "fs.read": delegation.fs.read is not None,
+        "fs.write": delegation.fs.write is not None,
+        "net.fetch": delegation.net.hosts is not None,
+        "shell.run": delegation.shell is not None,
     }
     for capability, target in TOUCHES:
         every = all(CapabilitySet((bound,)).allows(capability, target) for bound in bounds)
-        cut = said[capability] and not _named(delegable).allows(capability, target)
+        cut = said[capability] and not _named(delegation).allows(capability, target)
         assert child.allows(capability, target) is (every and not cut)
     for name in ("ask", "state", "call", "vcs.config"):
         every = all(CapabilitySet((bound,)).has_capability(name) for bound in bounds)
-        cut = delegable.capabilities is not None and name not in delegable.capabilities
-        assert child.has_capability(name) is (every and not cut and (delegable.can_ask_user or name != "ask"))
+        cut = delegation.capabilities is not None and name not in delegation.capabilities
+        assert child.has_capability(name) is (every and not cut and (delegation.can_ask_user or name != "ask"))
 
 
 @pytest.mark.proves("P-12")

@@ -193,7 +193,7 @@ async def test_a_call_that_only_ever_failed_is_asked_about() -> None:
     watchdog = RepeatedFailuresWatchdog(3)
     counts = {(0, 0): "allow", (2, 2): "allow", (3, 3): "ask", (3, 0): "allow", (8, 1): "allow", (9, 0): "ask"}
     for (times, in_a_row), action in counts.items():
-        assert (await watchdog(called(failed_before=times, failed_in_a_row=in_a_row))).action == action, (
+        assert (await watchdog(called(previous_failures=times, consecutive_failures=in_a_row))).action == action, (
             times,
             in_a_row,
         )

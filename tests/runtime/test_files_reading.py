@@ -151,7 +151,7 @@ async def test_a_folder_lists_its_entries_in_order_without_following_links(files
 async def test_a_listing_is_bounded(files: RootedFiles, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(5):
         (workspace / str(n)).touch()
-    monkeypatch.setattr(files_module, "MAX_LIST", 4)
+    monkeypatch.setattr(files_module, "MAX_LIST_ENTRIES", 4)
     with pytest.raises(ToolError) as caught:
         await files.list(".")
     assert caught.value.kind == "limit"

@@ -20,7 +20,7 @@ __all__ = ["ground"]
 @pytest.fixture(autouse=True)
 def seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests look when they mean to."""
-    monkeypatch.setattr(guarded_sandbox, "PACE_S", 3600.0)
+    monkeypatch.setattr(guarded_sandbox, "CHECK_INTERVAL_S", 3600.0)
 
 
 async def started(ground: Ground, script: str) -> GuardedProcess:
@@ -120,7 +120,7 @@ async def test_a_program_cannot_arm_what_a_git_tool_made_meanwhile(ground: Groun
 async def test_looks_are_taken_by_themselves_as_long_as_a_program_runs(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guarded_sandbox, "PACE_S", 0.001)
+    monkeypatch.setattr(guarded_sandbox, "CHECK_INTERVAL_S", 0.001)
     looks: asyncio.Queue[None] = asyncio.Queue()
     look = ground.sandbox.check_while_running
 
@@ -128,7 +128,7 @@ async def test_looks_are_taken_by_themselves_as_long_as_a_program_runs(
         looks.put_nowait(None)
         return await look()
 
-    monkeypatch.setattr(ground.sandbox, "look_meanwhile", noted)
+    monkeypatch.setattr(ground.sandbox, "check_while_running", noted)
     process = await started(ground, "echo evil > .envrc; echo made; read go")
     assert await process.read_line(100) == b"made\n"
     for _ in range(looks.qsize() + 2):

@@ -56,7 +56,7 @@ async def test_a_program_writes_a_copy_and_not_the_store(ground: Ground) -> None
 async def test_what_is_beyond_the_bound_is_read_only_and_gets_its_copy_later(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(atomic_write, "MOST_FILES", 2)
+    monkeypatch.setattr(atomic_write, "MAX_COPIED_FILES", 2)
     store = linked(ground, *(f"node_modules/.pnpm/p{number}/f" for number in range(5)))
     done = await ground.shell().run(WRITE)
     assert untouched(store) and any("hard links" in note for note in done.notes), done
@@ -84,7 +84,7 @@ async def test_the_event_loop_goes_on_while_copies_are_made(ground: Ground, monk
 
 
 async def test_a_large_file_is_read_only(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(atomic_write, "MOST_BYTES", 5)
+    monkeypatch.setattr(atomic_write, "MAX_COPIED_BYTES", 5)
     store = linked(ground, "large")
     await ground.run(WRITE)
     assert untouched(store) and (ground.workspace / "large").read_text() == "the store's"
@@ -93,7 +93,7 @@ async def test_a_large_file_is_read_only(ground: Ground, monkeypatch: pytest.Mon
 async def test_thousands_beyond_the_bound_are_read_only_by_their_folders(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(atomic_write, "MOST_FILES", 0)
+    monkeypatch.setattr(atomic_write, "MAX_COPIED_FILES", 0)
     store = linked(ground, *(f"node_modules/.pnpm/p{number // 10}/f{number}" for number in range(3_000)))
     (ground.workspace / "src").mkdir()
     (ground.workspace / "src" / "mine").write_text("mine")

@@ -35,6 +35,6 @@ def test_without_a_ripgrep_on_path_the_installed_package_serves(
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     found = find_ripgrep(str(workspace), confined=True)
     assert subprocess.run([found, "--version"], capture_output=True, check=True).stdout.startswith(b"ripgrep ")
-    monkeypatch.setattr(ripgrep, "_NAME", "no-such-program")
+    monkeypatch.setattr(ripgrep, "_PROGRAM_NAME", "no-such-program")
     with pytest.raises(ToolError, match="install ripgrep"):
         find_ripgrep(str(workspace), confined=True)

@@ -142,13 +142,13 @@ def test_a_folder_that_could_not_be_read_for_a_moment_is_read_at_the_next_look(
 async def test_a_program_after_which_nobody_could_look_is_looked_after_before_the_next(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guarded_sandbox, "_LAST_LOOKS", ())
+    monkeypatch.setattr(guarded_sandbox, "_LAST_CHECK_PAUSES_S", ())
 
     def short(self: PostRunCheck) -> None:
         raise ToolError("no descriptors", kind="unavailable")
 
     with monkeypatch.context() as patched:
-        patched.setattr(PostRunCheck, "look", short)
+        patched.setattr(PostRunCheck, "check_and_restore", short)
         with pytest.raises(ToolError, match="could not be checked") as caught:
             await ground.run("echo evil > .envrc")
         assert caught.value.kind == "unavailable"
@@ -176,7 +176,7 @@ async def test_a_call_after_which_nobody_could_look_is_looked_after_before_the_n
         await process.write(b"go\n")
         assert await process.read_line(100) == b"done\n"
         with monkeypatch.context() as patched:
-            patched.setattr(PostRunCheck, "look", short)
+            patched.setattr(PostRunCheck, "check_and_restore", short)
             with pytest.raises(ToolError, match="no descriptors"):
                 await process.end_call()
             with pytest.raises(ToolError, match="no descriptors"):

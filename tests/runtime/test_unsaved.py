@@ -142,7 +142,7 @@ async def test_where_a_folder_has_just_changed_the_editor_is_not_asked(
 
 async def test_an_editor_that_does_not_answer_is_not_waited_for(editor: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     _, buffers, files = editor
-    monkeypatch.setattr(editor_files, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(editor_files, "EDITOR_TIMEOUT_S", 0.0)
     buffers.hangs = True
     assert await read(files) == "saved" and len(buffers.asked) == 1
 

@@ -166,12 +166,12 @@ async def test_where_a_control_group_bounds_memory_no_look_is_needed(
     confined: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file in memory that is in nobody's size: who holds it is ended, the shell that waits for them goes on."""
-    monkeypatch.setattr(bubblewrap, "memory_of_all", lambda: 96 << 20)
+    monkeypatch.setattr(bubblewrap, "compute_total_memory", lambda: 96 << 20)
 
     def nobody_looks(process: SandboxedProcess, bound: int, files: int) -> None:
         pass
 
-    monkeypatch.setattr(memory_monitor, "Watch", nobody_looks)
+    monkeypatch.setattr(memory_monitor, "MemoryMonitor", nobody_looks)
     code = "import os; held = os.memfd_create('x'); [os.write(held, bytes(1 << 20)) for _ in range(256)]; print('all')"
     ran = await confined.bash(f'python3 -c "{code}"; echo $?', limits=SandboxLimits(processes=1009))
     assert ran.out.split() == ["137"]

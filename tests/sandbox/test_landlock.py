@@ -175,7 +175,7 @@ async def test_a_ruleset_that_the_kernel_refuses_stops_the_start(
     def ruleset(*_: object, **__: object) -> landlock.LandlockRuleset:
         return unknown
 
-    monkeypatch.setattr(landlock, "ruleset", ruleset)
+    monkeypatch.setattr(landlock, "build_ruleset", ruleset)
     process = await other(first).start(ground.capabilities, ground.profile(), ProgramSpec(["touch", "begun"]))
     with pytest.raises(ToolError, match="Landlock cannot be used") as caught:
         await process.communicate(b"", 100)

@@ -125,7 +125,7 @@ async def test_however_late_the_mark_comes_nobody_in_the_sandbox_was_there_befor
         mark(pid)
 
     mark = memory_monitor.prefer_for_oom_kill
-    monkeypatch.setattr(memory_monitor, "taken_first", late)
+    monkeypatch.setattr(memory_monitor, "prefer_for_oom_kill", late)
     ran = await ground.bash("cat /proc/self/oom_score_adj /proc/1/oom_score_adj")
     assert ran.out.split() == ["500", "500"] and begun == []
 

@@ -180,7 +180,7 @@ async def test_the_namespace_of_this_machine_is_never_listened_in() -> None:
 async def test_a_process_of_somebody_else_is_not_entered(confined: Ground) -> None:
     process = await confined.start("/bin/sleep", "60")
     try:
-        assert await process.until_known()  # type: ignore[attr-defined]
+        assert await process.wait_until_known()  # type: ignore[attr-defined]
         with pytest.raises(ToolError, match="started by another process"):
             await sandbox_network.open_listener(process.inner_pid, os.getpid())  # type: ignore[attr-defined]
     finally:
@@ -190,7 +190,7 @@ async def test_a_process_of_somebody_else_is_not_entered(confined: Ground) -> No
 
 
 async def test_without_perl_the_same_is_done_in_python(confined: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox_network, "_command", sandbox_network.build_python_listener_argv)
+    monkeypatch.setattr(sandbox_network, "_build_listener_argv", sandbox_network.build_python_listener_argv)
     assert sandbox_network.build_python_listener_argv()[0] == sys.executable
     async with Site({"*": ok(b"FETCHED")}) as site:
         ran = await Online(confined, [site.authority]).bash(get(site.url()))

@@ -164,7 +164,7 @@ def _open(_host: str, _port: int) -> None:
 
 async def test_what_differs_in_the_call_alone_is_not_told_apart(desk: Desk) -> None:
     first = await desk.agrees()
-    desk.profile = dataclasses.replace(desk.profile, cwd=f"{desk.work}/deep", gate=_open, environment={"X": "1"})
+    desk.profile = dataclasses.replace(desk.profile, cwd=f"{desk.work}/deep", check_host=_open, environment={"X": "1"})
     second = await desk.agrees()
     assert isinstance(first, LaunchPlan) and isinstance(second, LaunchPlan)
     assert second.made is first.made and ("X", "1") in second.environment

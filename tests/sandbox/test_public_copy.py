@@ -113,7 +113,7 @@ def test_a_folder_that_is_swapped_for_a_link_leads_nowhere(
             (etc.source / "service").symlink_to(private)
         return found
 
-    monkeypatch.setattr(config_snapshot, "look", look)
+    monkeypatch.setattr(config_snapshot, "find_public_entries", look)
     assert etc.names() == ["service"]
 
 

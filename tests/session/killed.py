@@ -99,7 +99,7 @@ CALLS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 RULES = ("allow once", "allow again")
 AGENTS = {
-    "default": "[delegable]\npresence = true",
+    "default": "[delegation]\npresence = true",
     "worker": 'role = "subagent"\ntools = ["pay", "again"]\nmodel = "played:worker"',
 }
 

@@ -259,7 +259,7 @@ async def test_what_a_watcher_cannot_be_told_waits_where_it_is_and_fills_the_cha
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(noticing, "MAX_PENDING", 2)
-    monkeypatch.setattr(channelling, "HISTORY", 3)
+    monkeypatch.setattr(channelling, "CHANNEL_CAPACITY", 3)
     async with place(tmp_path) as there:
         sender = there.channels("s", agent="worker")
         await there.triggers("s").watch_channel("c", "look", name="w")
@@ -399,7 +399,7 @@ async def test_triggers_of_sessions_that_are_opened_at_once_all_go_on(
             await kernel.components.store.database.writer.flush()
             await removes(table)
 
-        monkeypatch.setattr(TriggerTable, "remove_below", takes_its_time)
+        monkeypatch.setattr(TriggerTable, "remove_subagent_triggers", takes_its_time)
         opened = await asyncio.gather(*map(kernel.session, ids))
         assert [await told_of_a_message(kernel, session) for session in opened] == [["news"]] * 3
 
@@ -421,7 +421,7 @@ async def test_triggers_go_on_though_the_first_session_was_not_opened_to_the_end
                     raise LogUnavailable("the disk is full")
                 await asyncio.Event().wait()
 
-            breaking.setattr(TriggerTable, "remove_below", breaks_off)
+            breaking.setattr(TriggerTable, "remove_subagent_triggers", breaks_off)
             opening = asyncio.ensure_future(kernel.session())
             await begun.wait()
             opening.cancel()

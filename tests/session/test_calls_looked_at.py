@@ -94,7 +94,7 @@ async def test_a_defect_that_the_look_meets_is_told_by_the_call(
     call = ("test.put", '{"path":"a"}')
     async with temporary_kernel(tmp_path, tools=[put], rules=["allow test.put"]) as kernel:
         turn = (await kernel.session()).start_turn()
-        monkeypatch.setattr(LockResolver, "wants", broken)
+        monkeypatch.setattr(LockResolver, "resolve", broken)
         turn.prevalidate(call)
         answer = await turn.submit(call)
     assert answer.result.error_kind == "backend" and "too many open files" in str(answer.result.error_text)

@@ -146,7 +146,7 @@ async def test_a_channel_is_its_trees_own_unless_it_is_shared(tmp_path: Path) ->
 
 async def test_a_channel_that_nobody_reads_fills_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for room in (channelling, storing):
-        monkeypatch.setattr(room, "HISTORY", HISTORY)
+        monkeypatch.setattr(room, "CHANNEL_CAPACITY", HISTORY)
     async with place(tmp_path) as there:
         sender, reader = there.channels("a"), there.channels("b", top="a")
         for number in range(HISTORY):
@@ -171,7 +171,7 @@ async def test_what_a_reader_of_a_broadcast_left_out_by_its_sender_it_may_read_l
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for room in (channelling, storing):
-        monkeypatch.setattr(room, "HISTORY", HISTORY)
+        monkeypatch.setattr(room, "CHANNEL_CAPACITY", HISTORY)
     async with place(tmp_path) as there:
         anna, ben = (there.channels("a", agent=name) for name in ("anna", "ben"))
         reader = there.channels("b", top="a")

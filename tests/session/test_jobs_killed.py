@@ -235,7 +235,7 @@ async def test_a_job_that_is_stopped_while_its_session_is_opened_has_one_end(
                 await may_go_on.wait()
             return found
 
-        monkeypatch.setattr(arbiter.log, "outcome_of", slow)
+        monkeypatch.setattr(arbiter.log, "find_outcome", slow)
         if first == "stop":
             stopping = asyncio.ensure_future(kernel.jobs.stop(job.id))
             await reached.wait()
@@ -273,7 +273,7 @@ async def test_a_session_is_told_of_its_job_however_many_others_have_ended_befor
     effects = tmp_path / "effects"
     async with temporary_kernel(tmp_path, tools=job_tools(effects), rules=["allow *"]) as kernel:
         arbiter = kernel.components.arbiter
-        arbiter.jobs.limits = replace(arbiter.jobs.limits, keep=JobRetention(max_jobs=2, min_age_ns=0))
+        arbiter.jobs.limits = replace(arbiter.jobs.limits, retention=JobRetention(max_jobs=2, min_age_ns=0))
         session, other = await kernel.session("ses_jobs"), await kernel.session("ses_other")
         job_id = (await session.call("once", {"name": "a-hold"})).data["job_id"]
         await session.suspend()
@@ -309,7 +309,7 @@ async def test_the_end_of_a_job_that_cannot_be_kept_is_kept_and_told_when_it_can
 
     async with temporary_kernel(tmp_path, tools=job_tools(tmp_path / "effects"), rules=["allow *"]) as kernel:
         session, jobs = await kernel.session("ses_jobs"), kernel.components.arbiter.jobs
-        jobs.limits = replace(jobs.limits, again_s=0.0)
+        jobs.limits = replace(jobs.limits, retry_s=0.0)
         job_id = (await session.call("once", {"name": "a-hold"})).data["job_id"]
         owner, name = (jobs.table, "commit") if what == "end" else (kernel.arrivals.notifications, "post")
         monkeypatch.setattr(owner, name, while_full(getattr(owner, name)))

@@ -35,8 +35,8 @@ class Line(TriggerTool):
         self.looked = asyncio.Condition()
         self.waits = 0
 
-    async def wait(self, waiting: TriggerContext) -> TriggerEvent:
-        path, seen = Path(waiting.workdir, waiting.arguments["path"]), waiting.position or 0
+    async def wait(self, context: TriggerContext) -> TriggerEvent:
+        path, seen = Path(context.workdir, context.arguments["path"]), context.position or 0
         self.waits += 1
         try:
             async with self.looked:
@@ -64,8 +64,8 @@ class Beat(TriggerTool):
 class Broken(TriggerTool):
     spec = make_trigger_spec("add_broken", "Trigger: fail.", {"how": {"type": "string"}}, "how")
 
-    async def wait(self, waiting: TriggerContext) -> TriggerEvent:
-        match waiting.arguments["how"]:
+    async def wait(self, context: TriggerContext) -> TriggerEvent:
+        match context.arguments["how"]:
             case "raise":
                 raise ValueError("no such place \x1b[31m")
             case "cancel":
@@ -83,7 +83,7 @@ RULES = ("allow add_line_watch", "allow clock.add_beat", "allow add_broken")
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trigger_waits, "LEAST_S", 0.0)
+    monkeypatch.setattr(trigger_waits, "MIN_PAUSE_S", 0.0)
 
 
 async def told(session: Session, count: int) -> Sequence[Notification]:
@@ -140,7 +140,7 @@ async def test_what_a_class_waits_for_is_told_once_labelled_and_goes_on_in_a_new
 async def test_a_removed_one_waits_no_more_and_a_session_has_so_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triggering, "MAX_OF_CLASSES", 2)
+    monkeypatch.setattr(triggering, "MAX_CLASS_TRIGGERS", 2)
     line = Line()
     async with temporary_kernel(tmp_path, tools=[line, Beat(), Broken()], rules=[*RULES, "allow add_timer"]) as kernel:
         session = await kernel.session()

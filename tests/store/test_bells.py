@@ -32,7 +32,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     if request.param == "none left":
         monkeypatch.setattr(os, "eventfd", no_more)
     elif request.param == "plain":
-        monkeypatch.setattr(writer, "COUNTERS", False)
+        monkeypatch.setattr(writer, "HAS_EVENTFD", False)
 
 
 def open_descriptors() -> int:

@@ -55,7 +55,7 @@ def offers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
             for name, value in offered.items()
         ]
 
-    monkeypatch.setattr(engines, "installed", points)
+    monkeypatch.setattr(engines, "engine_entry_points", points)
     yield offered
     engines._load_engine.cache_clear()  # pyright: ignore[reportPrivateUsage]
 
@@ -164,7 +164,7 @@ def test_a_database_that_cannot_be_opened_to_the_end_is_closed_again(
         return made[-1]
 
     monkeypatch.setattr(workspace_database, "connect", noticing)
-    monkeypatch.setattr(journal, "left_behind", cannot_be_read)
+    monkeypatch.setattr(journal, "list_orphaned", cannot_be_read)
     with pytest.raises(StartError, match="a bad sector"):
         place.open()
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):

@@ -124,6 +124,6 @@ def test_to_rouse_it_leaves_its_notes_as_they_are(tmp_path: Path) -> None:
 
 def test_near_a_full_disk_the_database_is_asked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Journal(tmp_path, 1)
-    monkeypatch.setattr(journal, "SPARE", 2**62)
+    monkeypatch.setattr(journal, "MIN_FREE_BYTES", 2**62)
     assert not made.write_note(b"x") and made.last == 0
     made.remove()

@@ -61,7 +61,7 @@ async def test_a_damaged_row_is_an_empty_message_and_hides_no_other(place: Place
 async def test_hashes_of_what_was_read_are_kept_latest_last_and_bounded(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "MAX_SEEN", 50)
+    monkeypatch.setattr(sessions, "MAX_HASHES", 50)
     monkeypatch.setattr(sessions, "_TRIMMED_EVERY", 100)
     store = place.open()
     for n in range(300):

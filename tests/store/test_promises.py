@@ -43,7 +43,7 @@ async def test_who_needs_an_item_durable_goes_on_before_it_is_written(shelf: She
 async def test_a_promise_to_a_lone_caller_is_known_on_return_where_the_disk_was_quick(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "MOMENT_S", 300.0)  # whatever else this machine does
+    monkeypatch.setattr(writing, "PROMISE_GRACE_S", 300.0)  # whatever else this machine does
     writer = GroupWriter(shelf, linger_s=60)
     first = writer.start_write_ahead("of a disk that nobody knows")
     assert not first.done()
@@ -68,9 +68,9 @@ async def test_nobody_stands_still_for_a_slow_disk_nor_where_others_are_at_it(
 
     goes_on.set()
     monkeypatch.setattr(shelf, "promise", slow)
-    monkeypatch.setattr(writing, "MOMENT_S", 0.0)
+    monkeypatch.setattr(writing, "PROMISE_GRACE_S", 0.0)
     await writer.start_write_ahead("of a disk that is slow from now on")
-    monkeypatch.setattr(writing, "MOMENT_S", 300.0)
+    monkeypatch.setattr(writing, "PROMISE_GRACE_S", 300.0)
     await writer.commit("outcome")
     await asleep(writer)
     goes_on.clear()
@@ -96,7 +96,7 @@ async def asleep(writer: GroupWriter[Any]) -> None:
 
 
 async def test_a_sink_is_roused_for_a_promise_that_may_follow(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "MOMENT_S", 300.0)
+    monkeypatch.setattr(writing, "PROMISE_GRACE_S", 300.0)
     writer, entered = GroupWriter(shelf, linger_s=60), threading.Event()
 
     def rouse() -> None:
@@ -121,7 +121,7 @@ async def test_a_sink_is_roused_for_a_promise_that_may_follow(shelf: Shelf, monk
 async def test_a_sink_is_not_roused_for_a_promise_that_follows_at_once(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "MOMENT_S", 300.0)
+    monkeypatch.setattr(writing, "PROMISE_GRACE_S", 300.0)
     writer = GroupWriter(shelf, linger_s=60)
     await writer.start_write_ahead("first")
     await writer.commit("outcome")
@@ -146,7 +146,7 @@ async def test_a_sink_that_nobody_knows_is_not_roused(shelf: Shelf) -> None:
 
 
 async def test_a_sink_is_roused_only_where_nobody_is_at_it(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "MOMENT_S", 300.0)
+    monkeypatch.setattr(writing, "PROMISE_GRACE_S", 300.0)
     writer = GroupWriter(shelf, linger_s=60)
     await writer.start_write_ahead("first")
     await writer.commit("outcome")

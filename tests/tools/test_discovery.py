@@ -209,8 +209,8 @@ RUNTIME: Mapping[str, Any] = {
     "locks_background": (LockSpec("markerjoblock", "S"),),
     "cancellable": "process",
     "persistent": True,
-    "open_ended": True,
-    "only_its_command": True,
+    "long_running": True,
+    "single_command": True,
     "secrets": ("MARKER_SECRET",),
     "config": {"markersetting": ConfigKey("markerconfig", secret=True, required=True)},
     "exec_path": "markerexec",
@@ -225,8 +225,8 @@ RUNTIME: Mapping[str, Any] = {
     "version": "markerversion",
     "tier": "markertier",
     "kind": "execute",
-    "guidance_bucket": "last",
-    "manual_first": True,
+    "guidance_order": "last",
+    "documentation_required": True,
 }
 """Every other field of the runtime view."""
 

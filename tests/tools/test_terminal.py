@@ -151,8 +151,8 @@ async def test_what_is_no_terminal_of_the_session_is_refused_with_words(kernel: 
 async def test_a_flood_is_bounded_told_and_interrupted(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output_stream, "KEPT_AT_LEAST", 256 * 1024)
-    monkeypatch.setattr(output_stream, "PUNCHED_EVERY", 128 * 1024)
+    monkeypatch.setattr(output_stream, "MIN_RETAINED_BYTES", 256 * 1024)
+    monkeypatch.setattr(output_stream, "PUNCH_INTERVAL_BYTES", 128 * 1024)
     terminal = (await data(session, "start", command="yes"))["job_id"]
     first = await data(session, "read", id=terminal)
     assert first["text"].startswith("y\ny\n")
@@ -222,7 +222,7 @@ async def test_there_is_a_bound_to_open_terminals_and_to_what_is_typed(
     assert "4,095" in str(too_long.error_text)
     await data(session, "send", id=cats[0], text="x" * 4094 + "\n")
     assert (await shown(session, cats[0], "x\n" + "x" * 4094)).count("x") == 2 * 4094
-    monkeypatch.setattr(shell, "TAKEN_S", 0.02)
+    monkeypatch.setattr(shell, "TYPING_TIMEOUT_S", 0.02)
     while "note" not in (told := await data(session, "send", id=blocked, text="x" * 16_384)):
         assert told["sent_bytes"] == 16_384
     assert told["sent_bytes"] < 16_384 and "were not typed" in told["note"]

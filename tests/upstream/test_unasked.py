@@ -250,8 +250,8 @@ async def test_a_stream_that_ends_at_once_is_opened_more_and_more_seldom(
         await answering.event({"jsonrpc": "2.0", "id": asked.body["id"], "result": {}})
 
     waited = asyncio.Event()
-    monkeypatch.setattr(resource_subscriptions, "_AGAIN_S", (0.0, 0.0, 0.0, 3600.0))
-    monkeypatch.setattr(resource_subscriptions, "LASTING_S", 3600.0)
+    monkeypatch.setattr(resource_subscriptions, "_RETRY_DELAYS_S", (0.0, 0.0, 0.0, 3600.0))
+    monkeypatch.setattr(resource_subscriptions, "STABLE_STREAM_S", 3600.0)
     async with scripted(tmp_path, ends) as (_, session, _):
         await until(lambda: ended == 3)
         with pytest.raises(TimeoutError):

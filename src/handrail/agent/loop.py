@@ -193,7 +193,7 @@ class ProviderTools:
                 problem = str(error)
         used = ProviderToolUsed(given.name, tool_id, given.arguments, artifacts, given.failed, problem)
         if isinstance(given.block, ProviderBlock):
-            given = replace(given, kept=replace(given.block, artifacts=artifacts))
+            given = replace(given, block=replace(given.block, artifacts=artifacts))
         return used, given
 
 
@@ -275,7 +275,7 @@ class Agent:
         if self._serve_loop is not None:
             raise UsageError("This agent serves already. Send it messages with say().")
         self._serve_loop = ServeLoop(self)
-        return self._serve_loop.events(task, lambda: setattr(self, "_life", None))
+        return self._serve_loop.events(task, lambda: setattr(self, "_serve_loop", None))
 
     async def has_unanswered(self) -> bool:
         """Return whether calls or the last message have no answer, so that :meth:`run` can continue with them."""

@@ -262,7 +262,7 @@ class RunState:
 
 
 def _with_fault(call: ProposedCall, kind: ErrorKind, why: str) -> ProposedCall:
-    return call._replace(fault=f"The call was not run. {why}", fault_kind=kind) if call.problem is None else call
+    return call._replace(problem=f"The call was not run. {why}", problem_kind=kind) if call.problem is None else call
 
 
 # Reading one reply of a model, to its end or to the point where it breaks off. The run records how it ended.

@@ -168,7 +168,7 @@ async def require_documentation_read(call: Call) -> None:
             f"`{entry.id}` requires that you read its documentation first: {_documentation_hint(entry.id)}. Then repeat this call. "
             "Nothing was run."
         )
-        raise CallRefusal("validate", "conflict", text, manual_first=entry.id)
+        raise CallRefusal("validate", "conflict", text, documentation_required=entry.id)
     await catalog.documentation_reads.mark_read(entry)
     text = (
         f"`{entry.id}` requires that you read its documentation first. The documentation is in this result. "

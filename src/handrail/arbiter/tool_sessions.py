@@ -106,7 +106,7 @@ class ToolSessions:
         goes_on = entry.tool.state_arguments
         if goes_on is None:
             call.session_step = ToolSessionStep("open", self._new_id(entry))
-            call.entry = replace(entry, tool=OpeningTool(entry.tool, call, self), blocking=False)
+            call.entry = replace(entry, tool=OpeningTool(entry.tool, call, self), is_blocking=False)
             return
         named: object = (arguments or {}).get(goes_on.argument)
         state_id = named if isinstance(named, str) else ""
@@ -117,7 +117,7 @@ class ToolSessions:
         state = self.open_sessions.get(state_id)
         if state is not None and state.session_id == call.session_id:
             going.session = state
-            call.entry = replace(state.entry, tool=entry.tool, schema=StepArgumentsSchema(state), blocking=False)
+            call.entry = replace(state.entry, tool=entry.tool, schema=StepArgumentsSchema(state), is_blocking=False)
             call.tool_id = state.entry.id
 
     def prepare_step(self, call: Call) -> None:

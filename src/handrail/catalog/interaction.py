@@ -464,7 +464,7 @@ class InteractionState:
         if not view.barred_agents:
             return found
         hits = tuple(hit for hit in found.matches if hit.tool_id not in view.barred_agents)
-        return replace(found, hits=hits, nothing_fits=found.no_match or all(hit.is_below_threshold for hit in hits))
+        return replace(found, matches=hits, no_match=found.no_match or all(hit.is_below_threshold for hit in hits))
 
     def find_similar(self, generation: Generation, name: str) -> list[str]:
         """Return the few tools that an unknown name may mean: by its spelling, then by its words."""
@@ -525,11 +525,11 @@ class InteractionCatalog:
             self._found.update(hit.tool_id for hit in hits)
             room = MAX_ACTIVE_TOOLS - len(there) + len(self._of.evictable_tools(self._generation, self._found))
             fit = there.union(new[: max(0, room)])  # the best ones, if not all fit
-            found = replace(found, hits=tuple(hit for hit in hits if hit.tool_id in fit))
+            found = replace(found, matches=tuple(hit for hit in hits if hit.tool_id in fit))
             if not found.matches:
                 self._check_room("The search result", new)
             _, left = await self._load_tools([hit.tool_id for hit in found.matches], found=True)
-            found = replace(found, left=left)
+            found = replace(found, unloaded=left)
         return found
 
     async def read_documentation(self, tool: str) -> ToolDocumentation:

@@ -105,7 +105,7 @@ class DelegationNet(_TomlTable):
 
 
 class DelegationPolicy(_TomlTable):
-    """``[delegable]``: what an agent may pass on to its sub-agents.
+    """``[delegation]``: what an agent may pass on to its sub-agents.
 
     A missing value passes on all that the agent has itself. Secrets and the right to ask the user are passed on by
     name only.
@@ -332,7 +332,7 @@ def _faults_beyond_form(agent: AgentManifest, expected_id: str) -> Iterator[tupl
     if agent.model is not None and not _MODEL.match(agent.model):
         yield "model", f"is {agent.model[:80]!r}; expected PROVIDER:NAME, as in 'openai:gpt-5'"
     yield from _faults_in_requirements(agent)
-    for place, patterns in (("tools", agent.tools), ("delegable.agents", agent.delegation.agents)):
+    for place, patterns in (("tools", agent.tools), ("delegation.agents", agent.delegation.agents)):
         for index, pattern in enumerate(patterns):
             if problem := _fault_in_tool_pattern(pattern):
                 yield f"{place}[{index}]", problem
@@ -351,7 +351,7 @@ def _faults_in_requirements(agent: AgentManifest) -> Iterator[tuple[str, str]]:
         for place, problem in Requires(net=addition.net).find_faults():
             yield f"{format_path(('requires', 'tools', tool_id))}.{place.removeprefix('requires.')}", problem
     for place, problem in agent.delegation.to_requires().find_faults():
-        yield place.replace("requires.", "delegable.", 1), problem
+        yield place.replace("requires.", "delegation.", 1), problem
 
 
 def _faults_in_aliases(agent: AgentManifest) -> Iterator[tuple[str, str]]:

@@ -108,12 +108,12 @@ class ToolEntry:
     def __post_init__(self) -> None:  # here, once: generations of ten thousand share their entries
         object.__setattr__(self, "id", self.spec.id)
         object.__setattr__(self, "wire_name", wire_name(self.spec.id))
-        object.__setattr__(self, "asks_first", type(self.tool).questions is not Tool.questions)
+        object.__setattr__(self, "has_questions", type(self.tool).questions is not Tool.questions)
         spec = self.spec
         reads = spec.side_effect == "read" and not spec.promotable and spec.mode != "stateful"
-        object.__setattr__(self, "inline", reads and not self.is_blocking)
-        object.__setattr__(self, "behind", None if self.answered_by is None else self.answered_by.spec)
-        object.__setattr__(self, "checks", type(self.tool).check is not Tool.check)
+        object.__setattr__(self, "is_inline", reads and not self.is_blocking)
+        object.__setattr__(self, "answering_spec", None if self.answered_by is None else self.answered_by.spec)
+        object.__setattr__(self, "has_check", type(self.tool).check is not Tool.check)
 
     def validate_arguments(
         self,

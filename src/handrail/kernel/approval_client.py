@@ -148,7 +148,7 @@ class ApprovalClient:
         with open_approval_reader(self._folders) as reader:
             row = reader.get(approval_id)
         assert row is not None, "it was just answered"
-        return replace(row, state="approved" if row.choice in APPROVING_CHOICES else "rejected", answered=False)
+        return replace(row, state="approved" if row.choice in APPROVING_CHOICES else "rejected", is_answered=False)
 
     async def _submit(
         self,

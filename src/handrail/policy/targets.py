@@ -379,7 +379,7 @@ def format_remedy(layer: CapabilityLayer, capability: Capability, spec: ToolSpec
         return f"In [ceiling] of handrail.toml: {section}"
     if layer.owner.startswith(DELEGATION_OWNER):
         agent = layer.owner.removeprefix(DELEGATION_OWNER).strip()
-        return f"In [delegable] of the manifest of agent {agent}: {section}"
+        return f"In [delegation] of the manifest of agent {agent}: {section}"
     if _follows_roots(spec, capability):
         return f"The folder in [[roots]] of the agent's manifest{_ACCESS_HINTS[capability]}; or, in the `requires` of {layer.owner}: {section}"
     return f"In the `requires` of {layer.owner}: {section}"

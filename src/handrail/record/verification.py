@@ -60,7 +60,7 @@ def verify_log(
         found = _verify(reader.connection, head.strip().lower() if head else None)
         if found.ok and (missing := reader.find_missing(known)) is not None:
             problem = f"{missing}: the database was replaced by an older copy, or cut"
-            return replace(found, ok=False, first_bad=found.records + 1, problem=problem)
+            return replace(found, ok=False, first_invalid=found.records + 1, problem=problem)
         return found
     except StartError as error:
         return LogVerification(False, 0, "", problem=str(error))

@@ -183,8 +183,8 @@ def _add_required_hosts(agent: AgentManifest, entry: ToolEntry, tier: SandboxTie
         if behind is None
         else LOCKED_SHAPES[entry.id].definition_hash(entry.id, declared),
         answered_by=behind,
-        untrusted=describe_untrusted_source(spec, entry.source, third_party=entry.third_party is not None),
-        withheld=withheld,
+        untrusted_source=describe_untrusted_source(spec, entry.source, third_party=entry.third_party is not None),
+        unavailable_reason=withheld,
         status=entry.status if behind is not None and withheld is None else status,
     )
 

@@ -304,7 +304,7 @@ class _GenerationBuilder:
             self.shipped.update(loaded.aliases)
         problems = (*loaded.faults, *self.add_tools(loaded, source))
         if source.is_third_party:
-            problems = tuple(replace(fault, foreign=loaded.name) for fault in problems)
+            problems = tuple(replace(fault, third_party=loaded.name) for fault in problems)
         (self.faults if strict or not source.is_third_party else self.quarantined).extend(problems)
 
     def reject_unfit_settings(self) -> None:
@@ -360,7 +360,7 @@ class _GenerationBuilder:
         if unfit:
             self.unfit[spec.id] = (tool, unfit)
         if spec.single_command and spec.id in tier.unconfined:
-            spec = replace(spec, only_its_command=False)  # its programs may do more than the command proves
+            spec = replace(spec, single_command=False)  # its programs may do more than the command proves
         withheld, status = resolve_status(spec, foreign, self._reasons(tool, spec, foreign))
         return ToolEntry(
             spec,
@@ -427,8 +427,8 @@ class _GenerationBuilder:
         self.rows[tool_id] = replace(
             made,
             definition_hash=shape.definition_hash(tool_id, entry.declared or entry.spec),
-            blocking=entry.is_blocking,
-            untrusted=entry.untrusted_source,
+            is_blocking=entry.is_blocking,
+            untrusted_source=entry.untrusted_source,
             answered_by=replace(entry, spec=replace(entry.spec, max_output=made.spec.max_output)),
         )
         self.ids_by_wire[tool_id] = tool_id

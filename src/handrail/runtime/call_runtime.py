@@ -302,7 +302,7 @@ class CallRuntime:
         def gate(host: str, port: int) -> str | None:
             return may("net.fetch", f"{host}:{port}")
 
-        return replace(profile, gate=gate, on_attempt=self._services.record_attempt)
+        return replace(profile, check_host=gate, on_attempt=self._services.record_attempt)
 
     @property
     def _home_folder(self) -> str:

@@ -336,7 +336,7 @@ class CheckedNet:
         try:
             way = await self._egress.check_route(host)
         except ToolError as error:
-            self._report_attempt(replace(attempt, refused=error.text))
+            self._report_attempt(replace(attempt, refusal_reason=error.text))
             raise
         self._report_attempt(attempt)
         connection = await self._egress.dial(way)

@@ -190,7 +190,7 @@ class RipgrepSearch:
         profile = dataclasses.replace(
             self._profile,
             workspace_writable=False,
-            shows=self._make_visibility_check(place),
+            may_read=self._make_visibility_check(place),
             cwd=place.folder.absolute,
             readable=(*self._profile.readable, *beside),
         )

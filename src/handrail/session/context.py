@@ -121,7 +121,7 @@ class AgentGenerations:
         """
         tools = None if given is None else tuple(given)
         async with self._reload_lock:  # one at a time, so that the numbers increase
-            sources = self.sources if tools is None else replace(self.sources, given=tools)
+            sources = self.sources if tools is None else replace(self.sources, tools=tools)
             return await self._load(sources)
 
     async def refresh(self, changed: Iterable[ToolSource]) -> GenerationDiff:
@@ -406,4 +406,4 @@ class SessionOpening:
         details: dict[str, Any] = {"description": told.description} if told.description else {}
         if told.metadata is not None:
             details["metadata"] = dict(told.metadata)
-        return replace(row, details=details, under=self.parent_ref.parent.id, under_call=self.parent_ref.call.id)
+        return replace(row, details=details, parent_session=self.parent_ref.parent.id, parent_call=self.parent_ref.call.id)

@@ -283,8 +283,8 @@ class SessionStore:
             used_ns=now,
             frontend=frontend,
             details=details,
-            under=None,
-            under_call=None,
+            parent_session=None,
+            parent_call=None,
         )
         await self.store.database.writer.flush()  # copies everything up to here, including queued writes
         folders = self.store.folders

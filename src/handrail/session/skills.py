@@ -85,7 +85,7 @@ def find_skills(workspace: Path, config: Path) -> list[FoundSkill]:
         for one in _find_in_folder(layer):
             skill = one.skill
             if not skill.problem and (other := nearer.setdefault(skill.name, skill.path)) != skill.path:
-                skill = replace(skill, hidden_by=other)
+                skill = replace(skill, shadowed_by=other)
             found.append(replace(one, skill=skill))
     return found
 

@@ -108,7 +108,7 @@ class LocalTurn:
         self, proposed: ProposedCall, behind: QueuedWrite | None = None, looked: PrevalidatedCall | None = None
     ) -> Call:
         if self._lane.closed_reason is not None:
-            proposed = proposed._replace(fault=self._lane.closed_reason, fault_kind="cancelled")
+            proposed = proposed._replace(problem=self._lane.closed_reason, problem_kind="cancelled")
         known_as = make_call_id(self._lane.session_id, self.number, self._calls)
         self._calls += 1
         return self._arbiter.create_call(

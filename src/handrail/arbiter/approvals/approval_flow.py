@@ -311,9 +311,9 @@ class ApprovalFlow:
             replace(
                 self._build_request(call),
                 reason=self._shaper.redact(call.verdict.reason),
-                always=self._showable(always),
-                never=self._showable(never),
-                wider=self._showable(wider),
+                suggested_rule=self._showable(always),
+                suggested_deny=self._showable(never),
+                suggested_wider_rule=self._showable(wider),
                 targets=tuple(targets),
                 files=files,
             )
@@ -363,7 +363,7 @@ class ApprovalFlow:
         except ToolError as error:
             call.records = records[:-1]  # the request was not created
             raise CallRefusal("authorise", error.kind, error.text) from None
-        call.approvals = call.approvals._replace(asked=(*call.approvals.requests, asked))
+        call.approvals = call.approvals._replace(requests=(*call.approvals.requests, asked))
         call.emit("asking", {"reason": request.reason, "always": request.suggested_rule, "approval": asked.id})
         return asked
 
@@ -375,7 +375,7 @@ class ApprovalFlow:
         if not call.resumed and not call.replayable:
             return None
         rows = self.broker.list_for_call(call.lane.session_id, call.id)
-        call.approvals = call.approvals._replace(asked=tuple(rows))
+        call.approvals = call.approvals._replace(requests=tuple(rows))
         row = next((row for row in rows if row.kind == kind), None)
         if row is None:
             return None

@@ -460,7 +460,7 @@ class ApprovalBroker:
                     raise ToolError(explain_unusable(one.id, row, self.lifetimes), kind="conflict") from None
             raise
         for one in grants:
-            self._notify_listeners(replace(one, state="used", answered=True))
+            self._notify_listeners(replace(one, state="used", is_answered=True))
 
     async def end_request(self, row: Approval, state: ApprovalState, *records: Record) -> Approval:
         """Move an open request to ``expired`` or ``withdrawn``, and return its present state."""
@@ -488,7 +488,7 @@ class ApprovalBroker:
             if len(self._leaving) >= _MOST_LEAVING:
                 self._leaving.clear()
             self._leaving.add(row.id)
-            self._notify_listeners(replace(row, state="withdrawn", answered=True))
+            self._notify_listeners(replace(row, state="withdrawn", is_answered=True))
 
     async def close_session(self, session_id: str, why: str = "its session was closed", by: str = "user") -> None:
         """Record refusals for the open requests of a session that will not be resumed."""
@@ -531,7 +531,7 @@ class ApprovalBroker:
         if row.id not in self._leaving:
             return row
         if row.state in ("pending", "approved"):
-            return replace(row, state="withdrawn", answered=True)
+            return replace(row, state="withdrawn", is_answered=True)
         self._leaving.discard(row.id)
         return row
 
@@ -561,7 +561,7 @@ class ApprovalBroker:
         waiting = self._waiting.get(decided.id)
         check = self._evaluate_suspended if waiting is None or waiting.check is None else waiting.check
         files = check(decided, given)
-        return replace(decided, changed=given, changed_hash=changed_hash, changed_files=files)
+        return replace(decided, changed_arguments=given, changed_arguments_hash=changed_hash, changed_files=files)
 
     def _evaluate_suspended(self, row: Approval, given: Mapping[str, Any]) -> Mapping[str, str]:
         """Evaluate changed arguments of a suspended call; see :data:`EvaluateChanged`."""

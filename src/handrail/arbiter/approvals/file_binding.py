@@ -82,7 +82,7 @@ class RunFileFinder:
             return located
         if self._home is not None and is_beneath(located.absolute, self._home):
             inner = located.absolute[len(self._home) :].strip("/") or "."
-            return located._replace(inside=True, root=self._home, writable=True, inner=inner)
+            return located._replace(is_inside=True, root=self._home, is_writable=True, relative_path=inner)
         return None
 
     def _folder(self, folder: str, word: str) -> str | None:

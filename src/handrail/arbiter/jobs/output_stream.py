@@ -206,7 +206,7 @@ def read_output_lines(path: str, offset: int, count: int, *, grows: bool) -> Job
     count = min(max(count, 1), MAX_LINES)
     with _OutputReader(path) as file:
         if not file.exists and (removed := read_removal_note(path, 0)) is not None:
-            return replace(removed, first=0)
+            return replace(removed, first_line=0)
         # Lines are counted from where the file begins now.
         first = max(file.count_lines() + offset, 0) if offset < 0 else offset
         start = file.find_line_start(first)

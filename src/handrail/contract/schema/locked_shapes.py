@@ -48,7 +48,7 @@ class LockedShape:
             tier=None,
             guidance="",
             documentation="",
-            manual_first=False,
+            documentation_required=False,
         )
 
     def definition_hash(self, tool_id: str, answering: ToolSpec) -> str:

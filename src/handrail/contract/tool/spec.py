@@ -88,7 +88,7 @@ DEFAULT_BUILD_TIMEOUT_MS = 600_000
 MAX_BUILD_TIMEOUT_MS = 3_600_000
 DEFAULT_MAX_OUTPUT = 64 * 1024
 _LLM_VIEW = frozenset({"id", "description", "parameters"})
-MODEL_TEXT_FIELDS = ("guidance", "documentation", "manual_first", "step_parameters", "output_schema")
+MODEL_TEXT_FIELDS = ("guidance", "documentation", "documentation_required", "step_parameters", "output_schema")
 """Further texts of a tool that a model reads: in the prompt, in its documentation, with its first step and over MCP."""
 _CAPABILITY_OF_FORMAT = {"host": "net.fetch", "uri": "net.fetch", "command": "shell.run"}
 _CHOICES: Mapping[str, Sequence[str]] = {
@@ -96,7 +96,7 @@ _CHOICES: Mapping[str, Sequence[str]] = {
     "mode": get_args(CallMode),
     "exposure": get_args(OutputExposure),
     "kind": get_args(ToolKind),
-    "guidance_bucket": get_args(PromptOrder),
+    "guidance_order": get_args(PromptOrder),
     "cancellable": get_args(Cancellable),
 }
 _WAITS_FOR = {"ask": "people", "jobs": "jobs", "agents": "agents"}
@@ -403,7 +403,7 @@ def find_spec_faults(spec: ToolSpec) -> list[tuple[str, str]]:
         found.append(("runtime.output_schema", 'has no "type": "object"; declare an object'))
     if spec.documentation_required and not spec.documentation.strip():
         found.append(
-            ("runtime.manual_first", "needs documentation that a model can read; write it under documentation")
+            ("runtime.documentation_required", "needs documentation that a model can read; write it under documentation")
         )
     if spec.max_output <= 0:
         found.append(("runtime.max_output", f"is {spec.max_output}; expected a positive number of bytes"))

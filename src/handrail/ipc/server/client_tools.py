@@ -529,8 +529,8 @@ class ClientTriggerTool(ClientTool, TriggerTool):
                 kind="invalid_input",
             )
 
-    async def wait(self, waiting: TriggerContext) -> TriggerEvent:
-        return await self._client_tools.wait_for_trigger(self, waiting)
+    async def wait(self, context: TriggerContext) -> TriggerEvent:
+        return await self._client_tools.wait_for_trigger(self, context)
 
 
 _TOOL_CLASSES: Mapping[tuple[bool, bool], Callable[[ToolDescription, str, ClientTools], ClientTool]] = {

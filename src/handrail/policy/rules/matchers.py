@@ -539,11 +539,11 @@ def _arguments_test(words: Sequence[str], *, allowing: bool) -> Callable[[Any], 
     """
     if any("=" not in word and word != "*" for word in words):
         raise ValueError("a word is not of the form key=value")
-    open_ended = not allowing or "*" in words
+    long_running = not allowing or "*" in words
     wanted = {key: text_regex(glob) for key, _, glob in (word.partition("=") for word in words if word != "*")}
 
     def test(arguments: Mapping[str, Any]) -> bool:
-        if not open_ended and any(key not in wanted for key in arguments):
+        if not long_running and any(key not in wanted for key in arguments):
             return False
         return all(key in arguments and regex.match(format_value(arguments[key])) for key, regex in wanted.items())
 

@@ -280,7 +280,7 @@ class EntryPointSource:
                 faults=(Diagnostic(f"entry point {self.name}", self.point.value, problem),), name=self.name
             )
         loaded = cast("ToolSource", source).load()
-        return replace(loaded, name=self.name, about="")  # the operator provides the description of a source
+        return replace(loaded, name=self.name, description="")  # the operator provides the description of a source
 
 
 def find_entry_point_sources(

@@ -396,7 +396,7 @@ class PersistentTool(ExecutableTool):
             await asyncio.sleep(delay_ms / 1000)
         capabilities, profile = self.confinement.tool_profile(self.spec)
         callers = () if self._behalf is None else self._behalf.callers
-        profile = replace(profile, gate=self._check_connection, on_attempt=self._report_attempt, callers=callers)
+        profile = replace(profile, check_host=self._check_connection, on_attempt=self._report_attempt, callers=callers)
         self._fruitless += 1  # reset when a call is answered
         process = await self.confinement.sandbox.start(
             capabilities, self.adapt_profile(profile, {}, config), ProgramSpec(self.command)

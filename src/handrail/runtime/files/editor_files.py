@@ -85,7 +85,7 @@ class EditorFiles(RootedFiles):
         self._buffers = buffers
         self._texts = _KNOWN_TEXTS.setdefault(buffers, KnownTexts())
 
-    async def write(self, path: str, data: bytes, *, over: bytes | Literal["new", "seen"] = "seen") -> WriteResult:
+    async def write(self, path: str, data: bytes, *, expected: bytes | Literal["new", "seen"] = "seen") -> WriteResult:
         located = self._authorize("fs.write", path)
         try:
             unsaved = await self._read_unsaved(located)
@@ -93,7 +93,7 @@ class EditorFiles(RootedFiles):
             unsaved = None
         if unsaved is not None:
             raise unsaved_changes_error(located)
-        written = await super().write(path, data, expected=over)
+        written = await super().write(path, data, expected=expected)
         if written.previous_content is not None:
             self._texts.record(located.absolute, written.previous_content)
         self._texts.record(located.absolute, data)

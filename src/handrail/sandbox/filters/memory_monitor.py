@@ -146,7 +146,7 @@ def count_files(first: int) -> int:
     return held
 
 
-_SHORT_PIPES: tuple[float, bool] = (float("-inf"), False)
+_short_pipes: tuple[float, bool] = (float("-inf"), False)
 
 
 def pipes_are_short() -> bool:
@@ -154,11 +154,11 @@ def pipes_are_short() -> bool:
 
     The answer is shared by all sandboxes, and at most half a poll interval old. Root always gets full pipes.
     """
-    global _SHORT_PIPES
+    global _short_pipes
     now = time.monotonic()
-    if now - _SHORT_PIPES[0] >= POLL_INTERVAL_S / 2:
-        _SHORT_PIPES = now, _new_pipe() < _WHOLE_PIPE
-    return _SHORT_PIPES[1]
+    if now - _short_pipes[0] >= POLL_INTERVAL_S / 2:
+        _short_pipes = now, _new_pipe() < _WHOLE_PIPE
+    return _short_pipes[1]
 
 
 def _new_pipe() -> int:

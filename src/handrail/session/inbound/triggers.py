@@ -312,7 +312,7 @@ class TriggerScheduler:
             if before is not of:
                 self._waits.stop(id)  # as for triggers of an earlier process
             if found.problem is not None or (of.is_scheduled and found.next_ns is None):
-                found = replace(found, fault=None)
+                found = replace(found, problem=None)
                 if of.is_scheduled and found.next_ns is None:
                     found = self._with_next_time(found, self.clock())
                     if found.next_ns is found.problem is None:  # it fired for the last time without its class
@@ -337,10 +337,10 @@ class TriggerScheduler:
             if what.fault is not None:
                 failed = f"{about} failed too often and was stopped: {what.fault}"
                 await self.notify(trigger, f"fault/{trigger.fire_count}", now, about=failed)
-                await self._reschedule(replace(trigger, fault=self._redactor.redact_text(what.fault)))
+                await self._reschedule(replace(trigger, problem=self._redactor.redact_text(what.fault)))
                 return True
             position = self._redactor.redact_value(what.position)
-            after = replace(trigger, fired=trigger.fire_count + 1, position=position, fault=None)
+            after = replace(trigger, fire_count=trigger.fire_count + 1, position=position, problem=None)
             told = await self.notify(
                 trigger,
                 f"event/{trigger.fire_count}",
@@ -365,7 +365,7 @@ class TriggerScheduler:
         try:
             return replace(trigger, next_ns=class_firing_ns(of, trigger.arguments or {}, now))
         except ToolError as error:
-            return replace(trigger, next_ns=None, fault=str(error))
+            return replace(trigger, next_ns=None, problem=str(error))
 
     async def _reschedule(self, trigger: Trigger) -> None:
         await self.table.put(trigger)
@@ -411,7 +411,7 @@ class TriggerScheduler:
         elif after is None:  # the only notification, so the trigger is due until there is room
             await self._reschedule(replace(trigger, next_ns=now + _LATE_NS))
         else:
-            await self._reschedule(replace(after, fired=trigger.fire_count + 1))
+            await self._reschedule(replace(after, fire_count=trigger.fire_count + 1))
             if after.problem is not None:
                 await self.notify(
                     after, f"fault/{at}", now, about=f"The trigger {after.name} was stopped: {after.problem}"
@@ -595,7 +595,7 @@ class SessionTriggers:
 
 def _with_unknown_class(trigger: Trigger) -> Trigger:
     fault = f"Tool {trigger.tool} is not available. The trigger continues when the session is opened with that tool."
-    return replace(trigger, fault=fault)
+    return replace(trigger, problem=fault)
 
 
 def _check_prompt(text: str) -> str:

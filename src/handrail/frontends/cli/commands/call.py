@@ -72,7 +72,7 @@ async def _call(
             session.watch(_print_event)
         interruption.stop = session.cancel
         answers = await session.start_turn().call_all([ProposedCall(tool, arguments)])
-        if (wanted := answers[0].result.metadata.get("manual_first")) is not None:
+        if (wanted := answers[0].result.metadata.get("documentation_required")) is not None:
             await _print_documentation(session, str(wanted))
             answers = await session.start_turn().call_all([ProposedCall(tool, arguments)])
         interruption.stop = None

@@ -353,7 +353,7 @@ def _add_packages(package: ServerPackage, further: tuple[str, ...]) -> ServerPac
 
     if unfit := [one for one in further if one.startswith("-") or not one.strip()]:
         raise click.UsageError(f"Invalid value for `--with`: {unfit[0]!r}. Expected a package, such as 'mcp<2'.")
-    return replace(package, further=(*package.extra_packages, *further))
+    return replace(package, extra_packages=(*package.extra_packages, *further))
 
 
 def _install_package(
