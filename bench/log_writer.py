@@ -85,7 +85,7 @@ class FileLog:
         self.writer: GroupWriter[Entry] = GroupWriter(FileSink(path, chained=chained))
 
     @property
-    def refusal(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         return self.writer.unavailable_reason
 
     def append(self, records: Sequence[Record]) -> None:
@@ -97,10 +97,10 @@ class FileLog:
     def begin(self, records: Sequence[Record]) -> asyncio.Future[None]:
         return self.writer.start_commit((time.time_ns(), records))
 
-    def promise(self, records: Sequence[Record]) -> asyncio.Future[None]:
+    def start_write_ahead(self, records: Sequence[Record]) -> asyncio.Future[None]:
         return self.begin(records)  # what it writes is all in one write and one sync already
 
-    async def backlog_below(self, count: int) -> None:
+    async def wait_for_backlog(self, count: int) -> None:
         await self.writer.wait_for_backlog(count)
 
     def close(self) -> None:

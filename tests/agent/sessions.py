@@ -43,7 +43,7 @@ class RecordingTurn(_Rest):
         self._mine: list[ProposedCall] = []
 
     @property
-    def specs(self) -> Sequence[ToolSpec]:
+    def tool_specs(self) -> Sequence[ToolSpec]:
         return self._session.specs
 
     @property
@@ -51,14 +51,14 @@ class RecordingTurn(_Rest):
         return self._session.turns
 
     @property
-    def index(self) -> str:
+    def tool_index(self) -> str:
         return self._session.index
 
     @property
-    def native(self) -> Sequence[ProviderToolOffer]:
+    def provider_tools(self) -> Sequence[ProviderToolOffer]:
         return self._session.native
 
-    def look_ahead(self, call: ProposedCall) -> None:
+    def prevalidate(self, call: ProposedCall) -> None:
         self._session.looked_at.append(call)
 
     def submit(self, call: ProposedCall) -> asyncio.Task[CallAnswer]:
@@ -78,8 +78,8 @@ class RecordingSession(_Rest):
         history: ConversationHistory | None = None,
     ) -> None:
         self.history = history
-        self.notices: NotificationQueue | None = None
-        self.headless = False
+        self.notifications: NotificationQueue | None = None
+        self.is_headless = False
         self.recorded: dict[str, Result] = {}
         """What :meth:`recall_all` finds; anything else is interrupted."""
         self.specs: list[ToolSpec] = [ECHO, SEND]
@@ -110,27 +110,27 @@ class RecordingSession(_Rest):
     def hold(self) -> None:
         self.release.clear()
 
-    agents: Sequence[SubagentType] = ()
+    subagents: Sequence[SubagentType] = ()
     skills: Sequence[SkillInfo] = ()
     delegates: SubagentRunner | None = None
 
-    def delegate_to(self, delegates: SubagentRunner | None) -> None:
+    def set_subagent_runner(self, delegates: SubagentRunner | None) -> None:
         self.delegates = delegates
 
-    async def child(self, call_id: str, delegation: SubagentTask) -> ChildSession:
+    async def open_child(self, call_id: str, delegation: SubagentTask) -> ChildSession:
         raise ToolError("there are no sub-agents here", kind="unavailable")
 
-    async def begin(self, text: str, *, headless: bool = False) -> None:
+    async def start_interaction(self, text: str, *, headless: bool = False) -> None:
         self.begun.append(text)
-        self.headless = headless
+        self.is_headless = headless
 
     async def call(self, tool: str, arguments: Mapping[str, Any], *, key: str | None = None) -> Result:
         return Result.error("unknown_tool", "there is nothing to read here")
 
-    async def instructions_above(self) -> Sequence[tuple[str, str]]:
+    async def read_parent_instructions(self) -> Sequence[tuple[str, str]]:
         return ()
 
-    def turn(self) -> RecordingTurn:
+    def start_turn(self) -> RecordingTurn:
         self.turns += 1
         return RecordingTurn(self)
 
@@ -138,7 +138,7 @@ class RecordingSession(_Rest):
         self.cancelled.append(reason)
         self.release.set()
 
-    async def recall_all(self, call_ids: Sequence[str]) -> list[CallAnswer]:
+    async def recover_results(self, call_ids: Sequence[str]) -> list[CallAnswer]:
         found = {
             known_as: self.recorded.get(known_as) or Result.error("interrupted", "nobody knows")
             for known_as in call_ids

@@ -64,7 +64,7 @@ class Told:
 
 def session_told(told: Told, history: KeptHere | None = None) -> RecordingSession:
     session = RecordingSession(history=history)
-    session.notices = told
+    session.notifications = told
     return session
 
 
@@ -163,7 +163,7 @@ async def test_a_living_agent_works_on_what_is_said_and_told_until_it_is_stopped
         async for event in life:
             if isinstance(event, RunFinished):
                 texts.append(event.outcome.text)
-                headless.append(session.headless)
+                headless.append(session.is_headless)
             elif isinstance(event, AgentIdle):
                 with pytest.raises(UsageError, match="serves already"):
                     agent.serve()
@@ -219,7 +219,7 @@ async def test_what_a_living_agent_heard_is_worked_on_once_the_provider_is_back(
     model = PlaybackModel([ProviderDenied("down")], [ProviderDenied("still")], text_reply("noon it is"))
     assert await outcomes_of(Agent(session, model), 3) == ["failed", "failed", "answered"]
     assert [str(request.messages).count("it is noon") for request in model.requests] == [1, 1, 1]
-    assert session.headless
+    assert session.is_headless
 
 
 @pytest.mark.proves("A-07")
@@ -229,7 +229,7 @@ async def test_a_call_that_waits_for_a_person_is_looked_up_again_by_a_living_age
     monkeypatch.setattr(living, "MAX_PAUSE_S", 0.0)
     told = Told(notice("n1"))
     session = RecordingSession(parks)
-    session.notices = told
+    session.notifications = told
     session.recorded["s1/1.0"] = Result.output("sent")
     model = PlaybackModel(call_reply(("mail.send", {})), text_reply("it is sent"))
     assert await outcomes_of(Agent(session, model), 2) == ["parked", "answered"]
@@ -247,7 +247,7 @@ async def test_what_a_killed_process_had_heard_and_not_answered_is_worked_on_by_
     session = session_told(told, history)
     model = PlaybackModel(text_reply("noon it is"))
     assert await outcomes_of(Agent(session, model), 1) == ["answered"]
-    assert "it is noon" in str(model.requests[0].messages) and session.headless
+    assert "it is noon" in str(model.requests[0].messages) and session.is_headless
 
 
 @pytest.mark.proves("P-10")

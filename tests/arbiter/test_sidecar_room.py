@@ -45,7 +45,7 @@ class Sessions:
     def refused(self, session: str, kib: int = 40) -> None:
         """It has no room, and leaves nothing."""
         before = self.files()
-        with pytest.raises(OSError, match=r"0\.09766 MiB \(limits\.cut_output_mib\).*Request less"):
+        with pytest.raises(OSError, match=r"0\.09766 MiB \(limits\.output_files_mib\).*Request less"):
             self.wrote(session, kib)
         assert self.files() == before
 
@@ -174,7 +174,7 @@ def test_where_no_note_can_be_put_there_the_output_stays(
             raise OSError("the disk is full")
 
         monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(OSError, match="cut_output_mib"):
+    with pytest.raises(OSError, match="output_files_mib"):
         sessions.wrote("new", kib=60)
     assert whole(old) and not [path for path in sessions.files() if path.name.endswith(NOTE_SUFFIX)]
 

@@ -317,7 +317,7 @@ async def test_between_its_steps_a_tool_touches_nothing(session: Session) -> Non
 
 
 async def test_a_session_has_so_many_open_and_one_without_steps_ends_by_itself(tmp_path: Path) -> None:
-    settings = SETTINGS + "state_idle_ms = 1\n"
+    settings = SETTINGS + "tool_session_idle_ms = 1\n"
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=["allow st.*"], settings=settings) as kernel:
         session = await kernel.session()
         state = await opened(session, "st.notes")
@@ -354,7 +354,7 @@ async def test_after_each_step_it_waits_for_the_next_for_so_long(kernel: LocalKe
 
 async def test_a_step_that_waits_keeps_its_state_from_expiring(tmp_path: Path) -> None:
     person = ScriptedApprovalHandler([ApprovalAnswer("once")] * 100)
-    settings = SETTINGS + "state_idle_ms = 1\n"
+    settings = SETTINGS + "tool_session_idle_ms = 1\n"
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=["ask st.asks"], settings=settings) as kernel:
         session = await kernel.session(approval_handler=person)
         states = states_of(kernel)

@@ -231,7 +231,7 @@ class Foreign(Shelf):
     """The same, of somebody else."""
 
     source = "theirs"
-    foreign = True
+    is_third_party = True
 
 
 @ERAS

@@ -200,7 +200,7 @@ async def test_a_door_that_a_tool_did_not_require_stays_closed(tmp_path: Path, d
 class ReadsNote(Tool):
     """A tool that asks a source for what one of its arguments names."""
 
-    asks_source = SourceRequest("resources/read", "uri")
+    source_request = SourceRequest("resources/read", "uri")
     spec = tool(
         id="t.note", description="Read a note.", side_effect="external", locks=(), requires={"capabilities": ["offers"]}
     )(_nothing).spec
@@ -223,7 +223,7 @@ class ReadsNote(Tool):
 class Proceeds(Tool):
     """A tool that takes a step of a state."""
 
-    goes_on = StateArguments("id", "input")
+    state_arguments = StateArguments("id", "input")
     spec = ToolSpec(
         id="t.proceed",
         description="Take a step.",

@@ -165,7 +165,7 @@ async def test_a_tool_reaches_offers_only_as_a_call_that_rules_judge(tmp_path: P
 class ReadsAnother(Tool):
     """Is judged by the resource that its argument names, and asks for another one."""
 
-    asks_source = SourceRequest("resources/read", "uri")
+    source_request = SourceRequest("resources/read", "uri")
     spec = ToolSpec(
         id="test.sly",
         description="Read a resource.",

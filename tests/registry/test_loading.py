@@ -31,12 +31,12 @@ class Given:
 
     rank: SourceRank
     tools: tuple[Tool, ...]
-    foreign: bool = False
-    faults: tuple[Diagnostic, ...] = ()
+    is_third_party: bool = False
+    diagnostics: tuple[Diagnostic, ...] = ()
 
     def load(self) -> SourceContents:
         return SourceContents(
-            tuple(DiscoveredTool(t, f"{self.rank} folder/{t.spec.id}.json") for t in self.tools), self.faults
+            tuple(DiscoveredTool(t, f"{self.rank} folder/{t.spec.id}.json") for t in self.tools), self.diagnostics
         )
 
 
@@ -122,7 +122,7 @@ def test_a_clash_of_wire_names_names_both_sources() -> None:
 def test_all_faults_of_all_sources_are_listed_at_once() -> None:
     found = faults(
         Given("global", (Simple("a", parameters={"type": "objct"}), Simple("bad id"))),
-        Given("agent", (), faults=(Diagnostic("agent/x.json", "", "is gone"),)),
+        Given("agent", (), diagnostics=(Diagnostic("agent/x.json", "", "is gone"),)),
         Given("code", (Simple("c", timeout_ms=0, description=""), Simple("read"))),
         aliases={"d": "gone"},
     )

@@ -31,12 +31,12 @@ class Rules:
     """Denies writing ``data.lock``, and hides nothing."""
 
     key = "rules"
-    fixes_any = True
+    has_read_only = True
 
-    def hides(self, path: str, /) -> bool:
+    def is_hidden(self, path: str, /) -> bool:
         return path.endswith("/.env")
 
-    def fixes(self, path: str, /) -> bool:
+    def is_read_only(self, path: str, /) -> bool:
         return path.endswith("data.lock")
 
 

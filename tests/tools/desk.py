@@ -44,14 +44,14 @@ class Running:
 class Doors:
     """What the arbiter gives a call's runtime, without an arbiter."""
 
-    judge: AccessCheck
-    attendant: ApprovalHandler | None = None
+    evaluate: AccessCheck
+    approval_handler: ApprovalHandler | None = None
     cancellation: Running = field(default_factory=Running)
     job_id: str | None = None
     callers: tuple[str, ...] = ()
 
     def may(self) -> AccessCheck:
-        return self.judge
+        return self.evaluate
 
     def record_attempt(self, attempt: ConnectionAttempt) -> None:
         pass
@@ -81,8 +81,8 @@ class Doors:
         return None
 
     async def ask_user(self, questions: Sequence[UserQuestion]) -> list[list[str]]:
-        assert self.attendant is not None
-        return await self.attendant.answer_questions("session", questions) or []
+        assert self.approval_handler is not None
+        return await self.approval_handler.answer_questions("session", questions) or []
 
     async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
         raise ToolError(f"{tool_id}({arguments}) has no arbiter here", kind="unavailable")

@@ -64,7 +64,7 @@ class LimitSettings(_SettingsTable):
             ),
         ),
     ] = 5_000
-    state_idle_ms: Annotated[
+    tool_session_idle_ms: Annotated[
         int,
         Field(
             gt=0,
@@ -75,7 +75,7 @@ class LimitSettings(_SettingsTable):
             ),
         ),
     ] = 900_000
-    open_states: Annotated[
+    open_tool_sessions: Annotated[
         int,
         Field(
             gt=0,
@@ -96,7 +96,7 @@ class LimitSettings(_SettingsTable):
             ),
         ),
     ] = 1024
-    cut_output_mib: Annotated[
+    output_files_mib: Annotated[
         int,
         Field(
             gt=0,

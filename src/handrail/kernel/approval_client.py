@@ -324,7 +324,7 @@ def make_shaper(config: Configuration, folders: StateFolders, redactor: SecretRe
     from handrail.arbiter.output.sidecar import SidecarQuota
     from handrail.record.artifacts import ArtifactStore
 
-    room = SidecarQuota(folders.output_base, config.settings.limits.cut_output_mib * 1024 * 1024)
+    room = SidecarQuota(folders.output_base, config.settings.limits.output_files_mib * 1024 * 1024)
     return OutputShaper(redactor, ArtifactStore(folders.artifact_folder), folders.prepare_output, room)
 
 

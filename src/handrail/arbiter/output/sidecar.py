@@ -189,7 +189,7 @@ class SidecarQuota:
     def full_text(self) -> str:
         """Why the quota is used up, as a part of a sentence."""
         return (
-            f"the limit for truncated outputs of all sessions is {self._most / _MIB:,.4g} MiB (limits.cut_output_mib)"
+            f"the limit for truncated outputs of all sessions is {self._most / _MIB:,.4g} MiB (limits.output_files_mib)"
         )
 
     def invalidate(self) -> None:

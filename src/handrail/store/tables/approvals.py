@@ -23,8 +23,8 @@ _UNDECIDED: dict[str, Any] = {
     "message": "",
     "decided_ns": None,
     "decided_by": "",
-    "changed": None,
-    "changed_hash": None,
+    "changed_arguments": None,
+    "changed_arguments_hash": None,
     "changed_files": None,
     "answers": [],
 }
@@ -308,7 +308,7 @@ def _parse_row(row: tuple[Any, ...]) -> Approval:
                 "kind": kind,
                 "state": state,
                 "grant_expires_ns": grant_expires_ns,
-                "answered": bool(answered),
+                "is_answered": bool(answered),
                 **(_UNDECIDED if decision is None else expect_object(decode(decision))),
             }
         )
