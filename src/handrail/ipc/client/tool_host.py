@@ -298,7 +298,7 @@ class ToolHost:
             fired = await _wait_for_trigger(found, waiting)
             if not isinstance(fired, TriggerEvent) or not isinstance(fired.text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - third-party code
                 raise TypeError(f"wait() returned {type(fired).__name__}; expected a Fired with a text")
-            return {"value": {"text": fired.text, "position": fired.position, "last": fired.is_last is True}}
+            return {"value": {"text": fired.text, "position": fired.position, "is_last": fired.is_last is True}}
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) is None or task.cancelling():
                 raise

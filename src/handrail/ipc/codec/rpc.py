@@ -122,7 +122,7 @@ class MethodSpec(NamedTuple):
 @cache
 def inspect_method(function: Callable[..., Any]) -> MethodSpec:
     """Read the annotations of a function, or of a method whose first parameter is ``self``."""
-    hints = get_type_hints(function, localns={"Completed": CompletedProcess}, include_extras=True)
+    hints = get_type_hints(function, localns={"CompletedProcess": CompletedProcess}, include_extras=True)
     signature = inspect.signature(function)
     parameters = [one for one in signature.parameters.values() if one.name != "self"]
     hears = next((one.name for one in parameters if _is_callback(hints[one.name])), None)
@@ -331,23 +331,23 @@ def make_notification_handler(handler: Callable[..., None]) -> Callable[[Any], N
 # ── the runtime of a call ────────────────────────────────────────────────────────────────────────
 
 RUNTIME_SERVICES: Mapping[str, type] = {
-    "agents": SubagentService,
     "catalog": CatalogService,
     "channels": ChannelService,
+    "client": ClientService,
     "files": FileService,
     "jobs": JobService,
     "net": NetworkService,
-    "offers": ResourceService,
-    "opened": ToolSession,
-    "peer": ClientService,
-    "people": UserService,
+    "resources": ResourceService,
     "search": SearchService,
     "shell": ShellService,
     "skills": SkillService,
     "state": StateService,
+    "subagents": SubagentService,
     "terminals": TerminalService,
+    "tool_session": ToolSession,
     "transcript": TranscriptService,
     "triggers": TriggerService,
+    "user": UserService,
 }
 """The services of a runtime with asynchronous methods."""
 CALL_METHOD = "call"

@@ -82,7 +82,7 @@ class ToolDescription:
 
     :param source: the place that the tool comes from, as that process names it
     :param takes_runtime: whether the tool uses its runtime
-    :param asks_first: whether it may have questions for the user before it runs
+    :param has_questions: whether it may have questions for the user before it runs
     :param trigger: the kind of trigger class
     :param adds_itself: whether a trigger class has its own ``execute``, which runs in that process
     :param settings: the keys of its secret settings that are set in that process
@@ -129,11 +129,11 @@ def describe_tools(tools: Sequence[object], secrets: SecretStore = NO_SECRETS) -
                     "definition": spec.definition_hash,
                     "source": found.location,
                     "takes_runtime": tool.takes_runtime if isinstance(tool, FunctionTool) else True,
-                    "asks_first": kind.questions is not Tool.questions,
+                    "has_questions": kind.questions is not Tool.questions,
                     "trigger": trigger,
                     "adds_itself": bool(trigger) and kind.execute is not TriggerTool.execute,
-                    "asks_source": tool.source_request,
-                    "goes_on": tool.state_arguments,
+                    "source_request": tool.source_request,
+                    "state_arguments": tool.state_arguments,
                     "settings": [key for key in list_secret_settings(spec) if secrets.explain_unset(spec, key) is None],
                 }
             )
@@ -226,7 +226,7 @@ _Listings = tuple[ProviderListing, ...]
 class ProviderDescription:
     """The description of a client process's resources and prompts.
 
-    :param stamped: whether changes are found by polling, because the source does not report them
+    :param is_pollable: whether changes are found by polling, because the source does not report them
     """
 
     listing: ProviderListing
@@ -238,7 +238,7 @@ class WatchdogDescription:
     """The description of a watchdog in a client process.
 
     :param after_failures: whether it checks only calls that have failed before
-    :param chooses: whether it selects the tools whose calls it checks
+    :param has_filter: whether it selects the tools whose calls it checks
     """
 
     name: str

@@ -68,7 +68,7 @@ MAX_TURNS = 1_000_000_000
 EAGER_REQUESTS = ("reply", "call", "keyed", "keep")
 """Calls, which usually end without waiting, so that their answers need not wait for the next iteration of the event loop; and
 messages that are stored before these calls, so that the order is preserved."""
-UNBOUNDED_WAITS = ("notices.arrived", "notices.awaited")
+UNBOUNDED_WAITS = ("notices.wait_until_pending", "notices.wait_for_next")
 """Waits that may never end: they are cancelled with the connection."""
 
 _tuple: Any = tuple
@@ -417,10 +417,10 @@ class ClientProcess:
         id: str,
         agent: str | None,
         headless: bool,
-        peer: Sequence[ClientRequestKind] | None,
+        client: Sequence[ClientRequestKind] | None,
         editor: bool,
         topic: str | None,
-        client: UserContext | None,
+        user_context: UserContext | None,
         rules: Sequence[str | RuleEntry],
         mode: Mode | None,
         shared: bool,
@@ -432,9 +432,9 @@ class ClientProcess:
         kind = RemoteEditorHandler if editor else RemoteClientHandler
         options: SessionOptions = {
             "approval_handler": None if headless else RemoteApprovalHandler(self._connection, id, shared=shared),
-            "client": None if peer is None else kind(self._connection, id, peer),
+            "client": None if client is None else kind(self._connection, id, client),
         }
-        options |= {"rules": rules, "mode": mode, "topic": topic, "user_context": client}
+        options |= {"rules": rules, "mode": mode, "topic": topic, "user_context": user_context}
         opening = SessionOpening(context, self._context, self.frontend, options)
         return self._register_session(await self._host.open_session(opening, id), context, interaction, brought)
 
