@@ -41,7 +41,7 @@ def beyond(text: str) -> Iterator[str]:
         ("import handrail\nfrom handrail import tool\nfrom handrail.testing import PlaybackModel", []),
         ("import handrail.kernel.local", ["handrail.kernel.local"]),
         ("from handrail import kernel", ["handrail: kernel"]),
-        ("def f():\n    from handrail.contract.call import Answer", ["handrail.contract.call: Answer"]),
+        ("def f():\n    from handrail.contract.call import CallAnswer", ["handrail.contract.call: CallAnswer"]),
         ("from handrail.sandbox import tiers", ["handrail.sandbox: tiers"]),
     ],
 )

@@ -279,9 +279,9 @@ from pathlib import Path
 from handrail import tool
 from handrail.agent.loop import Agent
 from handrail.agent.model import CallArguments, CallClosed, CallOpened
-from handrail.contract.services.channels import Notice
+from handrail.contract.services.channels import Notification
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.request_checks import Pause, PlaybackModel
+from handrail.testing.request_checks import ReplyPause, PlaybackModel
 
 folder = Path(sys.argv[1])
 effects = os.open(folder / "effects", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -299,8 +299,8 @@ async def write(name: str) -> str:
 async def main():
     async with temporary_kernel(folder, tools=[write], rules=["allow crash.*"]) as kernel:
         session = await kernel.session("ses_midreply")
-        await kernel.arrivals.notices.post(Notice("n1", session.id, "job", "bash_1", "it is done", 1))
-        pause, steps = Pause(), []
+        await kernel.arrivals.notices.post(Notification("n1", session.id, "job", "bash_1", "it is done", 1))
+        pause, steps = ReplyPause(), []
         for n, name in enumerate(("done", "held", "partial")):
             steps += [CallOpened(n, None, "crash__write"), CallArguments(n, '{"name":"%s"}' % name), CallClosed(n)]
         run = asyncio.ensure_future(Agent(session, PlaybackModel([*steps[:-1], pause])).complete(None))

@@ -104,7 +104,7 @@ _WITHOUT = """
 import sys
 sys.modules |= dict.fromkeys(("mcp", "mcp_types", "openai", "anthropic"))  # as where they are not installed
 from handrail.frontends.cli.app import run
-from handrail.sandbox.start.spawn import binaries
+from handrail.sandbox.start.spawn import find_binaries
 sys.exit(run(sys.argv[1:]))
 """
 

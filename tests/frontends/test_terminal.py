@@ -24,17 +24,17 @@ import asyncio, json, sys
 from dataclasses import asdict
 from handrail.contract.errors import ToolError
 from handrail.contract.approvals import ApprovalRequest
-from handrail.contract.services.runtime import Option, Question
-from handrail.frontends.cli.terminal_approvals import Terminal
+from handrail.contract.services.runtime import QuestionOption, UserQuestion
+from handrail.frontends.cli.terminal_approvals import TerminalApprovalHandler
 
 def request(fields):
     return ApprovalRequest(**fields)
 
 def question(fields):
-    return Question(**{**fields, "options": tuple(Option(**o) for o in fields.get("options", ()))})
+    return UserQuestion(**{**fields, "options": tuple(QuestionOption(**o) for o in fields.get("options", ()))})
 
 async def main(jobs):
-    terminal = Terminal(workspace=".")
+    terminal = TerminalApprovalHandler(workspace=".")
     async def one(job):
         try:
             if "approve" in job:

@@ -26,8 +26,8 @@ import asyncio, sys, threading
 from pathlib import Path
 from handrail import Runtime, tool
 from handrail.ipc.wire.handshake import connect
-from handrail.ipc.client.tool_host import Bench, describe
-from handrail.ipc.wire.operations import Operations
+from handrail.ipc.client.tool_host import ToolHost, describe_tools
+from handrail.ipc.wire.operations import OperationTable
 
 @tool(id="far.write", side_effect="external", locks=["place:X"], requires={"fs": {"write": ["{workspace}"]}})
 async def write(path: str, runtime: Runtime) -> str:
@@ -56,9 +56,9 @@ async def soon() -> None:
 
 async def main():
     tools = [write, hold, pid, soon]
-    bench = Bench(tools)
-    operations = Operations(bench.requests, bench.notices)
-    joined = await connect(Path(sys.argv[1]), sys.argv[2], operations, {"tools": describe(tools)})
+    bench = ToolHost(tools)
+    operations = OperationTable(bench.requests, bench.notices)
+    joined = await connect(Path(sys.argv[1]), sys.argv[2], operations, {"tools": describe_tools(tools)})
     bench.attach(joined)
     print("joined", flush=True)
     await joined.closed.wait()

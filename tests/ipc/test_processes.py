@@ -21,13 +21,13 @@ HOLDER = """
 import asyncio, sys
 from pathlib import Path
 from handrail.ipc.wire.handshake import listen
-from handrail.ipc.wire.operations import Op, Operations
+from handrail.ipc.wire.operations import OperationSpec, OperationTable
 
 async def main():
     async def park(body):
         print("asked", body, flush=True)
         await asyncio.Event().wait()
-    await listen(Path(sys.argv[1]), sys.argv[2], lambda *_: (Operations({"park": Op(park)}), {}))
+    await listen(Path(sys.argv[1]), sys.argv[2], lambda *_: (OperationTable({"park": OperationSpec(park)}), {}))
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.read)
 

@@ -29,8 +29,8 @@ HOUR = 3_600_000_000_000
 HOLDS = """
 import asyncio, sys
 from handrail.record.log import CommitLog, Record
-from handrail.store.workspace_store import Store
-store = Store.open(sys.argv[1], sys.argv[2], frontend="mcp", socket=sys.argv[3])
+from handrail.store.workspace_store import WorkspaceStore
+store = WorkspaceStore.open(sys.argv[1], sys.argv[2], frontend="mcp", socket=sys.argv[3])
 log = CommitLog(store.database)
 asyncio.run(log.commit([Record("intended", "ses_1", "ses_1/1.0", {"tool": "bash"})]))
 print("held", flush=True)

@@ -21,11 +21,11 @@ ROOT = Path(__file__).parents[2]
 PRELUDE = """\
 import sys, os, asyncio, shutil, importlib
 import pydantic, orjson, handrail.kernel.local  # loaded before a workspace is open, as by an embedding program
-from handrail.origins.imports import opened
+from handrail.origins.imports import guard_open_workspace
 def asked_by(module, code):
     "Run code as a module of that name would run it."
     exec(compile(code, "/elsewhere/module.py", "exec"), {"__name__": module})
-guard = opened(os.getcwd())
+guard = guard_open_workspace(os.getcwd())
 guard.__enter__()
 sys.path[:0] = ["planted.zip", os.path.abspath("planted.zip"), "lib", "", "../link", os.path.abspath("../link")]
 for name in os.listdir("../planted"):  # by a call
@@ -315,11 +315,11 @@ def test_a_folder_that_looks_like_an_installed_package_offers_nothing(
     (info / "entry_points.txt").write_text(f"[{group}]\nplanted = planted:made\n")
     module(planted, "planted", evil(marker))
     said = agent(
-        "from handrail.store.entry_points import entry_points\n"
-        "from handrail.origins.imports import entry_points as uncached\n"
+        "from handrail.store.entry_points import find_entry_points\n"
+        "from handrail.origins.imports import find_entry_points as uncached\n"
         "from importlib import metadata\n"
         f"print(len(metadata.entry_points(group={group!r}, name='planted')))\n"
-        f"print([p.name for p in (*entry_points({group!r}), *uncached({group!r})) if p.name == 'planted'])\n",
+        f"print([p.name for p in (*find_entry_points({group!r}), *uncached({group!r})) if p.name == 'planted'])\n",
         workspace,
     )
     assert said == "1\n[]"
@@ -347,8 +347,8 @@ def test_the_ripgrep_of_the_installation_is_not_looked_up_in_the_workspace(works
     (planted / "rg").write_text("#!/bin/sh\n")
     (planted / "rg").chmod(0o755)
     said = agent(
-        "os.environ['PATH'] = '/nonexistent'\nfrom handrail.runtime.ripgrep import installed\n"
-        "print(installed(os.getcwd(), confined=True))\n",
+        "os.environ['PATH'] = '/nonexistent'\nfrom handrail.runtime.ripgrep import find_ripgrep\n"
+        "print(find_ripgrep(os.getcwd(), confined=True))\n",
         workspace,
     )
     assert not said.startswith(str(workspace))

@@ -381,11 +381,11 @@ def test_importing_the_reader_does_not_import_the_grammar() -> None:
 def test_no_character_beyond_ascii_ends_the_process_that_reads_it() -> None:
     """The grammar's scanner looks one up in a table with 384 places. Read in another process, which would end."""
     code = (
-        "from handrail.policy.shell.parser import parse\n"
+        "from handrail.policy.shell.parser import parse_script\n"
         "for place in range(0x80, 0x110000, 0x400):\n"
         "    for before in ('{', 'echo {', '{1..', 'cat <<'):\n"
         "        if not 0xD800 <= place < 0xE000:\n"
-        "            assert parse(before + chr(place)).unclear\n"
+        "            assert parse_script(before + chr(place)).unclear\n"
         "print('read')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

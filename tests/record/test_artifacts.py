@@ -73,9 +73,9 @@ def test_a_full_disk_leaves_no_half_artifact(place: Place, folder: Path) -> None
         "import resource, sys\n"
         "from pathlib import Path\n"
         "from handrail.contract.errors import LogUnavailable\n"
-        "from handrail.record.artifacts import Artifacts\n"
+        "from handrail.record.artifacts import ArtifactStore\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-        "try:\n    Artifacts(Path(sys.argv[3])).put(b'x' * 5000)\n"
+        "try:\n    ArtifactStore(Path(sys.argv[3])).put(b'x' * 5000)\n"
         "except LogUnavailable as error:\n    print(error)\n",
         str(folder),
     )

@@ -17,8 +17,8 @@ BOUNDED = """
 import asyncio, json, resource, sys
 from handrail.contract.errors import LogUnavailable
 from handrail.record.log import CommitLog, Record
-from handrail.record.verification import verify
-from handrail.store.workspace_store import Store
+from handrail.record.verification import verify_log
+from handrail.store.workspace_store import WorkspaceStore
 
 def record(kind, call, size=2000):
     return Record(kind, "ses_1", call, {"tool": "write", "text": "x" * size})
@@ -27,7 +27,7 @@ def bound(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 async def main():
-    store = Store.open(sys.argv[1], sys.argv[2])
+    store = WorkspaceStore.open(sys.argv[1], sys.argv[2])
     log = CommitLog(store.database)
     bound(300_000)
     durable = []

@@ -29,10 +29,10 @@ def answered(call: str, session: str = "ses_1", kind: str = "output", **metadata
 READ_BACK = """
 import sys
 from handrail.record.log_reader import LogReader
-from handrail.record.verification import verify
-from handrail.store.folders import locate
-with LogReader.at(locate(sys.argv[1], sys.argv[2]).database) as reader:
-    print([(r.sequence, r.kind, r.call_id) for r in reader.records()], verify(reader).ok)
+from handrail.record.verification import verify_log
+from handrail.store.folders import locate_folders
+with LogReader.at(locate_folders(sys.argv[1], sys.argv[2]).database) as reader:
+    print([(r.sequence, r.kind, r.call_id) for r in reader.records()], verify_log(reader).ok)
 """
 
 

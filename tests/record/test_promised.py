@@ -29,10 +29,10 @@ pytestmark = pytest.mark.proves("G-01")
 BEGUN = """
 import asyncio, sqlite3, sys
 from handrail.record.log import CommitLog, Record
-from handrail.store.workspace_store import Store
+from handrail.store.workspace_store import WorkspaceStore
 
 async def main():
-    store = Store.open(sys.argv[1], sys.argv[2])
+    store = WorkspaceStore.open(sys.argv[1], sys.argv[2])
     log = CommitLog(store.database)
     await log.recover()
     await log.promise([Record("intended", "ses_1", "first", {"locks": []})])  # makes no journal yet

@@ -17,13 +17,13 @@ CRASH = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from handrail.record.log import CommitLog, Record
-from handrail.store.workspace_store import Store
+from handrail.store.workspace_store import WorkspaceStore
 
 def record(kind, call, **body):
     return Record(kind, "ses_1", call, body)
 
 async def main():
-    store = Store.open(sys.argv[1], sys.argv[2])
+    store = WorkspaceStore.open(sys.argv[1], sys.argv[2])
     log = CommitLog(store.database)
     await log.recover()
     for call in ("done", "refused", "begun", "waiting", "authorised", "proposed"):

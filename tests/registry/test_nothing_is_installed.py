@@ -15,10 +15,10 @@ LOADING = """
 import sys
 from importlib.metadata import EntryPoint
 from handrail.contract.errors import LoadError
-from handrail.contract.sandbox import Profile, Tier
+from handrail.contract.sandbox import SandboxProfile, SandboxTier
 from handrail.registry.generation_loader import load_generation
 from handrail.registry.sources.code_sources import BuiltinSource
-from handrail.registry.sources.executable_tools import Confinement
+from handrail.registry.sources.executable_tools import ToolConfinement
 from handrail.registry.sources.folders import FolderSource
 from handrail.registry.sources.code_sources import PluginSource
 from handrail.registry.sources.code_sources import PythonSource
@@ -30,10 +30,10 @@ def watch(event, arguments):
         raise SystemExit(f"writes {arguments[0]}")
 
 class NoSandbox:
-    tier = Tier("bubblewrap", "as if")
+    tier = SandboxTier("bubblewrap", "as if")
 
 def sources(*points):
-    confinement = Confinement(NoSandbox(), lambda runtime: Profile("/", "/"), lambda spec: (None, None))
+    confinement = ToolConfinement(NoSandbox(), lambda runtime: SandboxProfile("/", "/"), lambda spec: (None, None))
     return [
         BuiltinSource(),
         FolderSource(sys.argv[1], "global", confinement),

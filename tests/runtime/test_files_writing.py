@@ -195,10 +195,10 @@ async def test_a_crash_in_the_middle_leaves_the_old_content(workspace: Path) -> 
         """
         import asyncio, os, signal, sys
         from handrail.runtime.files.rooted_files import RootedFiles, SeenFiles
-        from handrail.runtime.files.roots import Roots
+        from handrail.runtime.files.roots import SessionRoots
 
         async def main():
-            files = RootedFiles(Roots(sys.argv[1]), SeenFiles(), lambda *_: None)
+            files = RootedFiles(SessionRoots(sys.argv[1]), SeenFiles(), lambda *_: None)
             await files.read_bytes("f")
             os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
             await files.write("f", b"new " * 100_000)

@@ -27,22 +27,22 @@ SCRIPT = """
 import asyncio, os, resource, sys, threading
 from pathlib import Path
 from handrail.contract.errors import ToolError
-from handrail.contract.tool.requires import CapabilitySet, Layer, ShellRequires
-from handrail.contract.sandbox import Profile
+from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, ShellRequires
+from handrail.contract.sandbox import SandboxProfile
 from handrail.policy.rules.definitions import default_book
-from handrail.policy.authorizer import hidden
-from handrail.runtime.guard.guarded_sandbox import Guarded
-from handrail.runtime.files.roots import Roots
+from handrail.policy.authorizer import find_hidden_paths
+from handrail.runtime.guard.guarded_sandbox import GuardedSandbox
+from handrail.runtime.files.roots import SessionRoots
 from handrail.runtime.shell import SandboxedShell
 from handrail.sandbox import tiers; from handrail.sandbox.start import pool; from handrail.sandbox.start import process
-from handrail.sandbox.start.process import settled
+from handrail.sandbox.start.process import wait_for_dismantling
 
 place = Path(sys.argv[1])
 ws = place / "ws"
 program = ShellRequires.model_validate({"cmd": "*"})
 hosts = tuple(sys.argv[2:])
-capabilities = CapabilitySet((Layer("test", (str(ws),), (str(ws),), hosts, (program,), frozenset()),))
-profile = Profile(str(ws), str(place / "scratch"), denials=hidden(default_book(), str(ws)), quarantine=str(place / "q"))
+capabilities = CapabilitySet((CapabilityLayer("test", (str(ws),), (str(ws),), hosts, (program,), frozenset()),))
+profile = SandboxProfile(str(ws), str(place / "scratch"), denials=find_hidden_paths(default_book(), str(ws)), quarantine=str(place / "q"))
 
 def lowest_free():
     descriptor = os.open("/dev/null", os.O_RDONLY)
@@ -54,7 +54,7 @@ def children():
 
 async def main():
     pooled = pool.pooled(tiers.choose())
-    shell = SandboxedShell(Guarded(pooled), profile, capabilities, Roots(ws), lambda capability, target: None)
+    shell = SandboxedShell(GuardedSandbox(pooled), profile, capabilities, SessionRoots(ws), lambda capability, target: None)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     kinds, worked = set(), 0
     check = "exec 2>/dev/null; cat .env; echo evil >> .git/config; echo evil > .vscode/tasks.json; echo worked; true"
@@ -79,7 +79,7 @@ async def main():
         assert (ws / ".git/config").read_text() == "theirs" and (ws / ".vscode/tasks.json").read_text() == "theirs"
     await pooled.aclose()
     while process._leaving:  # however long this machine takes to put namespaces away
-        await settled()
+        await wait_for_dismantling()
     for thread in threading.enumerate():
         if thread.name == "handrail-reap":
             thread.join()

@@ -532,10 +532,10 @@ _AMONG_MOUNTS = """
 import asyncio, os, signal, subprocess, sys
 from pathlib import Path
 from handrail.contract.errors import ToolError
-from handrail.contract.tool.requires import CapabilitySet, Layer, ShellRequires
-from handrail.contract.sandbox import Profile, Program, Tier
-from handrail.sandbox.bubblewrap import Bubblewrap
-from handrail.sandbox.start.pool import Pooled
+from handrail.contract.tool.requires import CapabilitySet, CapabilityLayer, ShellRequires
+from handrail.contract.sandbox import SandboxProfile, ProgramSpec, SandboxTier
+from handrail.sandbox.bubblewrap import BubblewrapSandbox
+from handrail.sandbox.start.pool import SandboxPool
 
 place, binary = Path(sys.argv[1]), sys.argv[2]
 ws, specs, scratch = place / "ws", place / "specs", place / "scratch"
@@ -568,13 +568,13 @@ tmpfs(specs / "in it")
 tmpfs(ws / "unbound")
 run("mount", "--make-unbindable", ws / "unbound")
 
-layer = Layer("t", (str(ws), str(specs)), (str(ws),), (), (ShellRequires(cmd="*"),))
+layer = CapabilityLayer("t", (str(ws), str(specs)), (str(ws),), (), (ShellRequires(cmd="*"),))
 capabilities = CapabilitySet((layer,))
-profile = Profile(
+profile = SandboxProfile(
     str(ws), str(scratch), further=(str(specs),),
     masked=(str(ws / "m" / "key"), str(ws / "vault")), pinned=(str(ws / "m" / "p"),),
 )
-sandbox = Bubblewrap(binary, Tier("bubblewrap", "for a test"))
+sandbox = BubblewrapSandbox(binary, SandboxTier("bubblewrap", "for a test"))
 
 async def outcome(process):
     try:
@@ -587,7 +587,7 @@ async def outcome(process):
         await process.kill()
 
 def start(text):
-    return sandbox.start(capabilities, profile, Program(["/bin/bash", "-c", text]))
+    return sandbox.start(capabilities, profile, ProgramSpec(["/bin/bash", "-c", text]))
 
 async def main():
     text = 'cat m/p b*/seen; cat m/key vault/inner/key vault/key'

@@ -17,13 +17,13 @@ PATIENCE_S = 300
 RACER = """
 import sys
 from pathlib import Path
-from handrail.store.folders import prepare
-from handrail.store.lease import Lease, WorkspaceHeld
+from handrail.store.folders import prepare_folders
+from handrail.store.lease import WorkspaceLease, WorkspaceHeld
 say("ready")
 for line in sys.stdin:
-    folders = prepare(line.strip(), sys.argv[2])
+    folders = prepare_folders(line.strip(), sys.argv[2])
     try:
-        lease = Lease.acquire(folders, frontend="cli", clock=lambda: 0)
+        lease = WorkspaceLease.acquire(folders, frontend="cli", clock=lambda: 0)
     except WorkspaceHeld as held:
         say("turned-away", held.holder.token)
     else:
@@ -38,15 +38,15 @@ for line in sys.stdin:
 WRITER = """
 import asyncio, itertools, sys
 from handrail.record.log import CommitLog, Record
-from handrail.store.folders import prepare
-from handrail.store.lease import Lease, WorkspaceHeld
-from handrail.store.workspace_store import Store
+from handrail.store.folders import prepare_folders
+from handrail.store.lease import WorkspaceLease, WorkspaceHeld
+from handrail.store.workspace_store import WorkspaceStore
 
 async def held():
     while True:
-        await Lease.until_free(prepare(sys.argv[1], sys.argv[2]), interval_s=0.02)
+        await WorkspaceLease.until_free(prepare_folders(sys.argv[1], sys.argv[2]), interval_s=0.02)
         try:
-            return Store.open(sys.argv[1], sys.argv[2], frontend="cli")
+            return WorkspaceStore.open(sys.argv[1], sys.argv[2], frontend="cli")
         except WorkspaceHeld as error:
             if error.holder.state != "alive":
                 say("blocked", error.holder.pid)
@@ -74,7 +74,7 @@ PAUSED = """
 import asyncio, sys, threading
 from handrail.contract.errors import LogUnavailable
 from handrail.record.log import CommitLog, Record
-from handrail.store.workspace_store import Store
+from handrail.store.workspace_store import WorkspaceStore
 
 class Gate:
     "A table that holds the writer up, just before it would begin a transaction."
@@ -90,7 +90,7 @@ def record(mark):
     return Record("committed", "ses_1", mark, {})
 
 async def main():
-    store = Store.open(sys.argv[1], sys.argv[2], frontend="mcp")
+    store = WorkspaceStore.open(sys.argv[1], sys.argv[2], frontend="mcp")
     log = CommitLog(store.database)
     await log.commit([record("before")])
     gate = Gate()

@@ -154,9 +154,9 @@ def test_a_bind_mount_hides_nothing(home: Path, tmp_path: Path) -> None:
         (home / name).mkdir()
     bound = tmp_path / "bound"
     code = (
-        "import sys\nfrom pathlib import Path\nfrom handrail.store.folders import of_the_system, too_broad\n"
+        "import sys\nfrom pathlib import Path\nfrom handrail.store.folders import find_system_folder, explain_too_broad\n"
         "found = [Path(place) for place in sys.argv[1:]]\n"
-        "print([(too_broad(one) or of_the_system(one)) is not None for one in found])"
+        "print([(explain_too_broad(one) or find_system_folder(one)) is not None for one in found])"
     )
     mounts = {"ssh": home / ".ssh", "home": home, "etc": Path("/etc"), "project": home / "project"}
     argv = [next(find_binaries()), "--dev-bind", "/", "/"]

@@ -99,9 +99,9 @@ async def test_a_reader_sees_what_the_owner_has_written_and_cannot_write(place: 
     await store.sessions.open(SessionRow("ses_1", 5))
     read = place.finished(
         "import sys, sqlite3\n"
-        "from handrail.store.folders import locate\n"
+        "from handrail.store.folders import locate_folders\n"
         "from handrail.store.database.connection import open_reader\n"
-        "reader = open_reader(locate(sys.argv[1], sys.argv[2]).database)\n"
+        "reader = open_reader(locate_folders(sys.argv[1], sys.argv[2]).database)\n"
         "print(reader.execute('SELECT id FROM session').fetchall())\n"
         "try:\n    reader.execute('DELETE FROM session')\n"
         "except sqlite3.OperationalError as error:\n    print('refused', error)\n"
@@ -126,9 +126,9 @@ def test_a_disk_without_room_stops_the_start_with_the_next_step(place: Place) ->
     said = place.finished(
         "import sys, resource\n"
         "from handrail.contract.errors import StartError\n"
-        "from handrail.store.workspace_store import Store\n"
+        "from handrail.store.workspace_store import WorkspaceStore\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), int(sys.argv[3])))\n"
-        "try:\n    Store.open(sys.argv[1], sys.argv[2])\n"
+        "try:\n    WorkspaceStore.open(sys.argv[1], sys.argv[2])\n"
         "except StartError as error:\n    print(error)\n",
         "8192",
     )

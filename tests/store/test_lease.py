@@ -21,17 +21,17 @@ from handrail.store.tables.sessions import SessionRow
 
 HOLD = """
 import sys
-from handrail.store.workspace_store import Store
-store = Store.open(sys.argv[1], sys.argv[2], frontend="mcp")
+from handrail.store.workspace_store import WorkspaceStore
+store = WorkspaceStore.open(sys.argv[1], sys.argv[2], frontend="mcp")
 print(store.lease.token, flush=True)
 sys.stdin.readline()
 """
 TRY = """
 import sys
 from handrail.contract.errors import StartError
-from handrail.store.workspace_store import Store
+from handrail.store.workspace_store import WorkspaceStore
 try:
-    Store.open(sys.argv[1], sys.argv[2])
+    WorkspaceStore.open(sys.argv[1], sys.argv[2])
 except StartError as error:
     print(error)
 """
