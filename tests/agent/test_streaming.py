@@ -244,7 +244,7 @@ async def test_where_what_a_call_was_proposed_in_cannot_be_kept_it_has_no_effect
     opened: dict[str, Any] = {"tools": [act, ask], "rules": ["allow test.act"]}
     async with temporary_kernel(tmp_path, **({} if joins else opened)) as held, contextlib.AsyncExitStack() as stack:
         kernel: Any = await stack.enter_async_context(joined_kernel(tmp_path, **opened)) if joins else held
-        session = await kernel.session(attendant=person)
+        session = await kernel.session(approval_handler=person)
         last = 2**62 - 1 if joins else 2**63 - 1  # a place after which there is none, which what the user says takes
         await held.components.store.messages.write(session.id, [(last - 1, {})], 1)
         steps = [*call(0, "test__act"), TextDelta("and"), *call(1, "test__ask"), ReplyFinished("calls")]

@@ -338,7 +338,7 @@ class Deploy(Tool):
 
 async def test_what_a_brought_tool_wants_to_know_is_asked_before_it_runs_and_given_to_it(tmp_path: Path) -> None:
     person = ScriptedApprovalHandler(answers=[[["yes"]]])
-    async with workshop(tmp_path, Deploy, attendant=person) as shop:
+    async with workshop(tmp_path, Deploy, approval_handler=person) as shop:
         result = await shop.session.call("t.deploy", {"to": "Bonn"})
         assert result.data == [["yes"]]
         assert [asked.question for asked in person.questions] == ["Deploy to Bonn?"]
@@ -347,7 +347,7 @@ async def test_what_a_brought_tool_wants_to_know_is_asked_before_it_runs_and_giv
 
 
 async def test_questions_that_cannot_be_made_are_the_calls_answer(tmp_path: Path) -> None:
-    async with workshop(tmp_path, Deploy, attendant=ScriptedApprovalHandler()) as shop:
+    async with workshop(tmp_path, Deploy, approval_handler=ScriptedApprovalHandler()) as shop:
         faulty = await shop.session.call("t.deploy", {"to": "nowhere"})
         assert (faulty.error_kind, faulty.error_text) == ("invalid_input", "there is no such place")
         assert (await shop.session.call("t.deploy", {"to": "here"})).error_kind == "backend"

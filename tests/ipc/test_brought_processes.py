@@ -33,7 +33,7 @@ from handrail.ipc.wire.operations import OperationTable
 async def write(path: str, runtime: Runtime) -> str:
     "Write a file, then wait for ever."
     await runtime.files.write(path, b"written")
-    runtime.partial({"written": path})
+    runtime.set_partial_result({"written": path})
     print("writing", flush=True)
     await asyncio.Event().wait()
 
@@ -57,7 +57,7 @@ async def soon() -> None:
 async def main():
     tools = [write, hold, pid, soon]
     bench = ToolHost(tools)
-    operations = OperationTable(bench.requests, bench.notices)
+    operations = OperationTable(bench.requests, bench.notifications)
     joined = await connect(Path(sys.argv[1]), sys.argv[2], operations, {"tools": describe_tools(tools)})
     bench.attach(joined)
     print("joined", flush=True)

@@ -143,7 +143,7 @@ async def test_people_are_asked_through_the_holder(tmp_path: Path) -> None:
 
     person = ScriptedApprovalHandler(answers=[[["red", "blue"]]])
     given = Scripted(ask, requires={"capabilities": ["ask"]})
-    async with workshop(tmp_path, given, attendant=person) as shop:
+    async with workshop(tmp_path, given, approval_handler=person) as shop:
         result = await shop.session.call("t.script", {})
         assert result.data == [["red", "blue"]]
         assert person.questions == [

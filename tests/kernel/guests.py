@@ -21,10 +21,10 @@ from handrail.store.lease import find_lease_holder
 OPENING: dict[str, Any] = {
     "agent": None,
     "headless": True,
-    "peer": None,
+    "client": None,
     "editor": False,
     "topic": None,
-    "client": None,
+    "user_context": None,
     "rules": [],
     "mode": None,
     "shared": False,

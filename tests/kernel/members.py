@@ -44,10 +44,10 @@ async def look(call):
 
 class Note:
     """An offering of one note."""
-    source, foreign = "", False
+    source, is_third_party = "", False
     resources = (ResourceSpec("note:1", "a note"),)
     templates = prompts = ()
-    def has(self, uri):
+    def has_resource(self, uri):
         return uri == "note:1"
     async def read(self, uri, runtime):
         return {"contents": [{"uri": uri, "text": f"by {os.getpid()}"}]}
@@ -64,7 +64,7 @@ async def main():
     options = {"state": folder / "state", "config": folder / "config" / "handrail.toml", "rules": rules, "tools": tools}
     options["settings"] = ["limits.grace_ms=900"] if "settings" in sys.argv else []
     options["watchdogs"] = [look] if "watchdogs" in sys.argv else []
-    options["offerings"] = [Note()] if "offerings" in sys.argv else []
+    options["resources"] = [Note()] if "offerings" in sys.argv else []
     async with open_kernel(folder / "ws", **options) as kernel:
         sessions, running = {}, set()
         say(0, holds=isinstance(kernel, LocalKernel), pid=os.getpid())
@@ -84,7 +84,7 @@ async def main():
         while line := await lines.readline():
             order = json.loads(line)
             if order.get("interrupted"):
-                say(order["number"], interrupted=[lost.call_id for lost in kernel.interrupted])
+                say(order["number"], interrupted=[lost.call_id for lost in kernel.interrupted_calls])
                 continue
             task = asyncio.create_task(carry_out(order))
             running.add(task)

@@ -54,13 +54,13 @@ class Member:
             await asyncio.gather(*(self.work(kernel, f"ses_{self.name.partition('-')[0]}_{n}") for n in range(tasks_of_each)))
 
     def token(self, kernel):
-        return kernel.rooms.store.lease.token if isinstance(kernel, LocalKernel) else kernel.membership.token
+        return kernel.components.store.lease.token if isinstance(kernel, LocalKernel) else kernel.ipc_client.token
 
     async def work(self, kernel, session_id):
         session = await kernel.session(session_id)
         while not self.leaving.is_set():
             await self.step(kernel, session)
-            if isinstance(kernel, LocalKernel) and kernel.rooms.store.lease.lost:
+            if isinstance(kernel, LocalKernel) and kernel.components.store.lease.lost_reason:
                 self.leaving.set()  # replaced while it was paused: "start it again"
 
     async def step(self, kernel, session):
@@ -81,7 +81,7 @@ class Member:
         if len(calls) == 1 and kind % 3 == 0:
             answers = [(f"{session.id}/key:{mark}", await session.call(*calls[0], key=mark))]
         else:
-            answers = [(answer.call_id, answer.result) for answer in await session.turn().call_all(calls)]
+            answers = [(answer.call_id, answer.result) for answer in await session.start_turn().call_all(calls)]
         token = self.token(kernel)
         for (call_id, result), asked in zip(answers, marks, strict=True):
             told = result.to_dict()
@@ -122,8 +122,8 @@ async def main(name, seed):
         member.say("failed", error=f"{type(error).__name__}: {error}")
         raise
     here = asyncio.get_running_loop()
-    while any(one.loop is here for one in process._leaving):  # however long this machine takes to put namespaces away
-        await process.settled()
+    while any(one.loop is here for one in process._UNREAPED):  # however long this machine takes to put namespaces away
+        await process.wait_for_dismantling()
     gc.collect()
     files = [path for number, path in open_files().items() if before.get(number) != path]
     tasks = [str(task) for task in asyncio.all_tasks() - {asyncio.current_task(), hearing}]

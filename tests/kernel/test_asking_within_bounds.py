@@ -27,13 +27,13 @@ def opened(tmp_path: Path) -> Any:
 
 async def test_two_thousand_parked_calls_of_a_session_are_a_hundred(tmp_path: Path) -> None:
     async with opened(tmp_path) as kernel:
-        session = await kernel.session(attendant=DeferApprovals())
+        session = await kernel.session(approval_handler=DeferApprovals())
         found = [await session.call("send", {"text": str(number)}) for number in range(130)]
         assert ["parked" in result.metadata for result in found] == [True] * 100 + [False] * 30
         refused = found[-1]
         assert refused.error_kind == "limit" and "handrail approve" in (refused.error_text or "")
         assert len(kernel.approvals.pending()) == 100
-        other = await kernel.session(attendant=DeferApprovals())
+        other = await kernel.session(approval_handler=DeferApprovals())
         assert "parked" in (await other.call("send", {"text": "x"})).metadata, "another session has its own"
         first = kernel.approvals.pending(session.id)[0]
         await kernel.approvals.decide(first.id, ApprovalAnswer("reject"), by="test")
@@ -42,7 +42,7 @@ async def test_two_thousand_parked_calls_of_a_session_are_a_hundred(tmp_path: Pa
 
 async def test_the_bound_holds_for_calls_that_ask_at_the_same_time(tmp_path: Path) -> None:
     async with opened(tmp_path) as kernel:
-        session = await kernel.session(attendant=DeferApprovals())
+        session = await kernel.session(approval_handler=DeferApprovals())
         calls = (session.call("send", {"text": str(number)}) for number in range(300))
         found = await asyncio.gather(*calls)
         assert sum("parked" in result.metadata for result in found) == 100
@@ -54,7 +54,7 @@ async def test_many_sessions_together_have_a_bound_too(tmp_path: Path, monkeypat
     async with opened(tmp_path) as kernel:
         parked = 0
         for _ in range(5):
-            session = await kernel.session(attendant=DeferApprovals())
+            session = await kernel.session(approval_handler=DeferApprovals())
             parked += sum(
                 ["parked" in (await session.call("send", {"text": str(number)})).metadata for number in range(3)]
             )
@@ -64,8 +64,8 @@ async def test_many_sessions_together_have_a_bound_too(tmp_path: Path, monkeypat
 async def test_what_has_expired_takes_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(approvals, "MAX_PENDING_PER_SESSION", 1)
     async with opened(tmp_path) as kernel:
-        session = await kernel.session(attendant=DeferApprovals())
-        desk = kernel.rooms.arbiter.authorisation.asking.approvals
+        session = await kernel.session(approval_handler=DeferApprovals())
+        desk = kernel.components.arbiter.approval_broker
         assert "parked" in (await session.call("send", {"text": "a"})).metadata
         late = time.time_ns() + 8 * 86_400 * 10**9
         monkeypatch.setattr(desk, "_clock", lambda: late)
@@ -75,7 +75,7 @@ async def test_what_has_expired_takes_no_place(tmp_path: Path, monkeypatch: pyte
 async def test_questions_are_bounded_likewise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(approvals, "MAX_PENDING_PER_SESSION", 2)
     async with opened(tmp_path) as kernel:
-        session = await kernel.session(attendant=DeferApprovals())
+        session = await kernel.session(approval_handler=DeferApprovals())
         asked: dict[str, Any] = {"questions": [{"question": "Which?", "header": "", "options": []}]}
         found = [await session.call("question", asked) for _ in range(4)]
         assert [result.error_kind for result in found][2:] == ["limit", "limit"], found

@@ -62,7 +62,7 @@ def bodies(draw: st.DrawFn, takes: Collection[str]) -> Any:
         "rules": st.lists(st.sampled_from(["allow write", "deny", "allow manifest:write"]) | _scalars, max_size=2),
         "reason": st.sampled_from(["user", "timeout", "nonsense"]),
         "headless": st.booleans(),
-        "peer": st.none() | st.lists(st.sampled_from(["form", "roots", "none"]), max_size=3),
+        "client": st.none() | st.lists(st.sampled_from(["form", "roots", "none"]), max_size=3),
         "arguments": st.dictionaries(st.text(max_size=5), _scalars, max_size=2),
         "answer": st.fixed_dictionaries({"choice": st.sampled_from(["once", "x"]), "message": _scalars}),
         "tools": st.none() | st.lists(_anything, max_size=1),

@@ -104,7 +104,7 @@ async def test_the_calls_of_one_reply_are_answered_in_order_over_the_socket(tmp_
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [
-        ('{"path": "a", "path": "b"}', "twice"),
+        ('{"path": "a", "path": "b"}', "duplicate keys"),
         ({"path": float("nan")}, "NaN"),
         ({"path": "\ud800"}, "surrogate"),
         ({"path": {1, 2}}, "not JSON values"),

@@ -169,19 +169,19 @@ async def test_a_tool_of_a_process_that_joined_reaches_each_door_as_one_of_the_h
         assert result.ok, result
         seen.append(re.sub(r"_ns['\"]?[=:] ?\d+", "_ns", repr(result.data)).replace(str(folder), "FOLDER"))
     assert seen[1] == seen[0]
-    assert "through runtime.call" not in seen[1]
+    assert "session.call" not in seen[1]
 
 
 @BOTH
 async def test_a_door_that_a_tool_did_not_require_stays_closed(tmp_path: Path, door: str) -> None:
     asks: Mapping[str, tuple[str, tuple[str, ...]]] = {
-        "agents": ("types", ()),
-        "skills": ("all", ()),
+        "subagents": ("list_types", ()),
+        "skills": ("list_skills", ()),
         "channels": ("send", ("news", "x")),
-        "triggers": ("list", ()),
+        "triggers": ("list_triggers", ()),
         "transcript": ("search", ("x",)),
-        "terminals": ("changes", ()),
-        "offers": ("all", ()),
+        "terminals": ("change_count", ()),
+        "resources": ("list_sources", ()),
     }
 
     async def ask_all(on: Runtime) -> object:
@@ -468,10 +468,10 @@ async def test_a_server_ends_with_the_process_that_connected_it(tmp_path: Path) 
     async with (
         temporary_kernel(tmp_path) as holder,
         open_on(holder.workdir, tmp_path / "state", config) as joined,
-        joined.mcp.connect("mine", **server.connect_arguments()),
+        joined.mcp_servers.connect("mine", **server.connect_arguments()),
     ):
         assert [one.name for one in holder.mcp_servers.servers] == ["mine"]
-        await joined.membership.aclose()
+        await joined.ipc_client.aclose()
         while holder.mcp_servers.servers:
             await asyncio.sleep(0)
 
@@ -490,7 +490,7 @@ class Editor:
 
     def detach(self, call_id: str) -> None: ...
 
-    async def editor_files(self, path: str) -> str | None:
+    async def read_unsaved(self, path: str) -> str | None:
         return "as it is shown\n" if path.endswith("a.txt") else None
 
 

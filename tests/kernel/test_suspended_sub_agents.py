@@ -138,7 +138,7 @@ async def test_what_it_asks_meanwhile_waits_and_is_answered_once(tmp_path: Path,
     writer = PlaybackModel([pause, *WRITE], text_reply("Written."))
     gone = ScriptedApprovalHandler([ApprovalAnswer("once")])
     agents = {"default": PRESENT, "writer": WRITER}
-    async with suspended(tmp_path, agents, writer, pause, attendant=gone) as kernel:
+    async with suspended(tmp_path, agents, writer, pause, approval_handler=gone) as kernel:
         asking = asyncio.Event()
         kernel.approvals.watch(lambda _: asking.set())
         pause.proceed.set()
@@ -164,7 +164,7 @@ async def test_what_is_being_asked_when_the_session_is_suspended_is_asked_of_who
     late.may_answer.clear()
     writer = PlaybackModel([pause, *WRITE], text_reply("Not written."))
     async with kernel_of(tmp_path, {"default": PRESENT, "writer": WRITER}) as kernel:
-        session = await begun(kernel, "writer", writer, pause, attendant=late)
+        session = await begun(kernel, "writer", writer, pause, approval_handler=late)
         await late.request_received.wait()
         await session.suspend()
         late.may_answer.set()
@@ -182,7 +182,7 @@ async def test_what_its_people_put_off_waits_for_them_and_headless_nothing_is_as
     pause.proceed.set()
     writer = PlaybackModel([pause, *WRITE], call_reply(("write", {"path": "b", "content": "b"})), text_reply("Tried."))
     async with kernel_of(tmp_path, {"default": PRESENT, "writer": WRITER}) as kernel:
-        session = await begun(kernel, "writer", writer, pause, attendant=busy)
+        session = await begun(kernel, "writer", writer, pause, approval_handler=busy)
         await busy.request_received.wait()
         await session.suspend()
         again = await kernel.session(SESSION)
@@ -219,7 +219,7 @@ async def test_it_writes_over_nothing_that_is_not_saved_in_the_editor_that_opens
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Typing(EditorBuffers):
-        async def editor_files(self, path: str) -> str | None:
+        async def read_unsaved(self, path: str) -> str | None:
             return "typed"
 
     monkeypatch.setattr(editor_files, "FRESH_NS", -(10**12))
@@ -241,7 +241,7 @@ async def test_what_is_allowed_for_the_project_meanwhile_is_allowed_it_too(tmp_p
     pause = ReplyPause()
     writer = PlaybackModel([pause, *WRITE], text_reply("Written."))
     agents = {"default": PRESENT, "writer": WRITER}
-    async with suspended(tmp_path, agents, writer, pause, attendant=ScriptedApprovalHandler()) as kernel:
+    async with suspended(tmp_path, agents, writer, pause, approval_handler=ScriptedApprovalHandler()) as kernel:
         asked = await kernel.session(approval_handler=ScriptedApprovalHandler([ApprovalAnswer("project")]))
         assert (await asked.call("write", {"path": "a", "content": "x"})).ok
         (tmp_path / "ws" / "a").unlink()
@@ -340,7 +340,7 @@ async def test_people_at_a_process_that_takes_its_session_up_are_asked_what_it_a
     writer = PlaybackModel([pause, *WRITE], question, text_reply("Done."))
     agents = {"default": PRESENT, "writer": WRITER}
     async with kernel_of(tmp_path, agents) as held, joined_kernel(tmp_path) as one, joined_kernel(tmp_path) as other:
-        session = await begun(one, "writer", writer, pause, attendant=late)
+        session = await begun(one, "writer", writer, pause, approval_handler=late)
         await late.request_received.wait()
         await session.suspend()
         again = await other.session(SESSION, approval_handler=back)
@@ -358,7 +358,7 @@ async def test_where_the_process_that_has_its_model_is_lost_it_ends_and_what_it_
     agents = {"default": PRESENT, "writer": WRITER}
     async with kernel_of(tmp_path, agents) as held:
         async with joined_kernel(tmp_path) as kernel:
-            session = await begun(kernel, "writer", writer, pause, attendant=ScriptedApprovalHandler())
+            session = await begun(kernel, "writer", writer, pause, approval_handler=ScriptedApprovalHandler())
             await session.suspend()
             asking = asyncio.Event()
             held.approvals.watch(lambda _: asking.set())

@@ -96,7 +96,7 @@ async def main():
     tools = (write, asked, hold, look)
     async with temporary_kernel(folder, tools=tools, rules=["allow crash.*", "ask crash.asked"]) as kernel:
         say("interrupted", *(lost.call_id for lost in kernel.interrupted))
-        session = await kernel.session("ses_crash", attendant=Person())
+        session = await kernel.session("ses_crash", approval_handler=Person())
         asyncio.ensure_future(session.call("crash.hold", {"mark": life + "-held"}))
         await asyncio.gather(*(caller(session) for _ in range(4)))
 

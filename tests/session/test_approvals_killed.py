@@ -47,7 +47,7 @@ async def main():
     config = folder / "config" / "handrail.toml"
     config.touch()
     async with open_kernel(folder / "ws", tools=[pay], state=folder / "state", config=config) as kernel:
-        session = await kernel.session(attendant=Elsewhere())
+        session = await kernel.session(approval_handler=Elsewhere())
         call = asyncio.create_task(session.call("bank.pay", {"source": "a"}))
         if how == "hang":
             while not kernel.approvals.pending():

@@ -52,7 +52,7 @@ async def main():
     person.may_answer.clear()
     rules = ["allow crash.*", "ask crash.write name=asking"]
     async with temporary_kernel(folder, tools=(write, hold, last), rules=rules) as kernel:
-        session = await kernel.session("ses_each", attendant=person)
+        session = await kernel.session("ses_each", approval_handler=person)
         steps, events = [], {}
         session.watch(lambda event: events.setdefault(event.call_id, []).append(event.kind))
         assert (await session.call("crash.write", {"name": "acknowledged"}, key="done")).ok

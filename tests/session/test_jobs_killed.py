@@ -46,7 +46,7 @@ async def main():
     person = ScriptedApprovalHandler([ApprovalAnswer("once")])
     tools = job_tools(folder / "effects", executed)
     async with temporary_kernel(folder, tools=tools, rules=RULES) as kernel:
-        session = await kernel.session("ses_jobs", attendant=person)
+        session = await kernel.session("ses_jobs", approval_handler=person)
         begun, waiting = set(), set()
         def watch(event):
             if event.kind == "started": begun.add(event.call_id)

@@ -55,7 +55,7 @@ async def open_kernel(
     The tools, rules and watchdogs that you pass apply only to the sessions that this process opens.
 
     :param tools: further tools, in addition to the built-ins, the tool folders and entry points
-    :param offerings: further resources and prompts, in addition to those of the tool folders
+    :param resources: further resources and prompts, in addition to those of the tool folders
     :param rules: session rules, as ``"allow bash git status"``, or with examples, as ``{"rule": "…", "match": ["…"]}``
     :param secrets: values by name; tools of this process may receive those that they declare, and the values are redacted
         wherever they appear
@@ -81,7 +81,7 @@ async def open_kernel(
         normalise_rules(rules),
         secrets,
         _check_watchdogs(as_tuple("watchdogs", watchdogs)),
-        as_tuple("offerings", resources),
+        as_tuple("resources", resources),
         as_tuple("settings", settings),
         parse_optional_mode(mode),
         check_tool_config(tool_config),

@@ -95,8 +95,8 @@ class Trigger:
 
     :param name: unique in the session
     :param prompt: the text that the agent receives when the trigger fires
-    :param every_ns: for a timer: the interval
-    :param once: whether the trigger is removed after it has fired
+    :param interval_ns: for a timer: the interval
+    :param is_one_shot: whether the trigger is removed after it has fired
     :param cron: for a schedule: five fields, in the local time of the machine
     :param channel: the watched channel; its messages go to this trigger
     :param sender: watch only messages of this agent
@@ -104,7 +104,7 @@ class Trigger:
     :param tool: the tool that defines the class of the trigger
     :param arguments: of that tool
     :param position: where its next wait continues; JSON-able
-    :param fault: why the trigger does not wait any more, or not now
+    :param problem: why the trigger does not wait any more, or not now
     """
 
     name: str

@@ -146,9 +146,11 @@ def describe_trigger(trigger: Trigger) -> dict[str, object]:
     if trigger.interval_ns is not None:
         shown["interval"] = trigger.interval_ns / 1e9
         shown["once"] = trigger.is_one_shot
-    for name in ("cron", "channel", "sender", "tool", "fault"):
+    for name in ("cron", "channel", "sender", "tool"):
         if (value := getattr(trigger, name)) is not None:
             shown[name] = value
+    if trigger.problem is not None:
+        shown["fault"] = trigger.problem
     if trigger.arguments is not None:
         shown["arguments"] = dict(trigger.arguments)
     if trigger.next_ns is not None:

@@ -454,10 +454,10 @@ _TRIM_NOTICES = (
 
 _KINDS = get_args(TriggerKind)
 _FIELDS = {
-    **dict.fromkeys(("created_ns", "fired", "every_ns", "next_ns"), int),
-    **dict.fromkeys(("name", "session_id", "prompt", "cron", "channel", "sender", "tool", "fault"), str),
+    **dict.fromkeys(("created_ns", "fire_count", "interval_ns", "next_ns"), int),
+    **dict.fromkeys(("name", "session_id", "prompt", "cron", "channel", "sender", "tool", "problem"), str),
 }
-_MAY_BE_EMPTY = frozenset({"every_ns", "next_ns", "cron", "channel", "sender", "tool", "fault"})
+_MAY_BE_EMPTY = frozenset({"interval_ns", "next_ns", "cron", "channel", "sender", "tool", "problem"})
 
 
 class TriggerTable:
