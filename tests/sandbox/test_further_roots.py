@@ -31,7 +31,7 @@ async def run(
     specs, notes = map(str, further)
     variables = PathVariables((str(ground.workspace), notes), readable=(specs,))
     capabilities = CapabilitySet((expand_requires(Requires.model_validate(requires), variables, "tool"),))
-    profile = ground.profile(writable=(notes,), further=(specs,), workspace_writable=workspace_writable)
+    profile = ground.profile(writable=(notes,), read_only_roots=(specs,), workspace_writable=workspace_writable)
     process = await ground.sandbox.start(capabilities, profile, ProgramSpec(["/bin/bash", "-c", SCRIPT, specs, notes]))
     try:
         out, _, _ = await process.communicate(b"", 1 << 16)
@@ -66,7 +66,7 @@ async def test_a_workspace_in_a_root_to_read_stays_writable_and_its_neighbours_d
     )
     script = f": > here && echo wrote; (: > {above}/there) 2>/dev/null && echo WROTE; ls {above}"
     process = await ground.sandbox.start(
-        capabilities, ground.profile(further=(above,)), ProgramSpec(["/bin/bash", "-c", script])
+        capabilities, ground.profile(read_only_roots=(above,)), ProgramSpec(["/bin/bash", "-c", script])
     )
     try:
         out, _, _ = await process.communicate(b"", 1 << 16)

@@ -155,7 +155,7 @@ async def test_a_source_or_mount_point_that_is_swapped_ends_the_sandbox(
     profile = home.profile(
         **masks(home),
         writable=(str(place / "notes"),),
-        further=(str(place / "specs"),),
+        read_only_roots=(str(place / "specs"),),
         readable=(str(place / "folder"),),
     )
     text = f"cat {place}/*/* {place}/*/*/* {place}/*/*/*/*; echo written > {place}/notes/new; echo begun"
@@ -457,7 +457,7 @@ async def test_a_ready_sandbox_is_not_used_once_a_source_was_swapped(
     """No mount ends with that: the sandbox would still show the old folder."""
     place = home.workspace.parent
     monkeypatch.setenv("PATH", f"{place}/tool/bin:{os.environ['PATH']}")
-    changes = {"further": (str(place / "specs"),), "readable": (str(place / "folder"),)}
+    changes = {"read_only_roots": (str(place / "specs"),), "readable": (str(place / "folder"),)}
     layer = home.layer(str(home.workspace), read=(str(place / "specs"),))
     capabilities = type(home.capabilities)((layer,))
 
@@ -490,7 +490,7 @@ def test_a_source_that_is_swapped_while_it_is_looked_at_is_not_what_is_expected(
     path = str(ground.workspace / "d" / "key")
 
     class Misled(LookupCache):
-        def at(self, path: str):
+        def identify(self, path: str):
             return super().identify(path.replace(f"{ground.workspace}/d/", f"{ground.outside}/"))
 
     with pytest.raises(ToolError, match="was replaced") as caught:
@@ -571,7 +571,7 @@ run("mount", "--make-unbindable", ws / "unbound")
 layer = CapabilityLayer("t", (str(ws), str(specs)), (str(ws),), (), (ShellRequires(cmd="*"),))
 capabilities = CapabilitySet((layer,))
 profile = SandboxProfile(
-    str(ws), str(scratch), further=(str(specs),),
+    str(ws), str(scratch), read_only_roots=(str(specs),),
     masked=(str(ws / "m" / "key"), str(ws / "vault")), pinned=(str(ws / "m" / "p"),),
 )
 sandbox = BubblewrapSandbox(binary, SandboxTier("bubblewrap", "for a test"))

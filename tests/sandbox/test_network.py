@@ -37,7 +37,7 @@ class Online:
     async def start(self, *argv: str):
         layer = self.ground.layer(str(self.ground.workspace))
         layer = CapabilityLayer("tool t", layer.fs_read, layer.fs_write, tuple(self.hosts), layer.shell)
-        profile = self.ground.profile(gate=self.gate, on_attempt=self.attempts.append, workspace_writable=self.writable)
+        profile = self.ground.profile(check_host=self.gate, on_attempt=self.attempts.append, workspace_writable=self.writable)
         return await self.ground.sandbox.start(CapabilitySet((layer,)), profile, ProgramSpec(argv))
 
     async def bash(self, script: str) -> Ran:
@@ -185,7 +185,7 @@ async def test_a_process_of_somebody_else_is_not_entered(confined: Ground) -> No
             await sandbox_network.open_listener(process.inner_pid, os.getpid())  # type: ignore[attr-defined]
     finally:
         await process.kill()
-    with pytest.raises(ToolError, match="cannot be set up"):
+    with pytest.raises(ToolError, match="could not be set up"):
         await sandbox_network.open_listener(process.inner_pid or (1 << 22) - 1, process.pid)  # type: ignore[attr-defined]
 
 
