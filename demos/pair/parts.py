@@ -79,7 +79,7 @@ def _call(label: str, tool: str, **arguments: Any) -> dict[str, Any]:
 
 
 def _expect(of: str, at: str, **check: Any) -> dict[str, Any]:
-    return {"result": [{"of": of, "at": at, **check}]}
+    return {"result": [{"call": of, "path": at, **check}]}
 
 
 def _turn(text: str, *calls: dict[str, Any], **expect: Any) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def _call(label: str, tool: str, **arguments: Any) -> ScriptedCall:
 
 
 def _expect(of: str, at: str, **check: Any) -> RequestExpectation:
-    return RequestExpectation.model_validate({"result": [{"of": of, "at": at, **check}]})
+    return RequestExpectation.model_validate({"result": [{"call": of, "path": at, **check}]})
 
 
 def scenes(project: Project, port: int, *, confined: bool) -> list[Scene]:

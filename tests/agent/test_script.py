@@ -46,13 +46,13 @@ text = "It said ${look.data.n}."
 [turns.expect]
 results = 1
 [[turns.expect.result]]
-of = "look"
-at = "data.n"
+call = "look"
+path = "data.n"
 equals = 3
 [[turns.expect.result]]
 matches = '"n": ?3'
 [[turns.expect.result]]
-at = "metadata"
+path = "metadata"
 exists = false
 """
     )
@@ -102,15 +102,15 @@ async def test_what_a_result_said_can_be_used_in_later_arguments_and_keeps_its_t
         ({"task": "^stop"}, "expected the task to match '^stop'; it is \"go\""),
         ({"prompt": "no such words"}, "expected the system text to match 'no such words'"),
         ({"results": 2}, "expected 2 results of the previous turn; the request has 1"),
-        ({"result": [{"at": "data.n", "equals": 2}]}, "expected 0.data.n to be 2; it is 1"),
-        ({"result": [{"at": "data.n", "equals": True}]}, "expected 0.data.n to be true; it is 1"),
-        ({"result": [{"at": "data.n", "equals": "1"}]}, 'expected 0.data.n to be "1"; it is 1'),
+        ({"result": [{"path": "data.n", "equals": 2}]}, "expected 0.data.n to be 2; it is 1"),
+        ({"result": [{"path": "data.n", "equals": True}]}, "expected 0.data.n to be true; it is 1"),
+        ({"result": [{"path": "data.n", "equals": "1"}]}, 'expected 0.data.n to be "1"; it is 1'),
         ({"result": [{"contains": "xyz"}]}, "expected 0 to contain 'xyz'"),
-        ({"result": [{"at": "type", "matches": "^err"}]}, "expected 0.type to match '^err'; it is \"output\""),
-        ({"result": [{"at": "data.m", "contains": "x"}]}, "expected a value at 0.data.m"),
-        ({"result": [{"at": "data.m", "exists": True}]}, "expected 0.data.m to exist"),
-        ({"result": [{"at": "data.n", "exists": False}]}, "expected 0.data.n not to exist"),
-        ({"result": [{"of": 1, "exists": True}]}, "result 1 does not exist: the previous turn had 1"),
+        ({"result": [{"path": "type", "matches": "^err"}]}, "expected 0.type to match '^err'; it is \"output\""),
+        ({"result": [{"path": "data.m", "contains": "x"}]}, "expected a value at 0.data.m"),
+        ({"result": [{"path": "data.m", "exists": True}]}, "expected 0.data.m to exist"),
+        ({"result": [{"path": "data.n", "exists": False}]}, "expected 0.data.n not to exist"),
+        ({"result": [{"call": 1, "exists": True}]}, "result 1 does not exist: the previous turn had 1"),
     ],
 )
 async def test_an_expectation_that_fails_ends_the_run_and_says_what_was_seen(expect: dict[str, Any], said: str) -> None:
@@ -164,7 +164,7 @@ async def test_a_script_can_send_what_a_broken_model_sends() -> None:
         ("turns = []", ["has no turns"]),
         ('[[turns]]\ntext = "${later.data}"', ["refers to 'later', which is not a label of an earlier call"]),
         ("[[turns]]\ncalls = [{name='a', arguments={b=1}, raw='{}'}]", ["Both `arguments` and `raw`"]),
-        ("[[turns]]\nexpect = {result = [{at = 'x'}]}", ["Set exactly one of"]),
+        ("[[turns]]\nexpect = {result = [{path = 'x'}]}", ["Set exactly one of"]),
         ("[[turns]]\nexpect = {task = '('}", ["The regular expression is invalid: '('"]),
         (
             "[[turns]]\ncalls = [{name='a', label='x'}]\n[[turns]]\ncalls = [{name='a', label='x'}]",

@@ -62,7 +62,7 @@ def script(folder: Path) -> Path:
             "expect": {
                 "tools": [WANTED[0]],
                 "absent": WANTED[1:],
-                "result": [{"of": "0", "at": "data.tools.0.id", "equals": WANTED[0]}],
+                "result": [{"call": "0", "path": "data.tools.0.id", "equals": WANTED[0]}],
             },
             "calls": [
                 {"name": "museum__translate_label", "arguments": {"label": "L-17"}},
@@ -74,8 +74,8 @@ def script(folder: Path) -> Path:
                 "tools": WANTED[:2],
                 "absent": WANTED[2:],
                 "result": [
-                    {"of": "0", "at": "data.tool", "equals": WANTED[0]},
-                    {"of": "1", "at": "data.message", "equals": "100 parcel tools are now available."},
+                    {"call": "0", "path": "data.tool", "equals": WANTED[0]},
+                    {"call": "1", "path": "data.message", "equals": "100 parcel tools are now available."},
                 ],
             },
             "calls": [
@@ -87,15 +87,15 @@ def script(folder: Path) -> Path:
             "expect": {
                 "tools": WANTED,
                 "result": [
-                    {"of": "0", "at": "data.args.address", "equals": "Mill Lane 3"},
-                    {"of": "1", "at": "metadata.error_kind", "equals": "invalid_input"},
-                    {"of": "1", "at": "data.parameters.required.0", "equals": "photo"},
+                    {"call": "0", "path": "data.args.address", "equals": "Mill Lane 3"},
+                    {"call": "1", "path": "metadata.error_kind", "equals": "invalid_input"},
+                    {"call": "1", "path": "data.parameters.required.0", "equals": "photo"},
                 ],
             },
             "calls": [{"name": "garden__count_photo", "arguments": {"photo": "all"}}],
         },
         {
-            "expect": {"tools": WANTED, "result": [{"of": "0", "at": "data.tool", "equals": WANTED[2]}]},
+            "expect": {"tools": WANTED, "result": [{"call": "0", "path": "data.tool", "equals": WANTED[2]}]},
             "text": "All three are done.",
         },
         {"expect": {"tools": ["find_tools"], "absent": WANTED}, "text": "Nothing of it is left in view."},

@@ -38,7 +38,7 @@ async def main():
             durable.append(f"c{number}")
         except LogUnavailable as error:
             said["error"] = str(error)
-            said["refusal"] = log.refusal
+            said["refusal"] = log.unavailable_reason
             break
     bound(1000)
     for number in range(5):
@@ -49,7 +49,7 @@ async def main():
             said["refused"] += 1
     bound(resource.RLIM_INFINITY)
     await log.commit([record("committed", "after")])
-    said["refusal after"] = log.refusal
+    said["refusal after"] = log.unavailable_reason
     said["durable"] = durable
     said["lost"] = store.database.writer.lost
     await store.aclose()

@@ -31,7 +31,7 @@ import sys
 from handrail.record.log_reader import LogReader
 from handrail.record.verification import verify_log
 from handrail.store.folders import locate_folders
-with LogReader.at(locate_folders(sys.argv[1], sys.argv[2]).database) as reader:
+with LogReader.open_database(locate_folders(sys.argv[1], sys.argv[2]).database_file) as reader:
     print([(r.sequence, r.kind, r.call_id) for r in reader.records()], verify_log(reader).ok)
 """
 

@@ -38,14 +38,14 @@ async def main():
     await log.promise([Record("intended", "ses_1", "first", {"locks": []})])  # makes no journal yet
     await log.promise([])
     await log.flush()
-    other = sqlite3.connect(store.folders.database, isolation_level=None)
+    other = sqlite3.connect(store.folders.database_file, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")  # from here on the database has nothing more
     said = {"role": "assistant", "parts": [{"text": "I begin"}]}
-    kept = store.messages.keep("ses_1", [(0, said)], 1)
+    kept = store.messages.write("ses_1", [(0, said)], 1)
     log.append([Record("proposed", "ses_1", "ses_1/2.0", {"tool": "write", "arguments": {"path": "a\\ud800"}})])
     await log.promise([Record("intended", "ses_1", "ses_1/2.0", {"locks": ["a"]})])
     await log.promise([Record("intended", "ses_1", "third", {"locks": []})])
-    assert kept.durable
+    assert kept.is_durable
     print("begun", flush=True)
     await asyncio.Event().wait()
 

@@ -64,7 +64,7 @@ class Person:
         if chance.randrange(3):
             await asyncio.Event().wait()
         return ApprovalAnswer("once")
-    async def answer(self, session_id, questions):
+    async def answer_questions(self, session_id, questions):
         return [[""] for _ in questions]
 
 made = 0
@@ -95,7 +95,7 @@ async def caller(session):
 async def main():
     tools = (write, asked, hold, look)
     async with temporary_kernel(folder, tools=tools, rules=["allow crash.*", "ask crash.asked"]) as kernel:
-        say("interrupted", *(lost.call_id for lost in kernel.interrupted))
+        say("interrupted", *(lost.call_id for lost in kernel.interrupted_calls))
         session = await kernel.session("ses_crash", approval_handler=Person())
         asyncio.ensure_future(session.call("crash.hold", {"mark": life + "-held"}))
         await asyncio.gather(*(caller(session) for _ in range(4)))

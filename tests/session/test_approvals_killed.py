@@ -38,7 +38,7 @@ class Elsewhere:
             DIE
         await asyncio.Event().wait()
 
-    async def answer(self, session_id, questions):
+    async def answer_questions(self, session_id, questions):
         return None
 
 async def main():
@@ -50,10 +50,10 @@ async def main():
         session = await kernel.session(approval_handler=Elsewhere())
         call = asyncio.create_task(session.call("bank.pay", {"source": "a"}))
         if how == "hang":
-            while not kernel.approvals.pending():
+            while not kernel.approvals.list_pending():
                 await asyncio.sleep(0.01)
             from handrail import ApprovalAnswer
-            await kernel.approvals.decide(kernel.approvals.pending()[0].id, ApprovalAnswer("once"), by="child")
+            await kernel.approvals.decide(kernel.approvals.list_pending()[0].id, ApprovalAnswer("once"), by="child")
         print("ENDED", (await call).to_dict(), flush=True)
 
 asyncio.run(main())

@@ -58,7 +58,7 @@ async def main():
         assert (await session.call("crash.write", {"name": "acknowledged"}, key="done")).ok
         call = lambda *a, **k: steps.append(asyncio.ensure_future(session.call(*a, **k)))
         call("crash.write", {"name": "asking"}, key="asking")
-        await person.asked.wait()
+        await person.request_received.wait()
         call("crash.hold", {}, key="executing")
         await until(lambda: "started" in events.get("ses_each/key:executing", ()))
         call("crash.write", {"name": "held"}, key="waiting")

@@ -55,7 +55,7 @@ async def main():
         async def start(tool, name, where=begun):
             result = await session.call(tool, {"name": name})
             assert result.ok, result
-            call_id = f"ses_jobs/{session.turns}.0"
+            call_id = f"ses_jobs/{session.last_turn}.0"
             await until(lambda: call_id in where)
             return result.data["job_id"]
         ended = await start("again", "ended")
@@ -67,9 +67,9 @@ async def main():
         await start("locked", "queued", waiting)
         await start("locked_again", "queued-again", waiting)
         direct = asyncio.ensure_future(session.call("direct", {"name": "promoted-hold"}))
-        promoted = lambda: f"ses_jobs/{session.turns}.0"
+        promoted = lambda: f"ses_jobs/{session.last_turn}.0"
         await until(lambda: promoted() in begun)
-        await session.promote(promoted())
+        await session.move_to_background(promoted())
         assert (await direct).ok
         await kernel.log.flush()
         asyncio.ensure_future(session.call("again", {"name": "executed-last"}))
@@ -129,7 +129,7 @@ def job_tools(effects: Path, executed: object = None, *, hold: bool = True) -> l
 
 
 async def states(jobs: Iterable[object]) -> dict[str, tuple[str, int]]:
-    return {str(getattr(job, "about")): (getattr(job, "state"), getattr(job, "attempt")) for job in jobs}  # noqa: B009
+    return {str(getattr(job, "summary")): (getattr(job, "state"), getattr(job, "attempt")) for job in jobs}  # noqa: B009
 
 
 @pytest.mark.proves("X-06", "G-05")

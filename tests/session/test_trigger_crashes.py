@@ -115,7 +115,7 @@ async def main(folder, id):
         print(session.id, flush=True)
         add = [call_reply(("add_timer", {"interval": 1, "prompt": "beat", "name": "t", "immediate": True})), text_reply("ok")]
         agent = Agent(session, PlaybackModel(*([] if id else add), *([text_reply("heard")] * 1000)))
-        async for event in agent.live(None if id else "begin"):
+        async for event in agent.serve(None if id else "begin"):
             print(type(event).__name__, flush=True)
 
 asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))

@@ -44,7 +44,7 @@ from handrail.store.workspace_store import WorkspaceStore
 
 async def held():
     while True:
-        await WorkspaceLease.until_free(prepare_folders(sys.argv[1], sys.argv[2]), interval_s=0.02)
+        await WorkspaceLease.wait_until_free(prepare_folders(sys.argv[1], sys.argv[2]), interval_s=0.02)
         try:
             return WorkspaceStore.open(sys.argv[1], sys.argv[2], frontend="cli")
         except WorkspaceHeld as error:
@@ -80,9 +80,9 @@ class Gate:
     "A table that holds the writer up, just before it would begin a transaction."
     def __init__(self):
         self.open = threading.Event()
-    def opened(self, connection):
+    def load(self, connection):
         pass
-    def statements(self, batch):
+    def build_statements(self, batch):
         self.open.wait()
         return ()
 
@@ -101,26 +101,26 @@ async def main():
         log.append([record(f"queued {number}")])
     waiting = [asyncio.ensure_future(log.commit([record("waited for")]))]
     if sys.argv[3] == "several tables":
-        waiting.append(asyncio.ensure_future(store.state.put("ses_1", "tool", "key", 1)))
+        waiting.append(asyncio.ensure_future(store.session_values.put("ses_1", "tool", "key", 1)))
     await asyncio.sleep(0)
     lost = threading.Event()
-    store.lease.when_lost(lost.set)
-    say("queued", store.lease.valid)
+    store.lease.on_lost(lost.set)
+    say("queued", store.lease.is_valid)
     await asyncio.to_thread(sys.stdin.readline)
     # Resumed. Nothing has been renewed or written since.
-    say("valid", store.lease.valid)
+    say("valid", store.lease.is_valid)
     gate.open.set()
     for refused in await asyncio.gather(*waiting, return_exceptions=True):
         say("refused", refused)
     lost.wait()
-    say("lost", store.lease.lost)
-    say("refusal", log.refusal)
+    say("lost", store.lease.lost_reason)
+    say("refusal", log.unavailable_reason)
     log.append([record("afterwards")])
     try:
         await log.commit([record("afterwards too")])
     except LogUnavailable as error:
         say("refused", error)
-    say("valid", store.lease.valid)
+    say("valid", store.lease.is_valid)
     await store.aclose()
     say("closed", store.database.writer.backlog)
 

@@ -101,7 +101,7 @@ async def test_a_reader_sees_what_the_owner_has_written_and_cannot_write(place: 
         "import sys, sqlite3\n"
         "from handrail.store.folders import locate_folders\n"
         "from handrail.store.database.connection import open_reader\n"
-        "reader = open_reader(locate_folders(sys.argv[1], sys.argv[2]).database)\n"
+        "reader = open_reader(locate_folders(sys.argv[1], sys.argv[2]).database_file)\n"
         "print(reader.execute('SELECT id FROM session').fetchall())\n"
         "try:\n    reader.execute('DELETE FROM session')\n"
         "except sqlite3.OperationalError as error:\n    print('refused', error)\n"

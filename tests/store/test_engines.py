@@ -163,7 +163,7 @@ def test_a_database_that_cannot_be_opened_to_the_end_is_closed_again(
         made.append(open_writer(path))
         return made[-1]
 
-    monkeypatch.setattr(workspace_database, "connect", noticing)
+    monkeypatch.setattr(workspace_database, "open_writer", noticing)
     monkeypatch.setattr(journal, "list_orphaned", cannot_be_read)
     with pytest.raises(StartError, match="a bad sector"):
         place.open()

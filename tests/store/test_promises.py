@@ -67,7 +67,7 @@ async def test_nobody_stands_still_for_a_slow_disk_nor_where_others_are_at_it(
         return True
 
     goes_on.set()
-    monkeypatch.setattr(shelf, "promise", slow)
+    monkeypatch.setattr(shelf, "write_ahead", slow)
     monkeypatch.setattr(writing, "PROMISE_GRACE_S", 0.0)
     await writer.start_write_ahead("of a disk that is slow from now on")
     monkeypatch.setattr(writing, "PROMISE_GRACE_S", 300.0)
@@ -104,7 +104,7 @@ async def test_a_sink_is_roused_for_a_promise_that_may_follow(shelf: Shelf, monk
         while not writer._urgent:  # pyright: ignore[reportPrivateUsage] - until the promise is there
             time.sleep(0)
 
-    monkeypatch.setattr(shelf, "rouse", rouse)
+    monkeypatch.setattr(shelf, "warm_up", rouse)
     await writer.start_write_ahead("first")
     await writer.commit("outcome")
     await asleep(writer)

@@ -274,7 +274,7 @@ def _parse_note(content: bytes) -> LeaseHolder:
 
     return LeaseHolder(
         pid=number("pid"),
-        frontend=text("face"),
+        frontend=text("frontend"),
         since_ns=number("since_ns"),
         protocol=number("protocol") or 0,
         socket=text("socket") or "",
