@@ -56,7 +56,7 @@ async def main() -> None:
             config=folder / "handrail.toml",
         ) as kernel:
             session = await kernel.session()
-            arbiter: Any = vars(kernel)["rooms"].arbiter
+            arbiter: Any = vars(kernel)["components"].arbiter
             file = FileLog(folder / "log.jsonl")
             logs: dict[str, Any] = {"file with group fdatasync": file, "commit log": kernel.log}
             figures: dict[str, list[float]] = {name: [] for name in logs}

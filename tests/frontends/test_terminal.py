@@ -40,7 +40,7 @@ async def main(jobs):
             if "approve" in job:
                 answer = asdict(await terminal.approve(request(job["approve"])))
                 return answer if answer["arguments"] is not None else {k: answer[k] for k in ("choice", "message")}
-            return await terminal.answer("session", [question(q) for q in job["questions"]])
+            return await terminal.answer_questions("session", [question(q) for q in job["questions"]])
         except ToolError as error:
             return [error.kind, str(error)]
     print("RESULT", json.dumps(await asyncio.gather(*map(one, jobs))), flush=True)

@@ -55,7 +55,7 @@ def test_a_root_is_its_real_folder(ground: Path) -> None:
         ("/etc", "read", "which the sandbox protects"),
         ("/proc/self", "read", "which the sandbox protects"),
         ("/usr", "write", "which the sandbox protects"),
-        ("/tmp", "read", "everybody's"),
+        ("/tmp", "read", "several users or programs share"),
     ],
 )
 def test_what_can_be_no_root_is_a_fault_by_its_key(ground: Path, path: str, access: Access, part: str) -> None:

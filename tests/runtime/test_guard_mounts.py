@@ -433,7 +433,7 @@ async def test_a_git_tool_looks_again_at_what_a_program_that_started_meanwhile_h
             programs.append(await up(dataclasses.replace(ground), "echo up; read go", tool="bash", call="job_1"))
         return await hold(*args, **how)
 
-    monkeypatch.setattr(running_programs.running_programs, "hold", slow)
+    monkeypatch.setattr(running_programs.running_programs, "register", slow)
     ground.vcs = True
     done = await ground.shell().run("git config user.name One")
     assert done.exit_code != 0 and any("job_1" in note for note in done.notes), done

@@ -53,13 +53,13 @@ def children():
     return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
 
 async def main():
-    pooled = pool.pooled(tiers.choose())
+    pooled = pool.add_pool(tiers.choose_sandbox())
     shell = SandboxedShell(GuardedSandbox(pooled), profile, capabilities, SessionRoots(ws), lambda capability, target: None)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     kinds, worked = set(), 0
     check = "exec 2>/dev/null; cat .env; echo evil >> .git/config; echo evil > .vscode/tasks.json; echo worked; true"
     assert (await shell.run(check)).output == b"worked\\n"
-    await pooled.replenished()
+    await pooled.wait_until_replenished()
     for spare in [*range(0, 40), *range(0, 40, 3)]:
         (ws / f"new{spare}").mkdir(exist_ok=True)
         (ws / "src" / f"new{spare}").mkdir(exist_ok=True)
@@ -78,7 +78,7 @@ async def main():
         assert done.output == b"worked\\n", (spare, done)
         assert (ws / ".git/config").read_text() == "theirs" and (ws / ".vscode/tasks.json").read_text() == "theirs"
     await pooled.aclose()
-    while process._leaving:  # however long this machine takes to put namespaces away
+    while process._UNREAPED:  # however long this machine takes to put namespaces away
         await wait_for_dismantling()
     for thread in threading.enumerate():
         if thread.name == "handrail-reap":
@@ -210,7 +210,7 @@ async def test_what_could_not_be_put_back_for_a_moment_is_put_back(
     )
     try:
         assert await process.read_line(100) == b"up\n"
-        name = "restore" if wanting == "a file" else "open_parent"
+        name = "restore_file" if wanting == "a file" else "open_parent"
         monkeypatch.setattr(post_run_check, name, once(getattr(post_run_check, name)))
         if wanting == "a file":
             (ground.workspace / "new").write_text("new")
