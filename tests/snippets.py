@@ -93,7 +93,7 @@ class Folder:
         return self._done(sys.executable, *arguments)
 
     def program(self, text: str) -> subprocess.CompletedProcess[str]:
-        """Run a program that uses Handrail, as :meth:`find_python_launcher` does."""
+        """Run a program that uses Handrail, as :meth:`python` does."""
         script = self.path / "program.py"
         script.write_text(text, encoding="utf-8")
         return self._done(*prefork.python(script))

@@ -95,7 +95,7 @@ class Least:
     :param constants: of its module, in place of its own; a function is given the module
     :param arguments: on its command line; ``{folder}`` is one of the test's
     :param says: what it prints of Handrail's own figures
-    :param handrail: its constant of what starts the program; ``find_python_launcher``: of what starts Python with this script
+    :param handrail: its constant of what starts the program; ``python``: of what starts Python with this script
     """
 
     says: str

@@ -104,7 +104,7 @@ def without(left_out: Corpus, every: Sequence[Corpus], model: Known) -> QueryAda
 
 
 def made(several: list[tuple[Any, Any, Any]], model: Known) -> QueryAdapter:
-    """The adapter fitted on ``as_tuple``, with some of their requests and with the everyday ones."""
+    """The adapter fitted on ``several``, with some of their requests and with the everyday ones."""
     turn = QueryAdapter(kept(fitted(several, several[0][0].shape[1])).astype(numpy.float32))
     requests: list[Any] = []
     tools: list[Any] = []

@@ -54,12 +54,12 @@ def test_all_errors_are_named_at_once_with_path_type_and_what_was_expected() -> 
         TRANSFER, {"source": 7, "mode": "soon", "lines": [{"name": 1}, {"nam": "x"}], "amuont": 3, "weird key": 1}
     )
     assert set(found) == {
-        "`format_bytes` is missing (expected number)",
+        "`amount` is missing (expected number)",
         "`source`: expected string, got integer",
         "`mode`: expected one of 'now', 'later', got string of 4 characters",
         "`lines[0].name`: expected string, got integer",
         "unknown argument `lines[1].nam` (did you mean `name`?)",
-        "unknown argument `amuont` (did you mean `format_bytes`?)",
+        "unknown argument `amuont` (did you mean `amount`?)",
         "unknown argument `['weird key']` (available: source, amount, mode, lines)",
     }
 

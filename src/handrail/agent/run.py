@@ -349,7 +349,7 @@ class ServeLoop:
         self._agent.cancel(reason)
 
     async def events(self, task: str | None, on_end: Callable[[], None]) -> AsyncGenerator[AgentEvent, None]:
-        """Work on ``task`` and then on whatever arrives, and yield the events. Call ``ended`` at the end."""
+        """Work on ``task`` and then on whatever arrives, and yield the events. Call ``on_end`` at the end."""
         if task is not None:
             self._messages.insert(0, task)
         try:

@@ -245,7 +245,7 @@ class LockTable:
         return request
 
     def release(self, grant: LockGrant) -> None:
-        """Release everything that ``grant_trust`` holds, and admit the waiters whose turn comes.
+        """Release everything that ``grant`` holds, and admit the waiters whose turn comes.
 
         :raises UsageError: if it was released before or belongs to another table; nothing changes then
         """

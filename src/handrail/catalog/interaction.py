@@ -122,7 +122,7 @@ def make_example(entry: ToolEntry) -> dict[str, Any] | None:
 
 
 def _example(schema: object, root: Mapping[str, Any], depth: int, name: str = "text") -> Any:
-    """Return a value for ``build_schema``, or None.
+    """Return a value for ``schema``, or None.
 
     :param name: the name of the argument
     """

@@ -58,9 +58,9 @@ class Diagnostic:
     """One problem with a source of tools, an agent or a setting.
 
     :param source: the file, module or entry point, as the operator knows it
-    :param where: the place in it, such as ``runtime.locks[0]``, or ``""``
+    :param location: the place in it, such as ``runtime.locks[0]``, or ``""``
     :param problem: what is wrong and what was expected
-    :param foreign: for a third-party source: the name that its operator gave it
+    :param third_party: for a third-party source: the name that its operator gave it
     :param tool: the id of the tool that the problem is about, if it is about one
     """
 

@@ -4,7 +4,7 @@ The arbiter defines the bodies, except for the names that readers rely on:
 
 - ``proposed``: ``tool`` (id), ``arguments``; ``topic``, if its session has one
 - ``refused``, ``committed``: ``result``, the wire form of a :class:`~handrail.contract.call.Result`; a ``committed``
-  with ``timeout_error`` only adds the end of work whose call was already answered
+  with ``late`` only adds the end of work whose call was already answered
 - ``detached``: ``job``; ``result``, the answer to its proposer
 - ``interrupted``: ``tool``, ``intended`` (sequence of the record without an outcome)
 - ``provided``: ``provider``, ``name``, ``tool`` (id or ""), ``arguments``, ``failed``, ``artifacts``, ``topic``; without a call

@@ -127,7 +127,7 @@ class LogReader:
     def head(self) -> LogHead:
         """Return the newest record.
 
-        If you note its hash elsewhere, ``verify_log`` can later detect that records were cut off.
+        If you note its hash elsewhere, ``verify`` can later detect that records were cut off.
         """
         row = self._connection.execute("SELECT sequence, seal FROM record ORDER BY sequence DESC LIMIT 1").fetchone()
         return LogHead(0, GENESIS.hex()) if row is None else LogHead(row[0], (extract_hash(row[1]) or b"").hex())

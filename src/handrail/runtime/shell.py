@@ -566,7 +566,7 @@ def takes_input(text: str) -> bool:
 
 
 def runs_unseen_line(text: str, keys: Sequence[str], line_open: bool) -> bool:
-    """Return whether ``list_keys`` run a line in a shell that was typed by keys, so its text is unknown here."""
+    """Return whether ``keys`` run a line in a shell that was typed by keys, so its text is unknown here."""
     if text:
         line_open = not text.endswith("\n")
         if line_open and keys[:1] and keys[0] in ENTER_KEYS:

@@ -105,7 +105,7 @@ def parse_terms(query: str) -> list[str]:
 
 
 def rank_passages(passages: Sequence[TranscriptPassage], terms: Sequence[str]) -> list[TranscriptPassage]:
-    """Return the passages that contain any of ``extract_terms``, the best first.
+    """Return the passages that contain any of ``terms``, the best first.
 
     A passage ranks higher if it contains more terms and rarer terms, and if it is shorter. Of equal ones the latest is first.
     """
@@ -130,7 +130,7 @@ def rank_passages(passages: Sequence[TranscriptPassage], terms: Sequence[str]) -
 
 
 def cut_excerpt(text: str, terms: Sequence[str]) -> str:
-    """Return the part of ``text`` around the first of ``extract_terms`` in it."""
+    """Return the part of ``text`` around the first of ``terms`` in it."""
     if len(text) <= EXCERPT_CHARACTERS:
         return text
     places = (re.search(re.escape(term), text, re.IGNORECASE) for term in terms)

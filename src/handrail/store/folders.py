@@ -429,7 +429,7 @@ def workspace_key(workspace: Path) -> str:
 def prepare_folders(
     workspace: str | Path, state: str | Path | None = None, *, allow_home: bool = False
 ) -> StateFolders:
-    """Return :func:`locate`, create the private folders, and check that only this user can access them."""
+    """Return :func:`locate_folders`, create the private folders, and check that only this user can access them."""
     folders = locate_folders(workspace, state, allow_home=allow_home)
     _prepare_root(folders.state)
     _prepare_private(folders.state / "ws")

@@ -257,7 +257,7 @@ class TerminalSendTool(Tool):
                         "minLength": 1,
                         "maxLength": MOST_TEXT,
                         "pattern": "^[^\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f]*$",
-                        "description": "Text to type, without control characters. Required unless `list_keys` is given",
+                        "description": "Text to type, without control characters. Required unless `keys` is given",
                     },
                     "keys": {
                         "type": "string",

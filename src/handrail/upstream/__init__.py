@@ -2,8 +2,8 @@
 
 Each server has one owner, is connected on first use, and lists its tools from a cache before that.
 
-- ``configured`` and ``definition``: the operator's settings · ``install_server``: the installed program of a server
-- ``owner``: the task that keeps a connection · ``servers``: all servers of a workspace
+- ``server_config`` and ``definition``: the operator's settings · ``package_installer``: the installed program of a server
+- ``connection_manager``: the task that keeps a connection · ``servers``: all servers of a workspace
 - ``client``: the protocol, its transports, and the server's requests · ``oauth``: sign-in
 - ``source``, ``tools``: the registry's view of a server
 

@@ -70,7 +70,7 @@ _SHELLS = (
 _SETTERS = frozenset(("set", "reset", "tset"))
 _STTY_SHOWS = frozenset(("size", "speed", "-a", "--all", "-g", "--save"))
 _UNFINISHED = (
-    "the text is not a complete line, so the command is unknown; end it with a newline, or with enter in `list_keys`"
+    "the text is not a complete line, so the command is unknown; end it with a newline, or with enter in `keys`"
 )
 _ADDED = (
     "the terminal's line already contains text, which the shell reads together with this; press ctrl-c or enter first"
@@ -338,7 +338,7 @@ class ApprovalFlow:
             definition_hash=call.entry.definition_hash,
             reason="",
             origin=call.lane.origin,
-            is_shared=bool(getattr(call.lane.approval_handler, "shared", False)),
+            is_shared=bool(getattr(call.lane.approval_handler, "is_shared", False)),
         )
 
     async def _submit_request(self, call: Call, asked: Approval) -> Approval:

@@ -195,7 +195,7 @@ def encode_plain(value: object, *, large: bool = False) -> bytes | None:
 
 
 class JsonConversion:
-    """The conversion of one value to plain JSON: :attr:`data`, its :attr:`find_binaries`, and :attr:`notes` about changes."""
+    """The conversion of one value to plain JSON: :attr:`data`, its :attr:`binaries`, and :attr:`notes` about changes."""
 
     __slots__ = ("_left", "_open", "_where", "binaries", "data", "more_notes", "notes")
 

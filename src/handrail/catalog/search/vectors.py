@@ -435,7 +435,7 @@ class QueryAdapter:
 
 
 def _find_nearest(near: Any, several: int) -> tuple[Any, Any]:
-    """Return the ``as_tuple`` nearest of each row, and their weights."""
+    """Return the ``several`` nearest of each row, and their weights."""
     several = min(several, near.shape[1])
     best = numpy.argpartition(-near, several - 1, axis=1)[:, :several]
     likeness: Any = numpy.take_along_axis(near, best, axis=1)

@@ -86,7 +86,7 @@ class SchemaTooCostly(ValueError):
 class _SchemaRules:
     """The rules of one schema within the whole, with the schemas that it leads to.
 
-    :param beside: schemas that apply to the same value, and ``expand_braces`` those whose errors are kept as a tree
+    :param beside: schemas that apply to the same value, and ``alternatives`` those whose errors are kept as a tree
     :param within: schemas that apply to a part of the value
     :param looking: patterns with look-around
     :param again: how often its neighbours are evaluated

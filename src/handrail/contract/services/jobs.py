@@ -342,7 +342,7 @@ class TerminalService(Protocol):
         ...
 
     async def type(self, terminal_id: str, text: str, keys: tuple[str, ...]) -> TypedInput:
-        """Type ``text`` and then press ``list_keys``.
+        """Type ``text`` and then press ``keys``.
 
         :raises ToolError: ``invalid_input`` for a line that the terminal would cut; ``conflict`` if the terminal
             differs from the one that the call was evaluated for

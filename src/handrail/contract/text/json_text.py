@@ -33,7 +33,7 @@ class InvalidJsonText(ValueError):
 class ParsedText(str):
     """The text of arguments with its parsed value.
 
-    :func:`parse_arguments`, :func:`parse_compact` and :func:`parsed` return a copy of the value instead of parsing
+    :func:`parse_arguments`, :func:`parse_compact` and :func:`parse_cached` return a copy of the value instead of parsing
         again. Each caller gets its own copy: a tool may change it, and the history keeps the arguments of the model.
     """
 

@@ -85,7 +85,7 @@ async def serve_client(messages: MessageTransport, serving: AcpFrontendSettings,
 
 
 async def await_to_end(ending: Awaitable[None]) -> None:
-    """Await ``describe_exit`` until it is done, even if this task is cancelled meanwhile."""
+    """Await ``ending`` until it is done, even if this task is cancelled meanwhile."""
     task = asyncio.ensure_future(ending)
     while not task.done():
         try:

@@ -178,7 +178,7 @@ _OTHER_SCHEME = re.compile(r"(?!https?:)[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
 def curl_risk(argv: Sequence[str]) -> CommandRisk | None:
-    """Return the risk of a ``curl_risk`` command, or None."""
+    """Return the risk of a ``curl`` command, or None."""
     found = [i for i, word in enumerate(argv) if i and (_OTHER_SCHEME.match(word) or "%output{" in word)]
     past = (
         CommandRisk(
@@ -194,7 +194,7 @@ _LESS = frozenset("NRSFXi")
 
 
 def less_risk(argv: Sequence[str]) -> CommandRisk | None:
-    """Return the risk of a ``less_risk`` command, or None."""
+    """Return the risk of a ``less`` command, or None."""
     found = [
         i for i, word in enumerate(argv) if i and (word[:1] == "+" or (word[:1] == "-" and not set(word[1:]) <= _LESS))
     ]
@@ -212,7 +212,7 @@ def find_program_risk(argv: Sequence[str]) -> CommandRisk | None:
 
 
 def tar_risk(argv: Sequence[str]) -> CommandRisk | None:
-    """Return the risk of a ``tar_risk`` command, or None."""
+    """Return the risk of a ``tar`` command, or None."""
     names = ("--checkpoint-action", "--use-compress-program", "--to-command", "--info-script", "--new-volume-script")
     found = [
         index
@@ -287,7 +287,7 @@ _GIT_CONFIG_SCOPES = frozenset({"--global", "--system", "--local", "--worktree",
 
 
 def git_risk(argv: Sequence[str]) -> CommandRisk | None:
-    """Return the risk of a ``git_risk`` command, or None."""
+    """Return the risk of a ``git`` command, or None."""
     before: list[CommandRisk] = []
     index = 1
     while index < len(argv) and argv[index][:1] == "-":
@@ -359,7 +359,7 @@ _AWK_RUNS = re.compile(r"system|getline|[|>@]|fflush|close")
 
 
 def sed_risk(argv: Sequence[str]) -> CommandRisk | None:
-    """Return the risk of a ``sed_risk`` command, or None."""
+    """Return the risk of a ``sed`` command, or None."""
     found: list[CommandRisk | None] = []
     scripts: list[int] = []
     operands: list[int] = []
@@ -394,7 +394,7 @@ def _unplain_sed_scripts(argv: Sequence[str], places: Sequence[int]) -> Iterator
 
 
 def awk_risk(argv: Sequence[str]) -> CommandRisk | None:
-    """Return the risk of an ``awk_risk`` command, or None."""
+    """Return the risk of an ``awk`` command, or None."""
     index = 1
     while index < len(argv) and argv[index][:1] == "-" and argv[index] != "-":
         word = argv[index]

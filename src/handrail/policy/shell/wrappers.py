@@ -352,7 +352,7 @@ PROGRAM_FIRST_RUNNERS = (ENVIRONMENT_MANAGERS - {"direnv", "mise", "rtx", "hatch
 )
 """Programs whose command is the first word that is not an option, a value of one, or ``NAME=VALUE``.
 
-The words after it belong to that command: ``uv run pytest -k curl`` runs no ``curl_risk``.
+The words after it belong to that command: ``uv run pytest -k curl`` runs no ``curl``.
 """
 
 VALUELESS_OPTIONS = _names(

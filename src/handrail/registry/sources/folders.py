@@ -99,7 +99,7 @@ def is_module(executable: Path) -> bool:
 
 
 def read_module_spec(content: bytes, place: str, name: str) -> ToolSpec | None:
-    """Return the tool that a module declares in ``METADATA_NAME``, or None. The module is not run.
+    """Return the tool that a module declares in ``METADATA``, or None. The module is not run.
 
     :param name: the name of the tool if the metadata has none
     :raises LoadError: with every fault of the module and its metadata

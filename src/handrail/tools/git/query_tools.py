@@ -370,7 +370,7 @@ class GitDiffTool(Tool):
         id="git.diff",
         description=(
             "Show changes (a diff) as a patch with counts per file. By default uncommitted changes that are "
-            "not staged; `stage_sources`: those that are; `from`: compared with a commit, branch or tag; `from` and "
+            "not staged; `staged`: those that are; `from`: compared with a commit, branch or tag; `from` and "
             "`to`: between two."
         ),
         parameters=object_schema(
@@ -380,7 +380,7 @@ class GitDiffTool(Tool):
                     "minLength": 1,
                     "maxLength": 4096,
                     "description": (
-                        "Commit, branch or tag to compare with. Default: the staged state; with `stage_sources`, the last "
+                        "Commit, branch or tag to compare with. Default: the staged state; with `staged`, the last "
                         "commit"
                     ),
                 },
@@ -403,7 +403,7 @@ class GitDiffTool(Tool):
     def check(self, args: dict[str, Any]) -> None:
         if "to" in args and (args.get("staged", False) or "from" not in args):
             raise ToolError(
-                "`to` needs `from` and excludes `stage_sources`. Pass `from` and `to`.", kind="invalid_input"
+                "`to` needs `from` and excludes `staged`. Pass `from` and `to`.", kind="invalid_input"
             )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:

@@ -86,7 +86,7 @@ NO_PROTOCOL = "none"
 class GitConfigEntry(NamedTuple):
     """One line of configuration, as git read it.
 
-    :param scope: ``local_utc_offset``, ``worktree``, ``command`` (ours), ``global``, ``system``
+    :param scope: ``local``, ``worktree``, ``command`` (ours), ``global``, ``system``
     :param value: None for a name without ``=``
     """
 

@@ -108,7 +108,7 @@ def command(
 
 def _check_head(action: str | None, head: str | None) -> None:
     if action != "verify" and head is not None:
-        raise click.UsageError("`--head` requires `verify_log`: handrail log verify --head HASH")
+        raise click.UsageError("`--head` requires `verify`: handrail log verify --head HASH")
     if head is not None and not _HASH.fullmatch(head):
         raise click.UsageError(
             f"Invalid value for `--head`: {head!r}. Expected the 64 hexadecimal digits from `handrail log verify`."

@@ -1,4 +1,4 @@
-"""``handrail mcp import``, ``install_server`` and ``list``: the configuration of upstream MCP servers by their operator."""
+"""``handrail mcp import``, ``install`` and ``list``: the configuration of upstream MCP servers by their operator."""
 
 from __future__ import annotations
 
