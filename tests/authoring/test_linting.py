@@ -181,7 +181,7 @@ def test_what_a_call_can_fit_is_no_error(tmp_path: Path, parameters: dict[str, A
     [
         (
             {"type": "integer", "default": "seven"},
-            "has a default that does not fit its schema: default: expected integer got string of; 5 characters",
+            "has a default that does not fit its schema: `default`: expected integer, got string of 5 characters",
         ),
         ({"$ref": "#/$defs/n", "default": 9}, "has a default that does not fit its schema"),
         ({"enum": []}, "has an empty enum"),

@@ -37,10 +37,10 @@ def test_each_layer_is_stronger_than_the_one_before_and_every_value_keeps_its_or
         "catalog.",
         "search.",
         "mcp.",
-        "limits.state",
-        "limits.open",
+        "limits.tool_session",
+        "limits.open_tool",
         "limits.job",
-        "limits.cut",
+        "limits.output",
     )
     untouched = {
         "agent",

@@ -273,7 +273,7 @@ def test_the_guard_is_gone_with_the_last_workspace_and_counts_those_that_are_ope
     module(planted, "tree_sitter", evil(marker))
     (tmp_path / "other").mkdir()
     said = agent(
-        "one = opened('../other'); one.__enter__()\n"
+        "one = guard_open_workspace('../other'); one.__enter__()\n"
         "one.__exit__(None, None, None)\n"
         "import tree_sitter\n"
         "del sys.modules['tree_sitter']\n"
@@ -296,7 +296,7 @@ def test_an_installation_in_the_workspace_stays_usable_as_it_was_when_the_worksp
     module(planted, "tree_sitter", evil(marker))
     said = agent(
         f"guard.__exit__(None, None, None)\nsys.prefix = {str(workspace / '.venv')!r}\n"
-        f"sys.path.insert(0, {str(site)!r})\nguard = opened(os.getcwd())\nguard.__enter__()\n"
+        f"sys.path.insert(0, {str(site)!r})\nguard = guard_open_workspace(os.getcwd())\nguard.__enter__()\n"
         f"open({str(site / 'uvloop.py')!r}, 'w').write({evil(marker)!r})\n"
         "import tree_sitter\nprint(tree_sitter.there)\n"
         "try:\n    asked_by('anyio.loops', 'import uvloop')\nexcept ImportError as error: print(error)\n",
@@ -315,11 +315,11 @@ def test_a_folder_that_looks_like_an_installed_package_offers_nothing(
     (info / "entry_points.txt").write_text(f"[{group}]\nplanted = planted:made\n")
     module(planted, "planted", evil(marker))
     said = agent(
-        "from handrail.store.entry_points import find_entry_points\n"
+        "from handrail.store.entry_points import entry_points\n"
         "from handrail.origins.imports import find_entry_points as uncached\n"
         "from importlib import metadata\n"
         f"print(len(metadata.entry_points(group={group!r}, name='planted')))\n"
-        f"print([p.name for p in (*find_entry_points({group!r}), *uncached({group!r})) if p.name == 'planted'])\n",
+        f"print([p.name for p in (*entry_points({group!r}), *uncached({group!r})) if p.name == 'planted'])\n",
         workspace,
     )
     assert said == "1\n[]"
@@ -358,7 +358,7 @@ def test_a_workspace_that_variables_make_this_process_trust_is_not_opened(worksp
     said = agent(
         "guard.__exit__(None, None, None)\nos.environ['SSL_CERT_FILE'] = 'authority.pem'\n"
         "from handrail.contract.errors import StartError\n"
-        "try:\n    opened(os.getcwd()).__enter__()\nexcept StartError as error: print(error)\n",
+        "try:\n    guard_open_workspace(os.getcwd()).__enter__()\nexcept StartError as error: print(error)\n",
         workspace,
     )
     assert said.startswith("The workspace cannot be opened. The variable SSL_CERT_FILE names authority.pem")

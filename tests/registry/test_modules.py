@@ -60,7 +60,7 @@ def problems(place: Place, source: str) -> str:
     put(place, source)
     found = loaded(place)
     assert found.tools == ()
-    return " | ".join(f"{fault.where}: {fault.problem}" for fault in found.faults)
+    return " | ".join(f"{fault.location}: {fault.problem}" for fault in found.faults)
 
 
 @pytest.mark.proves("R-08")
@@ -85,7 +85,7 @@ async def test_it_gets_topic_params_config_and_telemetry_whose_fields_may_be_nul
     assert isinstance(result, Result) and result.data == {
         "text": "Bern: 20 C",
         "topic": "",
-        "telemetry": {"time": None, "place": None, "locale": None, "device": None},
+        "telemetry": {"time": None, "location": None, "locale": None, "device": None},
     }
 
 

@@ -135,7 +135,7 @@ async def test_what_is_no_terminal_of_the_session_is_refused_with_words(kernel: 
             assert told.error_kind == "invalid_input" and "does not exist" in str(told.error_text)
     assert (await data(other, "stop", id=theirs))["state"] == "cancelled"
     no_terminal = (await session.call("bash", {"command": "echo x", "background": True})).data["job_id"]
-    assert "not of terminal.start" in str((await refused(session, "read", id=no_terminal)).error_text)
+    assert "not to `terminal.start`" in str((await refused(session, "read", id=no_terminal)).error_text)
     for wrong in ({"columns": 19}, {"rows": 201}, {"columns": 10**9}, {"command": ""}):
         assert (await refused(session, "start", **wrong)).error_kind == "invalid_input"
     for wrong in ({}, {"text": "\x03"}, {"text": "\x1b[A"}, {"keys": "ctrl-1"}, {"keys": "enter " * 65}, {"text": ""}):

@@ -239,7 +239,7 @@ async def test_what_it_asks_on_the_stream_of_a_call_goes_to_the_client_of_that_c
         return False
 
     def person(name: str) -> dict[str, Any]:
-        return {"peer": ScriptedClient([{"it": {"action": "accept", "content": {"name": name}}}])}
+        return {"client": ScriptedClient([{"it": {"action": "accept", "content": {"name": name}}}])}
 
     async with opened(session=person("Ada"), elicitation=True) as (kernel, ada, http):
         grace = await kernel.session(**person("Grace"))

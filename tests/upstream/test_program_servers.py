@@ -296,12 +296,12 @@ async def test_a_tool_of_a_server_that_nobody_has_reached_yet_is_told_of_with_wh
         for name in ("git_merge", "mcp:git:merge", "git"):
             told = await refused(name)
             assert "MCP server git" in told and "connecting for the first time" in told, name
-            assert "handrail sources review git" in told and "did you mean" not in told, name
+            assert "handrail sources review git" in told and "id you mean" not in told, name
         told = await refused("other_thing")
         assert "MCP server odd" in told and "exit code 3" in told
         assert "handrail mcp install far" in await refused("far_away")
         for name in ("git.merg", "git__merg"):
-            assert "did you mean git.merge" in await refused(name)
+            assert "Did you mean `git.merge`" in await refused(name)
         categories = (await session.call("browse_tools", {})).data["categories"]
         waiting = {one["name"]: one["description"] for one in categories if not one["tool_count"]}
         assert waiting.keys() == {"project", "mcp:git", "mcp:odd", "mcp:far"} and "exit code 3" in waiting["mcp:odd"]
@@ -389,7 +389,7 @@ FORM = {"message": "Who?", "requestedSchema": {"type": "object", "properties": {
 async def test_what_it_asks_of_the_client_is_passed_on_only_where_it_was_granted(opened: Opens, tmp_path: Path) -> None:
     peer = ScriptedClient([{"it": {"action": "accept", "content": {"name": "Ada"}}}])
     asks = {"method": "elicitation/create", "params": FORM}
-    async with opened(StdioServerProgram(tmp_path, ["ask"]), "elicitation = true", peer=peer) as (_, session, _u):
+    async with opened(StdioServerProgram(tmp_path, ["ask"]), "elicitation = true", client=peer) as (_, session, _u):
         answered = json.loads(text_of(await session.call("t_ask", asks)))
         assert answered == {"action": "accept", "content": {"name": "Ada"}}
         (put,) = peer.asks
@@ -401,7 +401,7 @@ async def test_what_it_asks_of_the_client_is_passed_on_only_where_it_was_granted
 async def test_a_request_of_it_that_could_be_for_either_of_two_calls_is_refused(opened: Opens, tmp_path: Path) -> None:
     peer = ScriptedClient([])
     server = StdioServerProgram(tmp_path, ["ask", "hang"])
-    async with opened(server, "elicitation = true", peer=peer) as (kernel, session, _):
+    async with opened(server, "elicitation = true", client=peer) as (kernel, session, _):
         hanging = asyncio.create_task(session.call("t_hang", {}))
         await until((Path(kernel.components.store.folders.prepare_tool_home("mcp-t")) / "hanging").exists)
         asks = {"method": "elicitation/create", "params": FORM}
