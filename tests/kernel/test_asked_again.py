@@ -125,7 +125,7 @@ async def test_a_rule_is_forgotten_once_and_told_to_whoever_forgot_it(tmp_path: 
         (waiting,) = joined.approvals.list_pending()
         await joined.approvals.decide(waiting.id, NEVER, by="here")
         (rule,) = joined.approvals.list_rules()
-        asked = goes_after(held, "approvals.forget_rule", done=done)
+        asked = goes_after(held, "approvals.revoke_rule", done=done)
         assert await joined.approvals.revoke_rule(rule.id) == rule and asked() == 1
         assert joined.approvals.list_rules() == []
         with pytest.raises(ToolError):

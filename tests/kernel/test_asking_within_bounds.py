@@ -32,10 +32,10 @@ async def test_two_thousand_parked_calls_of_a_session_are_a_hundred(tmp_path: Pa
         assert ["parked" in result.metadata for result in found] == [True] * 100 + [False] * 30
         refused = found[-1]
         assert refused.error_kind == "limit" and "handrail approve" in (refused.error_text or "")
-        assert len(kernel.approvals.pending()) == 100
+        assert len(kernel.approvals.list_pending()) == 100
         other = await kernel.session(approval_handler=DeferApprovals())
         assert "parked" in (await other.call("send", {"text": "x"})).metadata, "another session has its own"
-        first = kernel.approvals.pending(session.id)[0]
+        first = kernel.approvals.list_pending(session.id)[0]
         await kernel.approvals.decide(first.id, ApprovalAnswer("reject"), by="test")
         assert "parked" in (await session.call("send", {"text": "y"})).metadata, "an answer makes room"
 

@@ -215,5 +215,5 @@ async def test_a_tool_that_holds_locks_reaches_no_tool_that_waits(
             job = await session.call("bash", {"command": "true", "background": True})
             arguments = {"job_id": job.data["job_id"]}
         answer = await session.call("hold.calls", {"name": name, "arguments": arguments})
-        assert f"{name} requires {capability!r}, which tool hold.calls does not have" in answer.data["error_text"]
+        assert f"Tool `{name}` requires {capability!r}, which tool hold.calls does not have" in answer.data["error_text"]
         assert judge.requests == []

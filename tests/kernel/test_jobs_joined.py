@@ -84,7 +84,7 @@ async def test_a_job_of_a_joined_session_outlives_it_and_is_looked_after_from_ev
             assert (
                 [job.id for job in await held.jobs.list()] == [job.id for job in await joined.jobs.list()] == [job_id]
             )
-            with pytest.raises(ToolError, match="no job"):
+            with pytest.raises(ToolError, match="Job `bash_0` does not exist"):
                 await session.jobs.get("bash_0")
             looked = (await session.call("looks", {"job_id": job_id})).data
             assert looked == {
@@ -113,5 +113,5 @@ async def test_a_call_of_a_joined_session_is_promoted(tmp_path: Path) -> None:
         place.open.set()
         result = await session.jobs.wait(job.id, timeout_ms=30_000)
         assert result is not None and result.data == "a"
-        with pytest.raises(ToolError, match="no call"):
+        with pytest.raises(ToolError, match="is not running in session"):
             await session.move_to_background(f"{session.id}/1.0")

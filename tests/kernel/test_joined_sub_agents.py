@@ -38,7 +38,7 @@ async def test_a_sub_agent_works_for_an_agent_in_a_process_that_joined(tmp_path:
 
 @pytest.mark.proves("P-12")
 async def test_people_at_a_process_that_joined_are_asked_by_its_sub_agents_and_see_who_asks(tmp_path: Path) -> None:
-    agents = {"default": "[delegation]\npresence = true", "writer": WRITER}
+    agents = {"default": "[delegation]\ncan_ask_user = true", "writer": WRITER}
     async with kernel_of(tmp_path, agents), joined_kernel(tmp_path) as kernel:
         person = ScriptedApprovalHandler([ApprovalAnswer("once")])
         writer = PlaybackModel(call_reply(("write", {"path": "a", "content": "a"})), text_reply("."))
@@ -94,7 +94,7 @@ async def test_where_the_line_to_the_holder_breaks_the_work_of_a_sub_agent_ends_
 
 @pytest.mark.proves("A-10", "P-12")
 async def test_what_a_sub_agent_of_a_process_that_has_gone_was_asking_waits_for_nobody(tmp_path: Path) -> None:
-    agents = {"default": "[delegation]\npresence = true", "writer": WRITER}
+    agents = {"default": "[delegation]\ncan_ask_user = true", "writer": WRITER}
     async with kernel_of(tmp_path, agents) as held, joined_kernel(tmp_path) as kernel:
         person = ScriptedApprovalHandler()
         person.may_answer.clear()

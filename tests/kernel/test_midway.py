@@ -171,7 +171,9 @@ async def test_a_program_that_dies_while_its_client_thinks_leaves_nobody_waiting
     ended = asyncio.Event()
 
     class Thinking(ScriptedClient):
-        async def ask(self, call_id: str, asks: Mapping[str, ClientRequest]) -> Mapping[str, Mapping[str, Any]]:
+        async def send_requests(
+            self, call_id: str, requests: Mapping[str, ClientRequest]
+        ) -> Mapping[str, Mapping[str, Any]]:
             self.calls.append(call_id)
             try:
                 return await asyncio.get_running_loop().create_future()

@@ -158,7 +158,7 @@ async def test_calls_of_no_name_and_of_an_unknown_one_are_refused_on_record_and_
         nameless, unknown, twice = [result for _, result in w.read(1)]
         assert "no tool name" in nameless["error_text"]
         assert unknown["metadata"]["error_kind"] == "unknown_tool" and "mail.send" in unknown["error_text"]
-        assert twice["metadata"]["error_kind"] == "invalid_input" and "twice" in twice["error_text"]
+        assert twice["metadata"]["error_kind"] == "invalid_input" and "duplicate keys" in twice["error_text"]
         assert [state for _, state in await w.states()] == ["refused", "refused", "refused", "output"]
     assert sent == ["ann"]
 

@@ -171,7 +171,7 @@ async def test_a_sub_agent_writes_over_nothing_that_the_user_of_its_parents_edit
 async def test_people_are_asked_by_a_sub_agent_only_where_they_are_passed_on_and_see_who_asks(
     tmp_path: Path, passed: bool
 ) -> None:
-    parent = f"[delegation]\npresence = {str(passed).lower()}"
+    parent = f"[delegation]\ncan_ask_user = {str(passed).lower()}"
     async with kernel_of(tmp_path, {"default": parent, "writer": WRITER}) as kernel:
         person = ScriptedApprovalHandler([ApprovalAnswer("once")], [[["yes"]]])
         calls = call_reply(("write", {"path": "a", "content": "a"}), ("question", {"questions": [{"question": "Ok?"}]}))
@@ -187,7 +187,7 @@ async def test_people_are_asked_by_a_sub_agent_only_where_they_are_passed_on_and
 
 @pytest.mark.proves("P-12")
 async def test_what_a_sub_agent_asks_is_never_left_waiting_behind_it(tmp_path: Path) -> None:
-    async with kernel_of(tmp_path, {"default": "[delegation]\npresence = true", "writer": WRITER}) as kernel:
+    async with kernel_of(tmp_path, {"default": "[delegation]\ncan_ask_user = true", "writer": WRITER}) as kernel:
         person = ScriptedApprovalHandler([ApprovalAnswer("later")])
         writer = PlaybackModel(call_reply(("write", {"path": "a", "content": "a"})), text_reply("."))
         top = PlaybackModel(call_reply(task("writer")), text_reply("."))
@@ -352,7 +352,7 @@ async def test_closing_a_session_aborts_its_sub_agents_in_the_background(tmp_pat
 async def test_what_a_sub_agent_asks_when_its_kernel_ends_waits_for_nobody(tmp_path: Path) -> None:
     person = ScriptedApprovalHandler()
     person.may_answer.clear()
-    async with kernel_of(tmp_path, {"default": "[delegation]\npresence = true", "writer": WRITER}) as kernel:
+    async with kernel_of(tmp_path, {"default": "[delegation]\ncan_ask_user = true", "writer": WRITER}) as kernel:
         writer = PlaybackModel(call_reply(("write", {"path": "a", "content": "a"})), text_reply("."))
         top = PlaybackModel(call_reply(task("writer")), text_reply("."))
         agent = Agent(await kernel.session(approval_handler=person), top, models=models(writer=writer))

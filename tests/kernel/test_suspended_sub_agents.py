@@ -26,7 +26,7 @@ from handrail.testing.kernels import ScriptedApprovalHandler, temporary_kernel
 from handrail.testing.request_checks import PlaybackModel, ReplyPause, call_reply, text_reply
 
 SESSION = "ses_above"
-PRESENT = "[delegation]\npresence = true"
+PRESENT = "[delegation]\ncan_ask_user = true"
 WRITE = call_reply(("write", {"path": "a", "content": "a"}))
 
 
