@@ -178,5 +178,5 @@ async def refused(attempt: Awaitable[object], kind: ErrorKind, *parts: str) -> T
         await attempt
     assert raised.value.kind == kind, str(raised.value)
     for part in parts:
-        assert part in str(raised.value)
+        assert part in str(raised.value), str(raised.value)
     return raised.value

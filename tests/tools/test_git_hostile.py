@@ -457,7 +457,7 @@ async def test_git_does_not_wait_for_what_is_no_file(desk: Desk, repo: Repo, nam
 
 async def test_the_answer_says_what_git_was_kept_from(desk: Desk, repo: Repo) -> None:
     stand_in(repo.folder / ".git/config", "fifo", repo)
-    await refused(desk.call("git.status"), "failed", ".git/config is a FIFO")
+    await refused(desk.call("git.status"), "failed", "`.git/config` is a FIFO")
 
 
 @pytest.mark.parametrize("name", [".git/config", ".git/HEAD", ".git/index", ".git/info/exclude", ".gitignore"])
