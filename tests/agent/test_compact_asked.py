@@ -59,7 +59,7 @@ async def test_the_library_compacts_between_two_runs_says_how_much_and_records_i
         )
         assert made.tokens_after < made.tokens_before and "9 older messages are left out and 1 are kept" in str(made)
         (recorded,) = await compactions(kernel, session)
-        assert (recorded["messages"], recorded["kept"], recorded["asked"]) == (9, 1, True)
+        assert (recorded["removed_messages"], recorded["kept_messages"], recorded["was_requested"]) == (9, 1, True)
         nothing = await agent.compact()
         assert (nothing.removed_messages, nothing.kept_messages) == (0, 2) and "Nothing to compact" in str(nothing)
         assert len(await compactions(kernel, session)) == 1

@@ -156,7 +156,7 @@ async def outer(runtime: Runtime) -> list[Any]:
 
 
 TOOLS = [write, notes, slow, short, fails, stubborn, asks, Held(), outer]
-SETTINGS = "[limits]\ngrace_ms = 20\nopen_states = 3\n"
+SETTINGS = "[limits]\ngrace_ms = 20\nopen_tool_sessions = 3\n"
 
 
 async def opened(session: Session, name: str, **arguments: Any) -> str:

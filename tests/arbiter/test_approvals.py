@@ -243,16 +243,16 @@ async def test_an_answer_that_came_before_the_wait_is_not_missed(tmp_path: Path)
 @pytest.mark.parametrize(
     ("change", "choice", "said"),
     [
-        ({"always": None}, "session", "no rule that would allow"),
-        ({"always": None}, "project", "no rule that would allow"),
-        ({"never": None}, "reject-always", "no rule that would deny"),
+        ({"suggested_rule": None}, "session", "no rule that would allow"),
+        ({"suggested_rule": None}, "project", "no rule that would allow"),
+        ({"suggested_deny": None}, "reject-always", "no rule that would deny"),
         (
-            {"wider": None},
+            {"suggested_wider_rule": None},
             "session-wider",
             "no wider rule that is safe, so `session-wider` is not available. Use session or once",
         ),
         (
-            {"wider": None},
+            {"suggested_wider_rule": None},
             "project-wider",
             "no wider rule that is safe, so `project-wider` is not available. Use project or once",
         ),

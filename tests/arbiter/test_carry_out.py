@@ -256,7 +256,7 @@ def test_an_answer_is_a_value() -> None:
 
 async def test_what_is_no_call_is_the_programmers_mistake_and_runs_nothing(session: Session) -> None:
     unfit: Any = [("test.add", {"a": 1, "b": 2}), ("test.add",)]
-    with pytest.raises(UsageError, match="expected"):
+    with pytest.raises(UsageError, match="Expected"):
         await session.call_all(unfit)
 
 

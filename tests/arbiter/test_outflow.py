@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from handrail.arbiter.jobs import output_stream
 from handrail.arbiter.jobs.output_stream import JobOutputFile, read_output, read_output_lines
 
-SMALL = {"KEPT_AT_LEAST": 128 * 1024, "PUNCHED_EVERY": 64 * 1024}
+SMALL = {"MIN_RETAINED_BYTES": 128 * 1024, "PUNCH_INTERVAL_BYTES": 64 * 1024}
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def test_the_end_is_kept_under_the_same_cursors_and_what_is_not_is_counted(
     found = read_output(str(path), cursor, 1 << 20, grows=False)
     start = min(cursor, len(whole)) + found.skipped_bytes
     assert (found.text, found.cursor, found.has_more) == (whole[start:], len(whole), False)
-    assert not found.skipped_bytes or len(whole) - start >= SMALL["KEPT_AT_LEAST"]
+    assert not found.skipped_bytes or len(whole) - start >= SMALL["MIN_RETAINED_BYTES"]
     if whole:
         assert os.stat(path).st_blocks * 512 <= sum(SMALL.values()) + max(pieces) + 64 * 1024
         assert read_output_lines(str(path), -1, 1, grows=False).text == whole[-pieces[-1] :][-(1 << 20) :]

@@ -134,7 +134,7 @@ def test_what_json_has_a_way_to_say_is_said_in_it(value: object, plain: object) 
         (-(2**63) - 1, "-9223372036854775809", "64 bits"),
         ("a\udc80b", "a\\udc80b", "not valid Unicode"),
         ({"k\udc80": 1}, {"k\\udc80": 1}, "not valid Unicode"),
-        ({1: "a", "1": "b"}, {"1": "a", "1 (2)": "b"}, "are equal"),
+        ({1: "a", "1": "b"}, {"1": "a", "1 (2)": "b"}, "two keys have the same text"),
         (Breaks(), "<Breaks>", "a Breaks cannot be read (RuntimeError)"),
         ([BrokenMapping()], ["<BrokenMapping>"], "[0] a BrokenMapping cannot be read (OSError)"),
         ({"a": BrokenField()}, {"a": "<BrokenField>"}, ".a a BrokenField cannot be read (ValueError)"),

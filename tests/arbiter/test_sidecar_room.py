@@ -199,7 +199,7 @@ async def read_back(session: Session, result: Result) -> str:
 
 @pytest.mark.proves("O-01")
 async def test_a_session_is_told_what_was_not_kept_and_one_that_goes_on_what_was_removed(tmp_path: Path) -> None:
-    settings = "[limits]\ncut_output_mib = 1\n"
+    settings = "[limits]\noutput_files_mib = 1\n"
     async with temporary_kernel(tmp_path, tools=[long_text], rules=["allow long.*"], settings=settings) as kernel:
         one, other = await kernel.session("ses_1"), await kernel.session("ses_2")
         first = await cut(one, 600)

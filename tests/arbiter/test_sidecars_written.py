@@ -87,7 +87,7 @@ async def test_a_folder_that_cannot_be_had_loses_the_rest_only(tmp_path: Path) -
     spec = ToolSpec("tool", "…")
     shaped = await shaper.shape_output(spec, b"bytes", METADATA, call_id="c", session_id="s")
     assert (
-        shaped.result.ok and shaped.result.data["artifact"] is None and "cannot be stored" in shaped.result.data["lost"]
+        shaped.result.ok and shaped.result.data["artifact"] is None and "Cannot store an output of 5 bytes" in shaped.result.data["lost"]
     )
 
 

@@ -273,7 +273,7 @@ async def test_rules_may_speak_of_what_a_step_is_sent_and_of_steps_themselves(se
     assert (await step(session, state, {"page": 13})).error_kind == "denied"
     assert (await step(session, state, {"page": 12})).ok
     session.add_rules("deny tool.step")
-    assert "tool.step is denied" in str((await step(session, state, {"page": 12})).error_text)
+    assert "`tool.step` is denied by the rule" in str((await step(session, state, {"page": 12})).error_text)
     assert (await close(session, state)).ok
 
 

@@ -117,7 +117,7 @@ async def test_a_crash_while_a_crash_is_made_good_doubles_nothing(
         await store.aclose()  # nobody has caught up
     else:
         with monkeypatch.context() as patched:
-            patched.setattr(Path, "delete_outputs", cut)
+            patched.setattr(Path, "unlink", cut)
             with pytest.raises(LogUnavailable, match="the power is cut"):
                 await CommitLog(store.database).recover()
         await store.aclose()

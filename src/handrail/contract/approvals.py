@@ -43,10 +43,10 @@ class ApprovalRequest:
     :param arguments: with the names of registered secrets instead of the secrets
     :param arguments_hash: of the arguments with which the call will run
     :param definition_hash: of the definition of the tool that will run
-    :param always: the rule that "for this session" and "for this project" store, with literals escaped; None if no
+    :param suggested_rule: the rule that "for this session" and "for this project" store, with literals escaped; None if no
         safe rule is known
-    :param never: the deny rule that "reject always" stores; None if no safe rule is known
-    :param wider: a broader rule that "session-wider" and "project-wider" store, for one folder or for further words
+    :param suggested_deny: the deny rule that "reject always" stores; None if no safe rule is known
+    :param suggested_wider_rule: a broader rule that "session-wider" and "project-wider" store, for one folder or for further words
         of a command that changes nothing; None if none is known to be safe
     :param id: a short, typable name of the request, the same in every frontend
     :param targets: what the call would touch, in readable form
@@ -55,7 +55,7 @@ class ApprovalRequest:
     :param origin: the sub-agent that asks, and its parent; ``""`` for the agent that the user talks to
     :param files: the workspace files that the call runs, each with its current hash; the call runs only if they stay
         the same
-    :param shared: whether several clients share the session; an answer for the whole session is not offered then
+    :param is_shared: whether several clients share the session; an answer for the whole session is not offered then
     """
 
     call_id: str
@@ -99,10 +99,10 @@ class Approval:
     :param questions: the questions of a ``question``
     :param decided_by: the frontend that the answer came from
     :param grant_expires_ns: the time until which an approved call may start
-    :param changed: the arguments that the user gave instead, or None
+    :param changed_arguments: the arguments that the user gave instead, or None
     :param changed_files: the files that a call with these arguments runs, as in the request
     :param answers: one list for each question, after they were answered
-    :param answered: whether the call has its result; if not, the session resumes it when it is opened again
+    :param is_answered: whether the call has its result; if not, the session resumes it when it is opened again
     """
 
     request: ApprovalRequest
@@ -160,7 +160,7 @@ class StoredRule:
 class ApprovalHandler(Protocol):
     """A frontend's way to ask its user for approvals and answers. A session without one is headless.
 
-    If several clients share the session, the handler has a true attribute ``shared``: an answer of one client then
+    If several clients share the session, the handler has a true attribute ``is_shared``: an answer of one client then
     stores no rule for the others.
 
     The kernel cancels both methods if the answer arrives from another frontend, or if the call is stopped.

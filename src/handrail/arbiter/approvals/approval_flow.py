@@ -202,8 +202,8 @@ class CallSuspended(Exception):
 class ApprovalFlow:
     """Obtains approvals and answers for calls.
 
-    :param judged: evaluates the arguments of a call by the current rules
-    :param watched: applies the watchdogs to a verdict
+    :param evaluate: evaluates the arguments of a call by the current rules
+    :param apply_watchdogs: applies the watchdogs to a verdict
     """
 
     def __init__(

@@ -163,7 +163,7 @@ class RemoteSession:
             "topic": options.get("topic"),
             "agent": options.get("agent"),
             "mode": self._mode,
-            "shared": bool(getattr(self.attendant, "shared", False)),
+            "shared": bool(getattr(self.attendant, "is_shared", False)),
             "user_context": options.get("user_context"),
             "client": None if self.client is None else list_client_requests(self.client, ""),
             "editor": isinstance(self.client, UnsavedBuffers),

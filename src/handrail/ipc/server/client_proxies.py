@@ -51,7 +51,7 @@ class RemoteApprovalHandler:
     """
 
     def __init__(self, connection: IpcConnection, session_id: str, *, shared: bool = False) -> None:
-        self.shared = shared
+        self.is_shared = shared
         self._proxy = make_proxy(ApprovalHandler, APPROVAL_PREFIX, invoke_over(connection, people_of=session_id))
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
