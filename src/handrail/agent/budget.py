@@ -82,7 +82,7 @@ class Budget:
 class RunUsage:
     """The usage of one run: what it has used so far of its :class:`Budget`.
 
-    :param began: the time when the run started, on the running loop's clock
+    :param started_at: the time when the run started, on the running loop's clock
     """
 
     def __init__(self, budget: Budget, started_at: float) -> None:

@@ -97,9 +97,9 @@ class RestoredConversation:
     :param messages: whole exchanges only, beginning with a user message
     :param open: the last reply, if some of its calls are not answered
     :param ids: knows every call id in use
-    :param next: the first free position
+    :param next_position: the first free position
     :param positions: the stored position of each message; ``open_at`` is that of the open reply
-    :param heard: the ids of the notifications that were delivered
+    :param delivered_ids: the ids of the notifications that were delivered
     :param headless: whether there was no user to ask when the last message was added
     """
 

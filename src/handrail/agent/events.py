@@ -97,12 +97,12 @@ class NotificationsDelivered:
 class ConversationCompacted:
     """Older messages were replaced by an outline or a summary, because of their length or on request.
 
-    :param messages: the number of replaced messages; 0 if compaction was requested and nothing could be left out
+    :param removed_messages: the number of replaced messages; 0 if compaction was requested and nothing could be left out
     :param tokens_before: the approximate tokens of all messages before
-    :param summary: whether a model wrote a summary
+    :param is_summarised: whether a model wrote a summary
     :param problem: why there is an outline instead of a requested summary, or ``""``
-    :param kept: the number of messages that stay
-    :param asked: whether compaction was requested
+    :param kept_messages: the number of messages that stay
+    :param was_requested: whether compaction was requested
     """
 
     removed_messages: int
@@ -148,7 +148,7 @@ class RunOutcome:
     :param text: the text of the last reply; the answer if :attr:`ok`
     :param detail: why the run ended, for the user; ``""`` if it was answered
     :param seconds: wall time of the run
-    :param parked: the ids of the approval requests that calls await
+    :param pending_approvals: the ids of the approval requests that calls await
     """
 
     status: RunStatus

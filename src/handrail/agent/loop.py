@@ -220,7 +220,7 @@ class Agent:
     :param retry: how a busy provider is retried
     :param max_output_tokens: the limit of each reply; None for the provider's default
     :param models: opens the models that sub-agents' manifests name
-    :param counted: creates the usage counter of a run; that of a sub-agent may count for its parent too
+    :param make_usage: creates the usage counter of a run; that of a sub-agent may count for its parent too
     """
 
     def __init__(

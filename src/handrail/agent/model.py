@@ -82,7 +82,7 @@ class ProviderToolResult:
     :param arguments: the model's arguments, if the provider reports them
     :param content: the output, as the provider's JSON
     :param failed: whether the provider reports a failure
-    :param kept: the block that goes back with the history, if the provider wants one
+    :param block: the block that goes back with the history, if the provider wants one
     """
 
     name: str

@@ -278,7 +278,7 @@ async def read_reply(
 ) -> AsyncGenerator[AgentEvent, None]:
     """Read one reply and yield its events. An interruption is recorded in ``run``.
 
-    :param heed: adds each event to ``assembly``, even if no reader takes the events
+    :param handle: adds each event to ``assembly``, even if no reader takes the events
     """
     run.error = None
     if run.stopped is not None:  # stopped since the turn started, or by a watcher of its event

@@ -35,8 +35,8 @@ class RetryPolicy:
     """The number of requests and the delays between them.
 
     :param attempts: requests altogether, including the first
-    :param first_s: seconds before the second request; doubled each time, up to ``longest_s``
-    :param longest_s: the longest delay in seconds, also if the provider sends ``retry-after``
+    :param min_delay_s: seconds before the second request; doubled each time, up to ``longest_s``
+    :param max_delay_s: the longest delay in seconds, also if the provider sends ``retry-after``
     :param sleep: waits the given seconds; tests may replace it
     """
 
@@ -119,7 +119,7 @@ class ReplyStreamTask(Generic[T]):
     """A task that reads one reply: it handles each event on arrival and yields the results in order.
 
     :param deadline: on the running loop's clock; None for none
-    :param heed: awaited with each event, even if no reader takes the results; returns the results
+    :param handle: awaited with each event, even if no reader takes the results; returns the results
     """
 
     def __init__(

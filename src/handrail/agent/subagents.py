@@ -89,8 +89,8 @@ class SubagentDispatcher:
 
     :param session: the session whose calls delegate
     :param model: the model of sub-agents whose manifest names none
-    :param spent_on: returns the usage of the run to which a call belongs, whose budget the sub-agent shares
-    :param work: runs a task in a session to its end
+    :param usage_of_call: returns the usage of the run to which a call belongs, whose budget the sub-agent shares
+    :param run_subagent: runs a task in a session to its end
     :param compact: compacts the agent's conversation for a call of its session
     :param models: opens the models that manifests name
     """

@@ -651,8 +651,8 @@ class Arbiter:
         """Create a call that has not taken a step yet.
 
         :param resumed: its approval requests, if its proposal is already recorded
-        :param behind: the write of the latest message before its proposal
-        :param looked: the results of the prevalidation, which are used if the proposal is the same
+        :param preceding_message: the write of the latest message before its proposal
+        :param prevalidated: the results of the prevalidation, which are used if the proposal is the same
         """
         execution = StoppableExecution(asyncio.get_running_loop(), self.limits.grace_ms / 1000)
         call = Call(call_id, proposed, lane, generation, execution, self.log, self.shaper.redactor)

@@ -128,12 +128,12 @@ class Lane:
 
     :param authority: the most that its agent may do; the policy evaluates each call by it
     :param rules: replaced as a whole, by :meth:`rule_by`, when a user answers "for this session"
-    :param current: returns the current generation of tools, which may be newer than that of a turn
+    :param current_generation: returns the current generation of tools, which may be newer than that of a turn
     :param catalog: the tools that are loaded for its model
     :param skills: the skills of its session
-    :param notices: receives the notifications for its agent
+    :param notifications: receives the notifications for its agent
     :param agent_types: returns the agents to which its agent may delegate
-    :param appoint: loads what a sub-agent needs; raises :class:`ToolError` with the reason if it cannot
+    :param load_agent: loads what a sub-agent needs; raises :class:`ToolError` with the reason if it cannot
     :param mode: the own mode of a sub-agent; a narrower mode of a parent session takes precedence
     :param origin: names the sub-agent to the users who approve its calls; ``""`` for a root session
     :param named_hosts_of: the parent agent that delegates hosts by name only; None if there is none
@@ -217,13 +217,13 @@ class Lane:
 class LiveJob:
     """A job that runs in this process.
 
-    :param told: the answer that its proposer received
-    :param not_locked: the locks that it would hold in its turn and does not take in the background
+    :param answer: the answer that its proposer received
+    :param skipped_locks: the locks that it would hold in its turn and does not take in the background
     :param ended: set when it has ended and its end is stored, or cannot be stored now
-    :param kept: whether its end is stored
-    :param decided: whether its turn completed the first three steps (resolve, validate, authorise)
-    :param detached: whether its turn has released it and its own task has not started yet
-    :param delegates: runs its sub-agents if its session has another runner now: the job keeps its model and its budget
+    :param end_stored: whether its end is stored
+    :param authorised: whether its turn completed the first three steps (resolve, validate, authorise)
+    :param backgrounded: whether its turn has released it and its own task has not started yet
+    :param subagent_runner: runs its sub-agents if its session has another runner now: the job keeps its model and its budget
     """
 
     row: JobRow
@@ -244,9 +244,9 @@ class ToolSessionStep:
     """The tool session that a call opens, continues or closes.
 
     :param kind: whether the call opens a tool session, takes a step or closes it
-    :param by: the tool that was called, if the call runs the tool of the open session instead
-    :param sent: the input of a step
-    :param state: the open tool session; None if there is none
+    :param step_tool: the tool that was called, if the call runs the tool of the open session instead
+    :param step_input: the input of a step
+    :param session: the open tool session; None if there is none
     :param ended: how the tool session ended before this call; None while it is open
     """
 
@@ -268,7 +268,7 @@ class ToolSessionStep:
 class PrevalidatedCall(NamedTuple):
     """The results of prevalidation; see :mod:`handrail.arbiter.arbiter`.
 
-    :param given: the arguments as the model sent them, and ``compact`` their JSON
+    :param sent_arguments: the arguments as the model sent them, and ``arguments_json`` their JSON
     :param arguments: the arguments as the tool receives them
     :param layer: the capability layer that the verdict is based on, with ``rules``
     """
@@ -286,7 +286,7 @@ class PrevalidatedCall(NamedTuple):
 class CallApprovals(NamedTuple):
     """The approval requests of one call. :mod:`handrail.arbiter.approvals.approval_flow` replaces it as a whole.
 
-    :param asked: the requests that are not used yet
+    :param requests: the requests that are not used yet
     :param granted: the granted requests among them, which are used up when the call starts
     :param answers: the questions that a user answered before the call started, and the answers
     """

@@ -59,9 +59,9 @@ _MOST_REACHED = 100
 class ToolRunner:
     """A runner of tools, which also keeps the locks of work that continues after its caller was answered.
 
-    :param asking: asks users on behalf of running tools
+    :param approval_flow: asks users on behalf of running tools
     :param jobs: the background jobs
-    :param nested: creates a nested call, with a fault if the tool has already ended
+    :param create_nested: creates a nested call, with a fault if the tool has already ended
     :param carry_out: carries out a nested call
     """
 

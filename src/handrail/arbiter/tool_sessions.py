@@ -51,7 +51,7 @@ _HOW: Mapping[StateEnd, str] = {
 class ToolSessionLimits:
     """Limits of tool sessions.
 
-    :param most: open tool sessions of one session
+    :param max_open: open tool sessions of one session
     :param idle_s: how long one may wait for its next step
     :param grace_s: how long its end may take
     """

@@ -65,7 +65,7 @@ class _SchemaPart:
 
     :param path: the keys from the root to the schema
     :param place: the path as text, such as ``parameters.filter.field``
-    :param needed: whether every call has a value for this schema
+    :param is_required: whether every call has a value for this schema
     """
 
     path: tuple[str, ...]
@@ -230,7 +230,7 @@ _PATH_LIKE = re.compile(r"(?:^|_)(?:path|file|filename|folder|directory|dir)$", 
 class LintFinding:
     """A fault or a weakness of a tool.
 
-    :param where: the place in the file, or ``""``
+    :param path: the place in the file, or ``""``
     :param tool: the tool's id, or ``""`` if it is unknown
     """
 

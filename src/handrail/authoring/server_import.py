@@ -70,7 +70,7 @@ class ImportedServer:
     :ivar table: its ``[mcp.servers.NAME]``
     :ivar secrets: the secret values, by the names that the table has for them
     :ivar variables: the environment variables with its other secrets, by the names that the table has for them
-    :ivar left: the parts that are left out or changed, each with the reason
+    :ivar ignored_keys: the parts that are left out or changed, each with the reason
     :ivar problem: the reason why it cannot be imported; empty if it can
     """
 

@@ -281,7 +281,7 @@ class InteractionState:
         """Start another interaction, without the tools that the last one has loaded.
 
         :param number: the number of the interaction, if another process counts; default: the next one
-        :param brought: the steps of the active set to start with, if another process had the session
+        :param loaded: the steps of the active set to start with, if another process had the session
         """
         self.interaction_number = self.interaction_number + 1 if number is None else number
         self.active = ActiveSet(loaded)

@@ -211,7 +211,7 @@ class CatalogCosts:
     """The token costs of a catalog at the start of an interaction.
 
     :param tools: the most expensive first
-    :param index: the tokens of the list of tools in the system text
+    :param index_tokens: the tokens of the list of tools in the system text
     :param dialect: the dialect whose form is counted: the most expensive one
     """
 

@@ -34,7 +34,7 @@ class CategoryTopic:
     """The subject of a shipped category.
 
     :param about: the subject in a few words
-    :param offers: what its tools do, each in a few words with the ids of the tools. An id that ends in ``.*`` means every tool
+    :param abilities: what its tools do, each in a few words with the ids of the tools. An id that ends in ``.*`` means every tool
         below it
     """
 
@@ -225,15 +225,15 @@ class CatalogOptions:
 class CatalogView:
     """One generation of tools as the models of one agent see it. It has no unavailable tools.
 
-    :ivar core: the core tools, built-in ones first, then in the order of the agent's manifest
-    :ivar ready: every tool that can be called, by id
-    :ivar members: by category, in the order of display, the ids of its tools without core tools
-    :ivar texts: by category, its text for models
-    :ivar empty: by shipped category without tools, its text for models
-    :ivar native: the provider tools, which are in none of the others
-    :ivar whole: whether all tools are loaded from the start
-    :ivar first: the ids that are loaded from the start besides the core: all, or the operator's own few
-    :ivar barred: the ids of agent tools that may not be used here. They are hidden from the model
+    :ivar core_tools: the core tools, built-in ones first, then in the order of the agent's manifest
+    :ivar available_tools: every tool that can be called, by id
+    :ivar category_members: by category, in the order of display, the ids of its tools without core tools
+    :ivar category_texts: by category, its text for models
+    :ivar empty_categories: by shipped category without tools, its text for models
+    :ivar provider_tools: the provider tools, which are in none of the others
+    :ivar is_fully_active: whether all tools are loaded from the start
+    :ivar initially_active: the ids that are loaded from the start besides the core: all, or the operator's own few
+    :ivar barred_agents: the ids of agent tools that may not be used here. They are hidden from the model
     """
 
     __slots__ = (

@@ -41,7 +41,7 @@ class LayerValue:
     """A value of one layer.
 
     :param key: the setting, such as ``limits.lock_wait_ms``; for an item of a list, the list (``rules``)
-    :param not_in_force: the reason why it has no effect; ``""`` if it is in force
+    :param inactive_reason: the reason why it has no effect; ``""`` if it is in force
     """
 
     key: str
@@ -63,8 +63,8 @@ class LayerValue:
 class ConfigLayer:
     """The settings of one source.
 
-    :param place: returns the place of a value, by its path (``rules[2]``)
-    :param holds_back: returns the reason why a value must have no effect, by key and value; ``""`` if it may
+    :param locate: returns the place of a value, by its path (``rules[2]``)
+    :param inactive_reason: returns the reason why a value must have no effect, by key and value; ``""`` if it may
     """
 
     kind: LayerKind

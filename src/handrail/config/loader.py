@@ -124,7 +124,7 @@ class ConfiguredRule:
 
     :param scope: project for rules of files; session for those of variables and flags, which belong to one process
     :param source: the place of the rule
-    :param narrows: whether the file is untrusted, so that an ask must not override a deny
+    :param is_narrowing: whether the file is untrusted, so that an ask must not override a deny
     """
 
     text: str

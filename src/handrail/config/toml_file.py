@@ -145,7 +145,7 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOCTTY", 0) 
 def read_config_file(path: Path, *, follow_no_link: bool = False) -> bytes | None:
     """Return the bytes of a regular file, or None if it does not exist.
 
-    :param alone: reject a symbolic link, and a file with several hard links, since another name could change the file
+    :param follow_no_link: reject a symbolic link, and a file with several hard links, since another name could change the file
     :raises LoadError: with the reason why it cannot be read
     """
     try:

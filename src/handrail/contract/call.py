@@ -107,9 +107,9 @@ class ProposedCall(NamedTuple):
     :param name: a wire name, an id or an alias
     :param arguments: an object, or the JSON text of one as the provider streamed it
     :param provider_id: the provider's id of the call; the kernel stores it and never uses it as a key
-    :param fault: why the frontend or provider already knows that the call cannot run, such as an interrupted stream;
+    :param problem: why the frontend or provider already knows that the call cannot run, such as an interrupted stream;
         the call is recorded and answered with this text
-    :param fault_kind: the error kind of that answer: ``limit`` if no budget is left for the call, ``cancelled`` if a
+    :param problem_kind: the error kind of that answer: ``limit`` if no budget is left for the call, ``cancelled`` if a
         stop came first
     """
 

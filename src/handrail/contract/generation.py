@@ -43,7 +43,7 @@ class ThirdPartyOrigin:
     """A third-party source, as the operator knows it.
 
     :param name: the operator's name of the source
-    :param about: the operator's text about it, or ``""``
+    :param description: the operator's text about it, or ``""``
     """
 
     name: str
@@ -69,16 +69,16 @@ class ToolEntry:
     """One tool of a generation.
 
     :param source: the file, module or entry point that the tool came from, as the operator knows it
-    :param withheld: why the tool is unavailable here and hidden from models, or None
-    :param confined_by: the sandbox tier that confines it, :data:`IN_PROCESS`, or both; every result states it
-    :param untrusted: the origin of its output, if that is not the operator: a third-party source, the network
-    :param blocking: whether its code blocks a thread, which a cancellation does not end
-    :param foreign: the third-party author of its description and schema, or None
+    :param unavailable_reason: why the tool is unavailable here and hidden from models, or None
+    :param sandbox: the sandbox tier that confines it, :data:`IN_PROCESS`, or both; every result states it
+    :param untrusted_source: the origin of its output, if that is not the operator: a third-party source, the network
+    :param is_blocking: whether its code blocks a thread, which a cancellation does not end
+    :param third_party: the third-party author of its description and schema, or None
     :param declared: the declaration that ``spec`` was made from, with the operator's settings; None if only ``spec``
         is known
     :param answered_by: for a locked id without a built-in tool: the tool that the operator chose; it runs as itself
-    :ivar inline: whether its code is short enough to run in the caller's own task, and a stopped call is a read
-    :ivar behind: the declaration of the tool that answers for a locked id; a call runs with its settings, secrets and
+    :ivar is_inline: whether its code is short enough to run in the caller's own task, and a stopped call is a read
+    :ivar answering_spec: the declaration of the tool that answers for a locked id; a call runs with its settings, secrets and
         state
     """
 
@@ -127,7 +127,7 @@ class ToolEntry:
         They match the schema and have passed the tool's own check.
 
         :param parsed: whether they came from JSON text
-        :param judged: the known problems of these arguments, by schema
+        :param known_problems: the known problems of these arguments, by schema
         :raises UnfinishedCheck: if the check exceeds the budget
         :raises ToolError: ``invalid_input`` with the problems; ``backend`` if the tool's check failed itself
         """
@@ -266,7 +266,7 @@ class Generation:
     def describe_unlisted(self, name: str, *, include_unprefixed: bool = False) -> str:
         """Describe the unlisted sources that may have a tool of an unknown name; empty if there are none.
 
-        :param else_any: if none matches, include the sources whose tools may have any name
+        :param include_unprefixed: if none matches, include the sources whose tools may have any name
         """
         if not self.unlisted_sources:
             return ""
@@ -293,7 +293,7 @@ def describe_untrusted_source(spec: ToolSpec, place: str, *, third_party: bool) 
     """Describe the untrusted origin of a tool's output; empty for the operator's own code and files.
 
     :param place: where the tool was found
-    :param foreign: whether that is a third-party source
+    :param third_party: whether that is a third-party source
     """
     hosts = spec.requires.net.hosts
     shown = ", ".join(hosts[:5]) + (f" and {len(hosts) - 5} more" if len(hosts) > 5 else "")
@@ -363,10 +363,10 @@ class SourceContents:
     """All tools of a source, and all its faults.
 
     :param name: the operator's name of a third-party source; its tools are one category of that name
-    :param about: the operator's text about it, for models; never the source's own
+    :param description: the operator's text about it, for models; never the source's own
     :param aliases: further names of its tools, alias to id; only those of built-in tools count
-    :param offering: its resources and prompts, if it has some; the same object as long as they are unchanged
-    :param unheard: set if the source has not listed its tools yet
+    :param resource_provider: its resources and prompts, if it has some; the same object as long as they are unchanged
+    :param unlisted: set if the source has not listed its tools yet
     """
 
     tools: tuple[DiscoveredTool, ...] = ()

@@ -45,7 +45,7 @@ class ConnectionAttempt:
 
     :param host: in canonical form, an IPv6 address in brackets
     :param method: ``CONNECT`` for a tunnel, else the request's own
-    :param refused: why it was refused, or None
+    :param refusal_reason: why it was refused, or None
     """
 
     host: str
@@ -235,7 +235,7 @@ class TerminalProcess(Process, Protocol):
 class SandboxMechanism:
     """One mechanism of the sandbox, with the result of a trial on this machine.
 
-    :param held: whether it is enforced; None if it was not tried because its base failed
+    :param is_enforced: whether it is enforced; None if it was not tried because its base failed
     """
 
     name: str
@@ -288,11 +288,11 @@ class CompletedProcess:
     """A process that has ended.
 
     :param output: stdout and stderr in order, at most 64 MiB
-    :param dropped: the number of bytes after that
+    :param dropped_bytes: the number of bytes after that
     :param signal: the number of the signal that ended the process, or None
-    :param limit: the sandbox limit that it exceeded, as far as its end or its last output shows
+    :param exceeded_limit: the sandbox limit that it exceeded, as far as its end or its last output shows
     :param notes: why the sandbox kept it from files that its output names
-    :param errors: stderr, if it was requested separately
+    :param stderr: stderr, if it was requested separately
     """
 
     exit_code: int

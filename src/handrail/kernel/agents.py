@@ -37,8 +37,8 @@ from handrail.upstream.servers import list_cached_sources
 class LoadedAgent:
     """An agent for one workspace, without its tools.
 
-    :param checked: the manifest, with the faults of its roots
-    :param further: its additional folders
+    :param checked_agent: the manifest, with the faults of its roots
+    :param further_roots: its additional folders
     """
 
     checked_agent: CheckedAgent
@@ -135,7 +135,7 @@ def make_tool_sources(
 
     :param secrets: the secrets that the tools may receive
     :param given: tools that were passed in code
-    :param offerings: resources and prompts that were passed in code
+    :param providers: resources and prompts that were passed in code
     :param upstreams: returns the MCP servers; None: the last listing of each, for reading only
     :param values: tool settings of one process, which override those of the agent and of files
     """

@@ -60,7 +60,7 @@ class WorkspaceOptions(NamedTuple):
 
     :param config: the configuration file instead of the platform's
     :param settings: ``KEY=VALUE`` texts, which override files and variables
-    :param face: the name of this process's frontend, shown to other processes
+    :param frontend: the name of this process's frontend, shown to other processes
     """
 
     workspace: str | Path
@@ -97,7 +97,7 @@ class ApprovalClient:
 
     Nothing stays open between two answers.
 
-    :param opened: opens a kernel and returns its approvals; used for answers with changed arguments if no process holds the
+    :param open_kernel: opens a kernel and returns its approvals; used for answers with changed arguments if no process holds the
         workspace, because only a kernel can evaluate them
     """
 

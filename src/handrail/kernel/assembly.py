@@ -103,7 +103,7 @@ class KernelComponents:
     ) -> AgentContext:
         """Return the context of an agent for the sessions of one process.
 
-        :param brought: the registrations of the process. Without tools, offerings, secrets and tool settings, the process
+        :param registrations: the registrations of the process. Without tools, offerings, secrets and tool settings, the process
             shares the generations of the agent with others
         :raises LoadError: with all faults of the agent's manifest, tools and rules
         :raises UsageError: if the agent does not exist
@@ -342,7 +342,7 @@ class RuleText(NamedTuple):
     """A rule as text, with its source.
 
     :param narrows: whether it may only restrict, because its file is not trusted
-    :param left_out: whether it is checked but not used
+    :param is_ignored: whether it is checked but not used
     """
 
     scope: Scope

@@ -67,8 +67,8 @@ def build_executables(
     """Run the build commands of tools, one after the other. Tools that share a folder share its copy.
 
     :param tools: the tools with a build command
-    :param room: an empty folder for the copies
-    :param tell: receives the commands and their output as they run
+    :param work_folder: an empty folder for the copies
+    :param write: receives the commands and their output as they run
     :returns: the built copies, by the original folder of the tool
     :raises LoadError: with all builds that failed
     """
@@ -218,9 +218,9 @@ class AgentBundle:
     :param hash: the SHA-256 of its bundle file, which contains the hashes of all other files
     :param agents: the further agents in it, to which work can be delegated
     :param tools: the ids of the frozen tools
-    :param built: the ids of the tools whose executable was built by their build command
-    :param beside: the ids of the tools of Handrail and installed packages
-    :param withheld: the ids of tools that are unavailable on this machine, with the reason
+    :param built_tools: the ids of the tools whose executable was built by their build command
+    :param external_tools: the ids of the tools of Handrail and installed packages
+    :param unavailable: the ids of tools that are unavailable on this machine, with the reason
     """
 
     folder: Path
@@ -245,7 +245,7 @@ def build_bundle(
     """Validate an agent, build the executables of its tools, and freeze everything into a folder.
 
     :param target: a folder that does not exist or is empty
-    :param tell: receives the output of builds as it arrives
+    :param write: receives the output of builds as it arrives
     :raises UsageError: if the agent does not exist, or ``target`` is not empty
     :raises LoadError: with all faults of the agent, its tools and rules
     :raises OSError: if ``target`` cannot be written

@@ -149,9 +149,9 @@ class Kernel(ABC):
         It runs and loads no tool.
 
         :param limit: the maximum number of results
-        :param patience_s: the maximum wait in seconds until a search by meaning is possible; None: the usual time to load the
+        :param timeout_s: the maximum wait in seconds until a search by meaning is possible; None: the usual time to load the
             model, at most 20 seconds
-        :param by_words: search by keywords only, and load no model
+        :param keywords_only: search by keywords only, and load no model
         :raises ToolError: ``invalid_input`` if the query has no words
         """
 
@@ -172,12 +172,12 @@ class Kernel(ABC):
         :param id: the id of the session to reopen; None for a new one
         :param agent: the agent of the session instead of this kernel's
         :param headless: deny what requires approval; ignored if there is an ``attendant``
-        :param attendant: asks the user for approvals and answers
-        :param peer: the client, if it supports requests: ``runtime.client`` of the session's tools sends them to it
+        :param approval_handler: asks the user for approvals and answers
+        :param client: the client, if it supports requests: ``runtime.client`` of the session's tools sends them to it
         :param rules: further rules of this session, while it is open
         :param mode: the mode instead of this kernel's, while it is open
         :param topic: the topic of the session, for its record
-        :param client: the location, time and device of the user
+        :param user_context: the location, time and device of the user
         :raises UsageError: if it is already open, or belongs to another agent
         """
 

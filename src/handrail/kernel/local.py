@@ -91,8 +91,8 @@ class LocalKernel(Kernel):
     ) -> None:
         """Create a kernel from assembled components.
 
-        :param own: the context of the default agent
-        :param joining: connects to the process that has taken the workspace over, with the current tools of this process
+        :param own_context: the context of the default agent
+        :param connect_next: connects to the process that has taken the workspace over, with the current tools of this process
         """
         self.components = components
         self.own_context = own_context
@@ -482,7 +482,7 @@ async def open_local_kernel(
 
     See :func:`~handrail.kernel.startup.open_kernel`.
 
-    :param join: connects to the process that takes the workspace over from this one
+    :param open_remote: connects to the process that takes the workspace over from this one
     :raises WorkspaceHeld: if another process holds it
     """
     folders, given = locate_folders(workspace, state, allow_home=allow_home), registrations

@@ -291,7 +291,7 @@ class RemoteMcpServers(McpServers):
 
     The lease holder runs all servers, and all processes have their tools.
 
-    :param membership: returns the connection to the lease holder
+    :param ipc_client: returns the connection to the lease holder
     :param generation: returns the current generation of the kernel
     """
 

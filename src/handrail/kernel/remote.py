@@ -409,7 +409,7 @@ async def open_remote_kernel(
     """Connect to the lease holder until the block ends; see :func:`~handrail.kernel.startup.open_kernel`.
 
     :param held: the error with which this process failed to hold the workspace
-    :param hold: holds the workspace in this process if no other process does
+    :param open_local: holds the workspace in this process if no other process does
     """
     settings = await asyncio.to_thread(
         configuration.load_configuration, config, folders=held.folders, flags=registrations.settings

@@ -163,7 +163,7 @@ class SessionManager:
     """The open sessions of this process and of its client processes, bound to one event loop.
 
     :param context_of: returns the context of an agent, with the registrations of this process
-    :param face: the frontend of this process
+    :param frontend: the frontend of this process
     """
 
     def __init__(self, components: KernelComponents, context_of: Callable[[str], AgentContext], frontend: str) -> None:

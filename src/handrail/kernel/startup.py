@@ -68,7 +68,7 @@ async def open_kernel(
     :param settings: ``KEY=VALUE`` texts, which override files and variables
     :param mode: how much its sessions may do without approval: ``plan``, ``ask``, ``accept-edits`` or ``auto``; None: the
         agent's or the configured mode
-    :param face: the name of this process's frontend, shown to other processes
+    :param frontend: the name of this process's frontend, shown to other processes
     :param allow_home: also open a folder that is not a project, such as a home folder, ``~/.ssh`` or ``/``
     :raises LoadError: with all faults of configuration, agent, rules and tools
     :raises UsageError: if an argument has the wrong form

@@ -60,7 +60,7 @@ class CallAuthorizer:
     :param watchdogs: asked in this order, each only to narrow the decision
     :param ceiling: the host's limit, if the operator set one
     :param agent: the agent's manifest as data, for the watchdogs
-    :param handed: for a sub-agent, the capabilities that its parent delegates: the limit of each of its calls
+    :param delegated: for a sub-agent, the capabilities that its parent delegates: the limit of each of its calls
     """
 
     base_authorizer: CallAuthorizer | None = None
@@ -151,7 +151,7 @@ class CallAuthorizer:
         :param located: paths resolved just now, for the locks of the call; None resolves all paths again
         :param parent: the capability set of the call that makes this one
         :param origin: ``mcp:server:tool`` for a tool of an MCP server
-        :param behind: the tool that answers in place of a locked id; a rule that denies it denies the call
+        :param substitute: the tool that answers in place of a locked id; a rule that denies it denies the call
         """
         found = {} if located is None else located
         known = self._prepared.get((id(spec), id(rules), id(parent), origin))
@@ -465,7 +465,7 @@ _REACHES_OUT = ("native.web_search", "native.web_fetch")
 def offer_under_rules(spec: ToolSpec, rules: RuleBook, delegating_agent: str | None = None) -> ProviderToolOffer:
     """Return the offer of a provider tool to a session under these rules.
 
-    :param held_by: an agent above that delegates hosts by name only
+    :param delegating_agent: an agent above that delegates hosts by name only
     """
     verdict = ToolPolicy(spec, rules, CapabilitySet()).evaluate_targets({}, ())
     if verdict.action == "deny":

@@ -164,7 +164,7 @@ class PolicyExplanation:
     """The explanation of one decision. :meth:`to_dict` returns it as JSON data.
 
     :param decided_by: the rule's text, the capability layer, the watchdog, or another cause
-    :param changes: changes that would reverse the decision, each a sentence; a rule is written as the option takes it
+    :param possible_changes: changes that would reverse the decision, each a sentence; a rule is written as the option takes it
     """
 
     tool_id: str
@@ -255,7 +255,7 @@ async def explain(
 
     :param parent: the capability set of the call that makes this one
     :param origin: ``mcp:server:tool`` for a tool of an MCP server
-    :param behind: the tool that answers in place of a locked id
+    :param substitute: the tool that answers in place of a locked id
     :param headless: whether the session denies calls that require approval
     """
     verdict = authority.evaluate(

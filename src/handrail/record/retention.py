@@ -229,7 +229,7 @@ class PurgePlan:
     :param records: the number of bodies, ``bytes`` in total
     :param calls: the number of calls that these records belong to
     :param sessions: the ids of sessions that are removed completely, with their tools' state and their folders
-    :param left_over: artifacts, output files and folders that nothing else refers to
+    :param orphans: artifacts, output files and folders that nothing else refers to
     """
 
     records: int

@@ -21,8 +21,8 @@ class LogVerification:
     :param records: the number of checked records
     :param head: the hash of the newest record, hexadecimal
     :param redacted: the number of bodies that recorded redactions removed
-    :param lost: the number of records that the log reports as lost
-    :param first_bad: the sequence of the first changed, missing or added record, or None; if only the group is known, the
+    :param dropped: the number of records that the log reports as lost
+    :param first_invalid: the sequence of the first changed, missing or added record, or None; if only the group is known, the
         first record of that group
     :param problem: the description for the user
     """

@@ -82,7 +82,7 @@ def find_agent(config: Path, agent: str, workspaces: Iterable[str] = ()) -> Chec
 def find_name_faults(agent: AgentManifest, all_tools: Generation) -> Iterator[tuple[str, str]]:
     """Yield ``(place, problem)`` for each name of a tool that does not exist.
 
-    :param everything: all tools that the agent could have, including those of its own folder
+    :param all_tools: all tools that the agent could have, including those of its own folder
     """
     sound = [pattern for pattern in agent.tools if _matches_any_tool(pattern, all_tools) is not None]
     known = all_tools.entries
@@ -120,7 +120,7 @@ def build_agent_generation(
 
     A tool to which the agent gives hosts requires them, and is unavailable if they cannot be enforced.
 
-    :param elsewhere: ids of tools that only other agents have
+    :param other_agents_tools: ids of tools that only other agents have
     """
     if "*" in agent.tools and not agent.aliases and not agent.requires.tools and not other_agents_tools:
         return all_tools

@@ -226,7 +226,7 @@ def load_generation(
     :param aliases: the operator's additional names, alias to id
     :param strict: whether faults of third-party sources are fatal too
     :param pins: the approved definitions of third-party tools; the other tools stay off until the user approves them
-    :param memory: the result of the last load; unchanged tools keep their entries. Updated on success
+    :param cache: the result of the last load; unchanged tools keep their entries. Updated on success
     :param only: the sources to load again; the others keep their last result
     :raises LoadError: with all faults of the operator's own sources
     """

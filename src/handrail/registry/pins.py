@@ -26,7 +26,7 @@ from handrail.store import decisions as stored
 class ThirdPartyDefinition:
     """The part of a third-party tool's definition that a model acts on.
 
-    :param further: the values of the fields in :data:`~handrail.contract.tool.spec.MODEL_TEXT_FIELDS`, by name
+    :param other_fields: the values of the fields in :data:`~handrail.contract.tool.spec.MODEL_TEXT_FIELDS`, by name
     """
 
     id: str
@@ -192,8 +192,8 @@ _MAX_COMPARED = 2_000
 class DefinitionReview:
     """A tool of a third-party source that requires a review by the user.
 
-    :param now: the definition that the source lists now
-    :param before: the approved definition, or None for a new tool
+    :param current: the definition that the source lists now
+    :param approved: the approved definition, or None for a new tool
     """
 
     current: ThirdPartyDefinition

@@ -224,7 +224,7 @@ class ReportedMatch(NamedTuple):
 
     :param offset: of the line in the file, in bytes of UTF-8 after the byte order mark
     :param text: of the line, perhaps cut; see :func:`is_line`
-    :param whole: the path with a note about a binary file before it, if there is one
+    :param raw_path: the path with a note about a binary file before it, if there is one
     """
 
     path: bytes

@@ -317,7 +317,7 @@ class OpenTerminal:
     :param command: the command that it was started with
     :ivar line_open: whether the input line contains text that was not entered
     :ivar quoting: whether the next key is inserted literally
-    :ivar fed: whether a line was typed that may have started a program that reads the next input
+    :ivar may_take_input: whether a line was typed that may have started a program that reads the next input
     """
 
     id: str

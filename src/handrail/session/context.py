@@ -173,7 +173,7 @@ class AgentGenerations:
 class AgentContext:
     """One agent in the sessions of one process.
 
-    :ivar further: the agent's additional root folders
+    :ivar further_roots: the agent's additional root folders
     :ivar rules: the rules with which every session starts
     :ivar secrets: the secrets that its tools may use
     :ivar catalog: the catalog options of its sessions
@@ -374,7 +374,7 @@ class SessionOpening:
 
     :param context_of: returns the context of another agent, with the registrations of the process that opens it
     :param options: the session's options; a sub-agent's session uses its parent's approval handler, if that is delegated
-    :param under: the parent and its call, for a sub-agent's session
+    :param parent_ref: the parent and its call, for a sub-agent's session
     """
 
     context: AgentContext

@@ -102,7 +102,7 @@ class LocalSession:
         """Create the session of a lane.
 
         :param turns: the number of its last turn
-        :param family: its place in the tree of sub-agent sessions
+        :param tree_node: its place in the tree of sub-agent sessions
         :param history: its stored conversation
         """
         self._arbiter = arbiter
@@ -367,7 +367,7 @@ class LocalSession:
 
         The session keeps its rules and its mode. It stays headless if it is headless now.
 
-        :param open_again: opens the session there, given ``rules=`` and ``mode=``
+        :param reopen: opens the session there, given ``rules=`` and ``mode=``
         :raises HandrailError: if the session cannot be opened there; then it does not continue
         """
         rules, mode = self.program_rules, self._lane.rules.mode
@@ -626,8 +626,8 @@ class SessionTreeNode:
     """A session's place in the tree of sub-agents: its parent and its children.
 
     :param manifest: the manifest of its agent
-    :param opens: opens the sessions of sub-agents; None if the session can have none
-    :param under: the parent and its call; None for a session that a user or a program opened
+    :param opener: opens the sessions of sub-agents; None if the session can have none
+    :param parent_ref: the parent and its call; None for a session that a user or a program opened
     """
 
     manifest: AgentManifest
@@ -668,7 +668,7 @@ class SessionTreeNode:
     ) -> ChildSession:
         """Open the session of a sub-agent for a call of session ``of``.
 
-        :param opens: replaces the opener of this place
+        :param opener: replaces the opener of this place
         :raises ToolError: if the session can have no sub-agents, or the opener refuses
         :raises UsageError: if the call does not delegate now
         """
@@ -695,7 +695,7 @@ class SessionTreeNode:
     async def end_children(self, *, keep_jobs: bool = False) -> None:
         """End the child sessions because this session ends.
 
-        :param but_jobs: whether the sessions that work for a job continue
+        :param keep_jobs: whether the sessions that work for a job continue
         """
         self.ended.set()
         await asyncio.gather(*(child.suspend(ABORTED, "parent") for child in self._select_children(keep_jobs)))

@@ -344,12 +344,12 @@ class SessionFacts:
 
     :param used_ns: when it was last opened or suspended, or got a message
     :param task: the beginning of its first user message, on one line; None if it has none
-    :param parent: the session from which it was forked
-    :param under: the parent session of a sub-agent's session
-    :param under_call: the call of the parent session that started it
+    :param forked_from: the session from which it was forked
+    :param parent_session: the parent session of a sub-agent's session
+    :param parent_call: the call of the parent session that started it
     :param messages: the number of stored messages
     :param calls: the number of proposed calls in the log
-    :param parked: the ids of approval requests that are not answered
+    :param awaiting_approval: the ids of approval requests that are not answered
     :param decided: the ids of answered approval requests whose calls run when the session is resumed
     """
 

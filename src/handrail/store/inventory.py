@@ -33,8 +33,8 @@ class StoredState:
 
     :param key: the key of the workspace, or ``USER_DATA``
     :param workspace: the path of the workspace; None if unknown
-    :param gone: whether the workspace certainly no longer exists
-    :param bytes: the size of all files
+    :param workspace_missing: whether the workspace certainly no longer exists
+    :param size_bytes: the size of all files
     :param used_ns: wall-clock time of the last write to its database; None if there is none
     :param holder: the present holder in words; None if there is none
     """

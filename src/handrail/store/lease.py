@@ -420,7 +420,7 @@ class WorkspaceLease:
 
         Creates the database if there is none, and migrates its schema.
 
-        :param face: the frontend of this process, for messages of other processes (``cli``, ``mcp``, ``library``)
+        :param frontend: the frontend of this process, for messages of other processes (``cli``, ``mcp``, ``library``)
         :param clock: wall-clock time in nanoseconds, for users to read
         :param monotonic: the machine's monotonic time in nanoseconds
         :param protocol: see :class:`Holder`

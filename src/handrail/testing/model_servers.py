@@ -44,7 +44,7 @@ class ReplyCall:
     :param id: the provider's ID; None generates one, ``""`` sends none
     :param pieces: number of deltas for the arguments
     :param cut_after: number of characters of the arguments after which the connection breaks
-    :param closed: False leaves out the end of the block (Anthropic)
+    :param is_closed: False leaves out the end of the block (Anthropic)
     :param index: the index of the block; None counts
     """
 

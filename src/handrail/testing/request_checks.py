@@ -46,7 +46,7 @@ class ServerToolUse:
 
     :param content: the content of the result block; None leaves out the result, as if the reply pauses or is cut off
     :param kind: the type of the result block; None derives it from ``name``
-    :param used: False leaves out the use, and sends only the result
+    :param is_used: False leaves out the use, and sends only the result
     """
 
     name: str

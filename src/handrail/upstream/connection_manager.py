@@ -99,9 +99,9 @@ UpstreamState = Literal["idle", "connecting", "connected", "waiting", "closed"]
 class UpstreamServer:
     """The connection to one server. For one event loop.
 
-    :param channel: makes the transport of the next connection
+    :param make_transport: makes the transport of the next connection
     :param state: the root folder of all state
-    :param when_changed: called when the listing has changed
+    :param on_listing_changed: called when the listing has changed
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class UpstreamServer:
         If the server requests input, the client is asked and the request continues. A task of a tool is awaited.
 
         :param runtime: the runtime of the call that needs the request
-        :param stands: raises if the server's listing no longer matches the request; called for each connection
+        :param check_current: raises if the server's listing no longer matches the request; called for each connection
         :param as_task: see :func:`handrail.upstream.client.tasks.call_tool`
         :raises ToolError: ``unavailable`` without a connection, ``interrupted`` if it was lost meanwhile, ``limit``,
             ``backend``, or the error of a client's answer
@@ -220,7 +220,7 @@ class UpstreamServer:
 
         The first attempt is awaited. During the wait for a later attempt, this raises at once.
 
-        :param again: the server is reachable and has forgotten the present connection
+        :param retry: the server is reachable and has forgotten the present connection
         :raises ToolError: ``unavailable``, with the reason and the time of the next attempt
         """
         if self._conversation is not None and self._conversation.end_reason is None:

@@ -50,7 +50,7 @@ class ServerDefinition:
     :param command: the program as written, if Handrail starts the server
     :param environment: additional variables of the program
     :param headers: additional header fields of each request
-    :param missing: the reason why it cannot be used as configured, such as a missing secret
+    :param missing_reason: the reason why it cannot be used as configured, such as a missing secret
     """
 
     name: str

@@ -44,7 +44,7 @@ class SignInPrompt:
     """The means by which a user signs in.
 
     :param redirect: the address to which the authorization server redirects the user
-    :param visit: opens an address for the user, and returns the full address of the redirect
+    :param open_browser: opens an address for the user, and returns the full address of the redirect
     """
 
     def __init__(self, redirect: str, open_browser: Callable[[str], Awaitable[str]]) -> None:
@@ -57,7 +57,7 @@ class OauthTokenStore:
 
     Implements the SDK's ``TokenStorage``.
 
-    :param learn: called with every secret value before it is sent
+    :param register_secret: called with every secret value before it is sent
     """
 
     def __init__(
@@ -365,8 +365,8 @@ class BrowserSignIn(OAuthClientProvider):
     Such a server publishes no protected-resource metadata, and its own metadata is at the root of its origin, whatever the path of
     its issuer. An issuer of the same origin is accepted; one of any other origin is refused.
 
-    :ivar known: the client's id, if the operator has set one
-    :ivar trusted: the only authorization server to which the user and the client's secret may be sent; empty for the one that
+    :ivar known_client: the client's id, if the operator has set one
+    :ivar trusted_issuer: the only authorization server to which the user and the client's secret may be sent; empty for the one that
         the server names
     """
 

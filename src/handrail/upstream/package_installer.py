@@ -189,7 +189,7 @@ class ServerPackage:
 
     :param spec: the package and version, in the form of the package manager
     :param program: the program of the package to run; empty for the only or the main one
-    :param further: packages to install with it
+    :param extra_packages: packages to install with it
     :param args: the arguments of the program
     """
 

@@ -156,7 +156,7 @@ def load_server_definitions(
     """Return the enabled servers of a configuration.
 
     :param secrets: the operator's secrets; a server that needs a missing one is included, with the reason
-    :param learn: called with every value that may be a secret
+    :param register_secret: called with every value that may be a secret
     :param environment: the variables that the files may name; None for those of this process
     :raises LoadError: with every fault
     """
@@ -239,7 +239,7 @@ def build_definition(
     """Build the definition of one server, with the values of its secrets.
 
     :param place: its place in the configuration, for messages
-    :param learn: called with every value that may be a secret
+    :param register_secret: called with every value that may be a secret
     """
     from handrail.upstream.definition import ServerDefinition
 
@@ -389,7 +389,7 @@ def read_servers_file(
     """Read the servers of one file, by name, and its faults.
 
     :param environment: the variables that it may name
-    :param learn: called with each value of a variable, since it may be a secret
+    :param register_secret: called with each value of a variable, since it may be a secret
     """
     table = _read_server_tables(path)
     if isinstance(table, Diagnostic):

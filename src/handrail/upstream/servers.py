@@ -58,7 +58,7 @@ class UpstreamDeps(NamedTuple):
     """The dependencies of the servers of one workspace.
 
     :param rules: the project's rules, whose denials of hosts and files apply to servers too
-    :param learn: called with every value that may be a secret
+    :param register_secret: called with every value that may be a secret
     """
 
     folders: StateFolders
@@ -72,7 +72,7 @@ class UpstreamDeps(NamedTuple):
 class UpstreamRegistry:
     """The servers of one workspace, in the lease holder's process. For one event loop.
 
-    :ivar when_changed: called with each source whose listing has changed
+    :ivar on_listing_changed: called with each source whose listing has changed
     """
 
     def __init__(self, deps: UpstreamDeps, definitions: Iterable[ServerDefinition] = (), *, version: str = "0") -> None:

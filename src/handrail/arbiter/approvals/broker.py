@@ -203,9 +203,9 @@ EvaluateChanged = Callable[[Approval, Mapping[str, Any]], Mapping[str, str]]
 class OpenSessions(NamedTuple):
     """Access to the open sessions of the process that holds a workspace.
 
-    :param lane: returns the lane of an open session, by its id
-    :param lanes: returns the lanes of all open sessions
-    :param judged_by: returns what evaluates a suspended call whose session is not open
+    :param find_lane: returns the lane of an open session, by its id
+    :param list_lanes: returns the lanes of all open sessions
+    :param current_policy: returns what evaluates a suspended call whose session is not open
     """
 
     find_lane: Callable[[str], Lane | None]

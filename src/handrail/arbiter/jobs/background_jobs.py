@@ -146,11 +146,11 @@ _RETIRED_EVERY = 32
 class JobLimits:
     """Limits of the jobs of one workspace.
 
-    :param most: unfinished jobs of one session
+    :param max_unfinished: unfinished jobs of one session
     :param grace_s: how long work that was asked to stop may take to end
-    :param keep: how long jobs that ended are kept
+    :param retention: how long jobs that ended are kept
     :param output_bytes: disk space for all outputs together
-    :param again_s: delay before the end of a job is stored again after a failure
+    :param retry_s: delay before the end of a job is stored again after a failure
     """
 
     max_unfinished: int = 1_000

@@ -138,7 +138,7 @@ class SearchCache:
     Entries are found by what they were made from, and a lost one is made again. Vectors are in a few files, each written once, so
     that processes that encode at the same time do not overwrite each other's.
 
-    :param tell: called with a sentence when a file is discarded
+    :param report: called with a sentence when a file is discarded
     """
 
     def __init__(self, folder: Path, report: ReportCallback | None = None) -> None:

@@ -214,12 +214,12 @@ It leaves one or two of five hits, and loses 2 % of the found tools.
 class HitEvidence:
     """The evidence for one hit, each value for the part of the request that it serves best.
 
-    :param near: similarity of meaning, -1 to 1, or None if only words were searched
-    :param shared: the share of the maximum score by words, 0 to 1
-    :param standing: how far the hit stands out among all tools, with the weights of :mod:`~handrail.catalog.search.index`
+    :param similarity: similarity of meaning, -1 to 1, or None if only words were searched
+    :param word_share: the share of the maximum score by words, 0 to 1
+    :param relevance: how far the hit stands out among all tools, with the weights of :mod:`~handrail.catalog.search.index`
     :param part: the number of that part
     :param named: whether that part contains every word of the tool's name, which has two or more
-    :param elsewhere: the similarity of common tools to the part that this tool is nearest to
+    :param out_of_domain: the similarity of common tools to the part that this tool is nearest to
     """
 
     similarity: float | None
@@ -385,8 +385,8 @@ class IndexResult:
 
     :param hits: best first; with ``nothing_fits`` they are the nearest ones
     :param nothing_fits: whether no tool is likely to serve the request, or no hit is worth loading
-    :param fitting: the probability that a tool serves the request, if as many requests have a tool as have none
-    :param means: the methods behind the result
+    :param fit_probability: the probability that a tool serves the request, if as many requests have a tool as have none
+    :param search_method: the methods behind the result
     :param note: why the search used words only, for all tools or some; else empty
     :param unread: with ``nothing_fits``, the result of :func:`~handrail.catalog.search.index.explain_unread`
     """

@@ -57,8 +57,8 @@ class VectorIndex:
 
     :param rows: one for each document, of length 1; zeros for a document without a vector yet
     :param usual: vectors of typical texts of tools, to remove what all tools have in common
-    :param elsewhere: vectors of common tools; default: the usual ones
-    :param drawn: moves directions of tools towards requests for them
+    :param out_of_domain: vectors of common tools; default: the usual ones
+    :param adapt_tools: moves directions of tools towards requests for them
     :param exact_up_to: the maximum number of documents for an exact comparison
     """
 

@@ -40,7 +40,7 @@ class FileLines:
 
     :param next: the line to continue at, or None at the end
     :param total: the number of lines, or None if the end was not reached
-    :param cut: the numbers of lines that were longer than the limit and were shortened
+    :param truncated_lines: the numbers of lines that were longer than the limit and were shortened
     """
 
     path: str
@@ -111,7 +111,7 @@ class FileService(Protocol):
     async def write(self, path: str, data: bytes, *, expected: bytes | Literal["new", "seen"] = "seen") -> WriteResult:
         """Replace a file atomically and create its parent folders.
 
-        :param over: what must be there now: these exact bytes, ``"new"`` (nothing), or ``"seen"`` (nothing, or what
+        :param expected: what must be there now: these exact bytes, ``"new"`` (nothing), or ``"seen"`` (nothing, or what
             this session has read)
         :raises ToolError: ``conflict`` if something else is there
         """
@@ -170,11 +170,11 @@ class ResolvedPath(NamedTuple):
 
     :param absolute: canonical: no ``..`` and no link in the existing part; a tail that does not exist yet stays as
         written
-    :param shown: relative inside the workspace, absolute elsewhere; control characters and invalid UTF-8 are escaped
-    :param inside: whether the path is below any root
+    :param display_path: relative inside the workspace, absolute elsewhere; control characters and invalid UTF-8 are escaped
+    :param is_inside: whether the path is below any root
     :param root: that root, or None
-    :param writable: whether that root may be written at all
-    :param inner: the path relative to the root, by which it is opened; ``.`` for the root itself
+    :param is_writable: whether that root may be written at all
+    :param relative_path: the path relative to the root, by which it is opened; ``.`` for the root itself
     """
 
     absolute: str

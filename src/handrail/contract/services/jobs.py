@@ -28,10 +28,10 @@ FINAL_JOB_STATES = frozenset[JobState]({"done", "failed", "cancelled", "interrup
 class Job:
     """A background job: a call that outlives its turn. Times are wall-clock nanoseconds.
 
-    :param about: the arguments as one short line for people
+    :param summary: the arguments as one short line for people
     :param attempt: 1, and one more for each new run after a restart
     :param output_bytes: how much of the output can be read
-    :param rests: the job has not ended, and no process runs it: it continues when its session is opened again
+    :param is_suspended: the job has not ended, and no process runs it: it continues when its session is opened again
     """
 
     id: str
@@ -57,9 +57,9 @@ class JobOutput:
     """A piece of a job's output.
 
     :param cursor: the position in bytes at which to continue reading
-    :param more: whether there is more to read, or the output may still grow
-    :param first: if lines were requested, the number of the first one, from 0
-    :param skipped: requested bytes before ``text`` that are no longer kept
+    :param has_more: whether there is more to read, or the output may still grow
+    :param first_line: if lines were requested, the number of the first one, from 0
+    :param skipped_bytes: requested bytes before ``text`` that are no longer kept
     """
 
     text: str
@@ -111,7 +111,7 @@ class JobService(Protocol):
 class RunningCall:
     """A running call that could move to the background.
 
-    :param about: the arguments as one short line for people
+    :param summary: the arguments as one short line for people
     """
 
     call_id: str
@@ -161,8 +161,8 @@ class LoadedTools:
     :param name: the category's name, or the tool's id
     :param tools: the ids of all its tools that can be called
     :param added: those that were not active before, in order
-    :param core: whether it is a core tool, which is always active
-    :param left: tools that were unloaded to make room: searches had loaded them, and no call used them
+    :param is_core: whether it is a core tool, which is always active
+    :param unloaded: tools that were unloaded to make room: searches had loaded them, and no call used them
     """
 
     name: str
@@ -179,8 +179,8 @@ class ToolMatch:
 
     :param relevance: the match in comparison with the other hits, from 0 to 1
     :param confidence: the probability that the tool serves the query, regardless of the other hits, from 0 to 1
-    :param weak: whether the match is doubtful
-    :param tail: whether the match is too weak, alone or in comparison, for a search to load the tool
+    :param is_weak: whether the match is doubtful
+    :param is_below_threshold: whether the match is too weak, alone or in comparison, for a search to load the tool
     :param reason: why the tool matched, for people
     :param source: the third-party source that wrote the description; ``""`` for the operator's own
     """
@@ -199,11 +199,11 @@ class ToolMatch:
 class ToolSearchResult:
     """The result of a tool search.
 
-    :param hits: the best first
-    :param nothing_fits: whether no tool serves the query; ``hits`` may still have the nearest ones
-    :param means: what was compared, in an operator's words: words only, or words and meaning
-    :param unread: if nothing matches: why the query may not have been understood, and what to do; else empty
-    :param left: tools that were unloaded to make room for the new ones
+    :param matches: the best first
+    :param no_match: whether no tool serves the query; ``hits`` may still have the nearest ones
+    :param search_method: what was compared, in an operator's words: words only, or words and meaning
+    :param query_problem: if nothing matches: why the query may not have been understood, and what to do; else empty
+    :param unloaded: tools that were unloaded to make room for the new ones
     """
 
     matches: tuple[ToolMatch, ...]
@@ -317,8 +317,8 @@ DEFAULT_COMMAND = "bash --noprofile --norc"
 class TypedInput:
     """The result of typing into a terminal.
 
-    :param sent: bytes that the terminal has accepted
-    :param left: bytes that it did not accept in time; they are discarded
+    :param sent_bytes: bytes that the terminal has accepted
+    :param unsent_bytes: bytes that it did not accept in time; they are discarded
     """
 
     sent_bytes: int

@@ -51,7 +51,7 @@ class ConversationHistory(Protocol):
 
         Texts that the model gets once in a conversation may be given again.
 
-        :param told: how much is left out and how much is kept, for the record
+        :param summary: how much is left out and how much is kept, for the record
         :raises HandrailError: if that cannot be stored
         """
         ...
@@ -99,9 +99,9 @@ class TranscriptSearchResult:
     """The result of a search in the transcript.
 
     :param passages: the best ones first
-    :param found: how many match
+    :param total: how many match
     :param searched: how many were searched
-    :param older_left_out: whether older passages were not searched
+    :param is_partial: whether older passages were not searched
     """
 
     passages: tuple[TranscriptPassage, ...]
@@ -173,10 +173,10 @@ SkillLayer = Literal["workspace", "user", "shipped"]
 class SkillInfo:
     """One skill that was found.
 
-    :param place: the path of its ``SKILL.md``
+    :param path: the path of its ``SKILL.md``
     :param notes: keys of its front matter that have no effect here
     :param problem: why it cannot be read, or ``""``
-    :param hidden_by: the path of a nearer skill of the same name, or ``""``
+    :param shadowed_by: the path of a nearer skill of the same name, or ``""``
     """
 
     name: str
@@ -198,8 +198,8 @@ class SkillText:
     """The instructions of a skill.
 
     :param files: the other files in its folder that the session's tools can read, by the paths that they use
-    :param again: whether the session was given them before; then ``body`` is empty
-    :param changed: whether they changed since the session began
+    :param was_given: whether the session was given them before; then ``body`` is empty
+    :param has_changed: whether they changed since the session began
     """
 
     skill: SkillInfo

@@ -46,8 +46,8 @@ class ShellService(Protocol):
         :param environment: further variables, for an argv only: rules evaluate the words of a shell text, so the text
             must set its own variables. The tool chooses the names, never the model. Variables for program and library
             paths, HOME and the network stay unchanged
-        :param apart: keep stderr out of ``output``, for output that is parsed
-        :param trusted: take the program of an argv, and the programs that it starts by name, from outside the
+        :param separate_stderr: keep stderr out of ``output``, for output that is parsed
+        :param trusted_program: take the program of an argv, and the programs that it starts by name, from outside the
             workspace, for output that is relied on
         :param on_output: called with each kept piece of output, so that a stopped run leaves its partial output; if
             output is dropped, the last call says so
@@ -69,8 +69,8 @@ class HttpResponse:
     :param url: of the last hop, in canonical form
     :param headers: in order, with lower-case names
     :param body: decoded (gzip, deflate), up to the requested number of bytes
-    :param more: whether the body was longer
-    :param passed: the URLs of the hops before the last
+    :param is_truncated: whether the body was longer
+    :param redirects: the URLs of the hops before the last
     """
 
     url: str

@@ -114,7 +114,7 @@ PROVIDER_TOOLS: Mapping[str, ProviderToolInfo] = MappingProxyType(
 class ProviderToolOffer(NamedTuple):
     """A provider tool that an agent's models may be offered.
 
-    :param refused: why this session excludes it, or None
+    :param unavailable_reason: why this session excludes it, or None
     """
 
     spec: ToolSpec

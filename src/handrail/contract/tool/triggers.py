@@ -47,7 +47,7 @@ class TriggerEvent:
     :param text: what happened, for the model; if empty, the model gets only the prompt. It is data, labelled as
         untrusted
     :param position: JSON-able, up to 64 KiB: where the next wait continues; stored together with the firing
-    :param last: whether the trigger is finished: it is removed
+    :param is_last: whether the trigger is finished: it is removed
     """
 
     text: str = ""
@@ -61,7 +61,7 @@ class TriggerContext:
 
     :param arguments: of the tool call, without prompt and name
     :param position: of the last firing; None before the first
-    :param fired: how often the trigger has fired
+    :param fire_count: how often the trigger has fired
     :param workdir: the canonical path of the workspace
     :param since_ns: when the trigger was added, in wall-clock nanoseconds
     """

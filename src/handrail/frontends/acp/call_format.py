@@ -81,8 +81,8 @@ def absolute_path(path: str, workdir: str) -> str:
 class ParsedDiff(NamedTuple):
     """A unified diff in the form for an editor.
 
-    :param line: the first changed line, in the new file
-    :param whole: whether the diff is complete
+    :param first_line: the first changed line, in the new file
+    :param is_complete: whether the diff is complete
     """
 
     parts: list[schema.FileEditToolCallContent]
@@ -120,7 +120,7 @@ class _DiffHunk(NamedTuple):
     """The lines of one hunk.
 
     :param shift: number of unchanged lines before the first changed one
-    :param whole: whether it has as many lines as its header says
+    :param is_complete: whether it has as many lines as its header says
     :param end: index of the line after it
     """
 
@@ -241,9 +241,9 @@ class RunSummary(NamedTuple):
     """The run of a program, as a result describes it.
 
     :param output: its output, perhaps only the beginning; None if the result has none
-    :param code: its exit code; None if a signal ended it or the code is unknown
-    :param by: the name of the signal that ended it
-    :param remarks: further notes for the user
+    :param exit_code: its exit code; None if a signal ended it or the code is unknown
+    :param signal_name: the name of the signal that ended it
+    :param notes: further notes for the user
     """
 
     output: str | None

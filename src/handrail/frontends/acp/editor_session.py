@@ -143,10 +143,10 @@ class EditorSession:
     """A session that an editor has open, with its agent and its updates.
 
     :param folder: the canonical path of the workspace
-    :param known: set when the client knows the session
+    :param client_ready: set when the client knows the session
     :param models: the models that the user can choose from; the initial one comes first
-    :param working: returns an agent for the session with another model
-    :param remarks: notes for the user before the first answer
+    :param make_agent: returns an agent for the session with another model
+    :param startup_notes: notes for the user before the first answer
     """
 
     session: Session

@@ -74,7 +74,7 @@ class EditorApprovalHandler:
     :param introduce: called before a request, to show a call that the client does not know
     :param decided: called with the decision
     :ivar session_id: the ID of the client's session
-    :ivar there: set when the client knows its session; earlier requests wait for it
+    :ivar client_ready: set when the client knows its session; earlier requests wait for it
     """
 
     def __init__(
@@ -322,14 +322,14 @@ def unused_server_notes(kernel: Kernel, servers: Sequence[McpServer]) -> list[st
 class AcpFrontendSettings:
     """How the ACP agent serves its clients.
 
-    :param opening: opens a workspace
-    :param reading: opens the stored sessions of a workspace, also while another process holds it
-    :param model: opens the model of an agent; raises ``HandrailError`` if it has none
+    :param open_workspace: opens a workspace
+    :param open_reader: opens the stored sessions of a workspace, also while another process holds it
+    :param open_agent_model: opens the model of an agent; raises ``HandrailError`` if it has none
     :param budget: returns the limits of each prompt
-    :param only: the canonical path of the only allowed workspace; None for any
+    :param only_workspace: the canonical path of the only allowed workspace; None for any
     :param headless: never ask the user
-    :param models: returns the names of the models that an editor can choose from; the initial one comes first
-    :param named: opens one of these models
+    :param model_names: returns the names of the models that an editor can choose from; the initial one comes first
+    :param open_model: opens one of these models
     """
 
     open_workspace: WorkspaceOpener

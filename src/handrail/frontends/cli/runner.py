@@ -98,7 +98,7 @@ def run_async(main: Callable[[InterruptHandler], Awaitable[int]]) -> int:
 async def open_configured_kernel(setting: CommandOptions, frontend: str = "cli") -> AsyncGenerator[Kernel]:
     """Open the kernel that the options describe, and print its startup notes on stderr.
 
-    :param face: the frontend's name for the log
+    :param frontend: the frontend's name for the log
     :raises UsageError: with every invalid ``--rule``
     :raises LoadError: with every fault of configuration, agent and tools
     :raises StartError: if the state folder or the sandbox is not available

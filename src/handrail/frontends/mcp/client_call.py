@@ -47,7 +47,7 @@ DETACH_EVENT = Event("log", "", "", "", 0)
 class OpenRequest:
     """A request that a client has open for a call.
 
-    :param level: the lowest log level that is sent, as an index into :data:`LOG_LEVELS`; the length of the list sends none
+    :param log_level: the lowest log level that is sent, as an index into :data:`LOG_LEVELS`; the length of the list sends none
     """
 
     context: ServerRequestContext[Any]

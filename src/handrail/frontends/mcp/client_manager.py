@@ -49,8 +49,8 @@ class ClientState:
 
     It compares each listing with the one last sent, and notifies the client of changes.
 
-    :ivar gone: whether the connection has ended, so that the session closes when its calls end
-    :ivar level: the lowest log level that a client of a handshake version gets, as an index into the list of levels
+    :ivar is_disconnected: whether the connection has ended, so that the session closes when its calls end
+    :ivar log_level: the lowest log level that a client of a handshake version gets, as an index into the list of levels
     """
 
     def __init__(

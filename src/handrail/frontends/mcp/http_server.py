@@ -302,7 +302,7 @@ async def serve_http(
 ) -> None:
     """Serve clients until cancelled.
 
-    :param told: called with the address when the server is ready
+    :param on_address: called with the address when the server is ready
     :raises StartError: if the server cannot listen on the address
     """
     for name in ("mcp", "uvicorn"):  # otherwise any request could fill the terminal

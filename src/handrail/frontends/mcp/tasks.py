@@ -82,9 +82,9 @@ class _FollowedTask:
     """The state of a running task that its client can see.
 
     :param shown: the progress message and the questions as last reported; ``changed_ns`` is the time of their change
-    :param unseen: whether it had a question at the last check, and the client has not requested its state since
+    :param is_unseen: whether it had a question at the last check, and the client has not requested its state since
     :param listeners: number of streams that report it
-    :param news: set and then replaced whenever the reported state changes
+    :param changed: set and then replaced whenever the reported state changes
     """
 
     guest: ConnectedClient

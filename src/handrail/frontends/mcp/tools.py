@@ -193,8 +193,8 @@ class McpFrontendSettings:
     :param task_after_s: seconds after which a running call of a promotable tool is answered with a task, if the client
         accepts one
     :param headless: never ask the user, also if the client can
-    :param most_guests: maximum number of sessions of the stateless version
-    :param most_held: maximum number of held calls of all clients
+    :param max_sessions: maximum number of sessions of the stateless version
+    :param max_held_calls: maximum number of held calls of all clients
     :param idle_s: seconds after which an unused session of the stateless version is closed
     """
 

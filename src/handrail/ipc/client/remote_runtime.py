@@ -96,7 +96,7 @@ class RemoteRuntime:
 
     :param number: the number of the run, by which the lease holder finds the call
     :param spec: the spec of the tool; for resources and prompts, a spec without secrets
-    :param around: the values that stay constant during a call; empty for a tool without a runtime
+    :param context: the values that stay constant during a call; empty for a tool without a runtime
     :param secrets: the secrets of this process, for its own tools
     """
 

@@ -99,9 +99,9 @@ WIRE_CODEC = Codec(
 class MethodSpec(NamedTuple):
     """The signature of one method or function, from its annotations.
 
-    :param takes: the form of each argument by its name; all arguments are sent
-    :param gives: the form of the result
-    :param hears: the argument that is a callback for pieces before the answer; it is sent as a number, or None
+    :param forms: the form of each argument by its name; all arguments are sent
+    :param result_form: the form of the result
+    :param callback: the argument that is a callback for pieces before the answer; it is sent as a number, or None
     """
 
     forms: Mapping[str, TypeForm[Any]]
@@ -272,7 +272,7 @@ def make_protocol_handlers(
 ) -> dict[str, RequestHandler]:
     """Return the requests for the methods of ``protocol``, by operation name.
 
-    :param of: returns the target object for the fields that its parameters name, which are texts; the caller receives its
+    :param resolve_target: returns the target object for the fields that its parameters name, which are texts; the caller receives its
         errors
     """
     keys = tuple(inspect.signature(resolve_target).parameters)
@@ -359,7 +359,7 @@ RUNTIME_PREFIX = "runtime."
 class ServiceMethod(NamedTuple):
     """A method that a tool may call on its runtime.
 
-    :param of: returns the bound function of a runtime
+    :param get_function: returns the bound function of a runtime
     :param function: the function of the Protocol
     """
 

@@ -196,7 +196,7 @@ class IpcConnection(asyncio.BufferedProtocol):
     def notify(self, op: str, body: Any = None, *, skip_when_behind: bool = False) -> bool:
         """Send a notification, and return whether it was sent.
 
-        :param may_be_left_out: do not send it to a peer that is behind, but count it in :attr:`left_out`
+        :param skip_when_behind: do not send it to a peer that is behind, but count it in :attr:`left_out`
         """
         if self.lost_reason is not None or self._handshake is not None:
             return False

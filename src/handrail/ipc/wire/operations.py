@@ -52,7 +52,7 @@ class OperationSpec:
     :param handler: answers the request, concurrently with other handlers
     :param inline: run it up to its first wait before the next message is read. A handler that never waits needs no task.
         Until its first wait it has no current task, so it may use ``asyncio.timeout`` and task groups only afterwards
-    :param at_once: also run it up to its first wait immediately, but with a current task: for handlers that usually end
+    :param eager: also run it up to its first wait immediately, but with a current task: for handlers that usually end
         without waiting, and need a task if they wait
     :param cancel_when_lost: cancel it if the connection is lost. Otherwise it continues: a lost connection does not abort
     """
@@ -68,7 +68,7 @@ class OperationTable:
     """The operations that a peer may request, and the notifications that it may send.
 
     :param requests: the operations by name
-    :param notices: the notification handlers by name; called in order of arrival with the body, and must not block
+    :param notifications: the notification handlers by name; called in order of arrival with the body, and must not block
     """
 
     requests: Mapping[str, OperationSpec] = field(default_factory=dict[str, OperationSpec])

@@ -224,7 +224,7 @@ class RuleBook:
     """All rules of a session, as an immutable value. Their order does not matter, only their specificity.
 
     :param mode: the mode whose rules the book contains
-    :param above: for a sub-agent's session, the rule book of its parent session. Each question goes to both books. A rule of
+    :param parent: for a sub-agent's session, the rule book of its parent session. Each question goes to both books. A rule of
         this book never allows what the parent's book denies or asks about, however specific it is
     """
 

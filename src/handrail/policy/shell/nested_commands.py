@@ -57,7 +57,7 @@ class CommandReading(NamedTuple):
     """A command that an argv may run.
 
     :param certain: whether the program is known to run it; otherwise it may be only data
-    :param spelled: the command that this is another spelling of; None for a command that another one runs
+    :param spelling_of: the command that this is another spelling of; None for a command that another one runs
     """
 
     argv: tuple[str, ...]

@@ -34,8 +34,8 @@ class WatchdogCall:
     :param tool: the tool's runtime view
     :param decision: the decision of capabilities and rules: ``allow`` or ``ask``
     :param targets: what the call would access, as capability and canonical value: a path, ``host[:port]`` or a command
-    :param failed_before: how often exactly this call has failed in the session since the last change by any call
-    :param failed_in_a_row: how many of these failures came after the last success of any other call
+    :param previous_failures: how often exactly this call has failed in the session since the last change by any call
+    :param consecutive_failures: how many of these failures came after the last success of any other call
     """
 
     tool_id: str

@@ -29,7 +29,7 @@ from handrail.store.entry_points import entry_points as of_group
 class PythonSource:
     """The tools that were passed to ``open_kernel(tools=…)``, in order.
 
-    :param given: tools, classes of tools, or modules, of which every tool counts
+    :param objects: tools, classes of tools, or modules, of which every tool counts
     """
 
     objects: tuple[object, ...]
@@ -180,7 +180,7 @@ class ProviderToolSource:
 class AgentSource:
     """A source of the agents that are tools of another agent.
 
-    :param of: the agent that has the tools
+    :param agent: the agent that has the tools
     :param others: every agent with a valid manifest; an agent that accepts tasks from ``of`` can be a tool
     """
 

@@ -45,7 +45,7 @@ class ToolConfinement:
     """The sandbox for an executable, as the kernel sets it up.
 
     :param profile_for: returns the session's folders, for one call
-    :param own: returns the capability set and the folders of a tool that stays running between the calls of all sessions
+    :param tool_profile: returns the capability set and the folders of a tool that stays running between the calls of all sessions
     """
 
     sandbox: Sandbox

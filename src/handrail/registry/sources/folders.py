@@ -238,7 +238,7 @@ class FolderSource:
     :param path: absolute; the global and an agent's folder are in the configuration folder, never in a workspace
     :param confinement: the sandbox for the executables
     :param workspaces: the folders that a model can write to; a tool folder that overlaps one of them is refused
-    :param kept: returns the tool with an id from the previous load, or None
+    :param find_previous_tool: returns the tool with an id from the previous load, or None
     """
 
     path: str | Path

@@ -35,7 +35,7 @@ class LoadOutcome:
     """The result of loading the sources: a generation, or faults.
 
     :param known: the ids that the agent's rules may name; every id if the manifest is faulty, None if unknown
-    :param beyond: the ids of tools that the agent does not have
+    :param excluded: the ids of tools that the agent does not have
     """
 
     generation: Generation | None
@@ -50,17 +50,17 @@ class ToolSources:
 
     Each :meth:`load` reads the folders again, but checks only tools that changed.
 
-    :param everybody: the folder of tools for all agents
-    :param agent: the folder of tools for this agent
-    :param given: tools passed in code
+    :param global_folder: the folder of tools for all agents
+    :param agent_folder: the folder of tools for this agent
+    :param tools: tools passed in code
     :param offerings: resources and prompts passed in code
     :param manifest: the agent's manifest, which selects among all tools
     :param secrets: the secrets that tools may receive
     :param pins: the approved definitions of third-party tools
     :param settings: the operator's settings for single tools, the weakest layer first
     :param agents: the agents that may be tools of this one
-    :param further: returns the third-party sources
-    :param elsewhere: returns the ids of tools that only other agents have, which rules may name
+    :param extra_sources: returns the third-party sources
+    :param other_agents_tools: returns the ids of tools that only other agents have, which rules may name
     """
 
     global_folder: Path

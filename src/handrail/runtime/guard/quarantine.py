@@ -254,9 +254,9 @@ class OriginalState:
     """The state of one path before a program ran.
 
     :param identity: values of :func:`os.lstat` that change with the file and its content
-    :param born: when the file was made, in nanoseconds; None if the file system does not record it
+    :param birth_ns: when the file was made, in nanoseconds; None if the file system does not record it
     :param settled: whether the file was old enough for ``identity`` to change with any later write
-    :param kept: the content; None for a folder, and for a file that is too long or not regular
+    :param snapshot: the content; None for a folder, and for a file that is too long or not regular
     """
 
     identity: tuple[int, ...]

@@ -30,9 +30,9 @@ mounts."""
 class _RunningProgram:
     """A running program.
 
-    :param mounted: the paths that it has mounted over
-    :param changes: the folders in which it may change version-control configuration
-    :param works_for: the call or job that it works for now; empty between the calls of a long-running process
+    :param mounted_paths: the paths that it has mounted over
+    :param config_folders: the folders in which it may change version-control configuration
+    :param current_call: the call or job that it works for now; empty between the calls of a long-running process
     """
 
     name: str

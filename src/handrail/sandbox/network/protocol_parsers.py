@@ -52,7 +52,7 @@ class RequestHead:
     """The head of an HTTP request.
 
     :param framing: how long the body is
-    :param old: whether it is HTTP/1.0
+    :param is_http_1_0: whether it is HTTP/1.0
     """
 
     method: str
@@ -193,7 +193,7 @@ class ClientHello:
     """A TLS ClientHello.
 
     :param server_name: as the client wrote it; None without one
-    :param hidden: whether it contains an encrypted hello
+    :param is_encrypted: whether it contains an encrypted hello
     """
 
     server_name: str | None

@@ -53,7 +53,7 @@ class _ReadySandbox:
     """A sandbox that waits for its call.
 
     :param scratch: the scratch folder of its session
-    :param ahead: the socket for its proxy; None without hosts
+    :param listener: the socket for its proxy; None without hosts
     """
 
     key: object

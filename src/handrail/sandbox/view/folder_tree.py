@@ -82,8 +82,8 @@ class TreeFolder:
     :ivar files: names of entries that are neither folders nor links
     :ivar pipes: those of them that are FIFOs
     :ivar linked: those of them with several names
-    :ivar repository: whether it is a git directory, by its name or its contents
-    :ivar closed: whether it cannot be read, or lies too deep, so its contents are unknown. If the system refused to
+    :ivar is_repository: whether it is a git directory, by its name or its contents
+    :ivar is_closed: whether it cannot be read, or lies too deep, so its contents are unknown. If the system refused to
         read it, the next look tries again
     """
 

@@ -43,7 +43,7 @@ class SandboxSetup:
     :param tcp: whether the sandbox has its own loopback to serve on
     :param connect: the ports that it may connect to otherwise
     :param table: what must be true of the mounts that follow from ``options``
-    :param standing: the identity and change time of each mounted-over path when the plan was made
+    :param mounted_states: the identity and change time of each mounted-over path when the plan was made
     """
 
     options: tuple[str, ...]
@@ -90,8 +90,8 @@ class LaunchPlan:
 class _CachedPlan:
     """A cached plan with the lookups that led to it.
 
-    :param asked: the request that it was made for
-    :param looks: the lookups made for it
+    :param request: the request that it was made for
+    :param lookups: the lookups made for it
     :param before: variables that those of the call's profile override
     :param after: variables that override them
     """

@@ -71,7 +71,7 @@ class ChannelBroker:
     A message counts as read once the call that received it has succeeded, by the log. If the call is cut off, the message
     is available again.
 
-    :param went_well: returns whether a call succeeded; None while the log does not say
+    :param call_succeeded: returns whether a call succeeded; None while the log does not say
     """
 
     def __init__(
@@ -373,7 +373,7 @@ class SessionChannels:
     def __init__(self, broker: ChannelBroker, session_id: str, root_id: str, agent: str, call: str = "") -> None:
         """Create the channels of a session.
 
-        :param top: the session at the top of its tree
+        :param root_id: the session at the top of its tree
         :param call: the id of the call that uses them
         """
         self._call = call

@@ -635,7 +635,7 @@ class InboundServices:
     ) -> SessionInboundServices:
         """Return the services for a session that is about to be open, until :meth:`leave`.
 
-        :param top: the session at the top of its tree
+        :param root_id: the session at the top of its tree
         :param current: returns its current tools
         """
         channels = SessionChannels(self.channels, session_id, root_id, agent)

@@ -30,7 +30,7 @@ class JobRow:
     :param definition: the hash of its tool's definition
     :param output: the file of its output; ``""`` if there is none
     :param untrusted: the origin of its output, unless that is the operator
-    :param told: whether its session was notified of its end, or need not be
+    :param notified: whether its session was notified of its end, or need not be
     :param exposure: who may see its result, together with ``prompt_mask``
     :param given_up: whether a user stopped it while it waited for another attempt
     """
@@ -59,7 +59,7 @@ class JobRow:
 class JobRetention:
     """How many jobs that ended are kept, and for how long.
 
-    :param sure_ns: the minimum age, also if there are more than ``most``
+    :param min_age_ns: the minimum age, also if there are more than ``most``
     """
 
     max_jobs: int = 1_000

@@ -27,7 +27,7 @@ class SessionRow:
     :param used_ns: when it was last opened or suspended, or received a message
     :param holder: the fencing token of the process that opened it and has not suspended it. The reader checks whether that
         process still holds the workspace: a process that is killed changes nothing here
-    :param under: the parent session of a sub-agent's session, and ``under_call`` the call that started it
+    :param parent_session: the parent session of a sub-agent's session, and ``under_call`` the call that started it
     """
 
     id: str

@@ -180,9 +180,9 @@ class _PendingServerRequest:
 class SessionHooks:
     """The callbacks of a session to its owner. They must not block.
 
-    :param changed: called when one of the server's lists has changed
-    :param updated: called with the URI of a subscribed resource that has changed
-    :param lost: called when the connection is closed
+    :param on_list_changed: called when one of the server's lists has changed
+    :param on_resource_updated: called with the URI of a subscribed resource that has changed
+    :param on_connection_lost: called when the connection is closed
     """
 
     on_list_changed: Callable[[], None]
@@ -319,7 +319,7 @@ class UpstreamSession:
         """Send a request and return its result.
 
         :param runtime: the runtime of the call that needs the request, which receives the notifications about it
-        :param heard: set when the server acknowledges a subscription
+        :param acknowledged: set when the server acknowledges a subscription
         :param version: the newer era's version for this request, before a version is agreed
         :raises RpcError: if the server answered with an error
         :raises Lost: if the connection ends before the answer

@@ -65,7 +65,7 @@ def make_http_transport(
     :param gate: checks these hosts against the rules
     :param state: the root folder of all state, which has the tokens
     :param prompt: how a user signs in; None if no user is present
-    :param learn: called with every token of the sign-in
+    :param register_secret: called with every token of the sign-in
     """
     egress = EgressCheck(capabilities, gate)
     auth = None

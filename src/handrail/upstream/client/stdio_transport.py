@@ -44,7 +44,7 @@ class StdioTransport:
     """The stdio transport of one server.
 
     :param start: starts the program
-    :param unseen: the paths among its arguments that its sandbox hides, each with the setting that would show it
+    :param hidden_paths: the paths among its arguments that its sandbox hides, each with the setting that would show it
     """
 
     def __init__(self, start: Callable[[], Awaitable[Process]], hidden_paths: Mapping[str, str] | None = None) -> None:
