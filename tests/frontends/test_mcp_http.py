@@ -311,7 +311,7 @@ async def test_the_session_of_a_client_without_a_token_ends_with_its_connection(
 
 async def test_one_token_takes_no_more_than_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "handrail.frontends.mcp.http_server.MOST_CONNECTIONS", 16
+        "handrail.frontends.mcp.http_server.MAX_CONNECTIONS", 16
     )  # a quarter of which is one credential's
     async with running(tmp_path, tokens={ALICE: "alice", BOB: "bob"}) as rpc:
         body: dict[str, Any] = {

@@ -149,7 +149,9 @@ async def test_a_call_that_is_stopped_asks_nobody_any_more(tmp_path: Path, kerne
     ended = asyncio.Event()
 
     class Patient(ScriptedClient):
-        async def ask(self, call_id: str, asks: Mapping[str, ClientRequest]) -> Mapping[str, Mapping[str, Any]]:
+        async def send_requests(
+            self, call_id: str, requests: Mapping[str, ClientRequest]
+        ) -> Mapping[str, Mapping[str, Any]]:
             try:
                 self.request_received.set()
                 return await asyncio.get_running_loop().create_future()

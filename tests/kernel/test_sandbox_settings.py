@@ -99,7 +99,7 @@ def configured(folder: Path, provider: str) -> Any:
 
 @pytest.mark.proves("R-09")
 def test_an_operator_chooses_the_sandbox_of_an_installed_package_by_name(tmp_path: Path) -> None:
-    points = offered("box", "handrail.sandbox.configured_sandbox:Unconfined")
+    points = offered("box", "handrail.sandbox.configured_sandbox:UnconfinedSandbox")
     chosen = make_sandbox(configured(tmp_path, "box"), lambda: points)
     assert chosen.tier.name == UnconfinedSandbox().tier.name
     assert isinstance(choose_provider(configured(tmp_path, "box"), lambda: points), UnconfinedSandbox)
@@ -111,7 +111,7 @@ def test_an_operator_chooses_the_sandbox_of_an_installed_package_by_name(tmp_pat
     [
         (
             "bix",
-            "handrail.sandbox.configured_sandbox:Unconfined",
+            "handrail.sandbox.configured_sandbox:UnconfinedSandbox",
             r"Unknown sandbox provider: 'bix'.*to one of: machine, box",
         ),
         ("box", "handrail.no_such_module:Box", "ModuleNotFoundError"),

@@ -33,34 +33,34 @@ from handrail.testing.request_checks import PlaybackModel, ReplyPause, call_repl
 
 SESSION = "ses_killed"
 JOBS = "handrail.arbiter.jobs.background_jobs:BackgroundJobs"
-ASKING = "handrail.arbiter.approvals.broker:Approvals"
+ASKING = "handrail.arbiter.approvals.broker:ApprovalBroker"
 BEFORE, AFTER = "before", "after"
 OF_A_JOB: Mapping[str, tuple[str, str]] = {
-    "proposed": (BEFORE, f"{JOBS}.detach"),
-    "detached": (AFTER, f"{JOBS}._keep"),
-    "answered": (BEFORE, "handrail.agent.conversation:Conversation.answer"),
+    "proposed": (BEFORE, f"{JOBS}.start_background"),
+    "detached": (AFTER, f"{JOBS}._store_new"),
+    "answered": (BEFORE, "handrail.agent.conversation:Conversation.add_answers"),
     "intended": (BEFORE, "handrail.arbiter.tool_runner:ToolRunner.run"),
     "running": (BEFORE, ""),
-    "ended": (BEFORE, f"{JOBS}._end"),
-    "row ended": (BEFORE, f"{JOBS}.tell"),
-    "notice written": (AFTER, "handrail.session.inbound.channels:Noticeboard.post"),
-    "notice given": (BEFORE, "handrail.session.inbound.channels:SessionNotifications.take"),
-    "notice taken": (AFTER, "handrail.session.inbound.channels:SessionNotifications.take"),
+    "ended": (BEFORE, f"{JOBS}._store_end"),
+    "row ended": (BEFORE, f"{JOBS}.notify_session"),
+    "notice written": (AFTER, "handrail.session.inbound.channels:NotificationStore.post"),
+    "notice given": (BEFORE, "handrail.session.inbound.channels:SessionNotifications.mark_delivered"),
+    "notice taken": (AFTER, "handrail.session.inbound.channels:SessionNotifications.mark_delivered"),
 }
 OF_ASKING: Mapping[str, tuple[str, str]] = {
-    "asked": (AFTER, f"{ASKING}.ask"),
-    "decided": (AFTER, f"{ASKING}._decided"),
-    "taken up": (AFTER, f"{ASKING}.use"),
+    "asked": (AFTER, f"{ASKING}.submit_request"),
+    "decided": (AFTER, f"{ASKING}._write_decision"),
+    "taken up": (AFTER, f"{ASKING}.use_approvals"),
     "running": (BEFORE, ""),
-    "done": (BEFORE, "handrail.agent.conversation:Conversation.answer"),
+    "done": (BEFORE, "handrail.agent.conversation:Conversation.add_answers"),
 }
 OF_A_TASK: Mapping[str, tuple[str, str]] = {
-    "created": (AFTER, "handrail.kernel.session_manager:SessionManager.open_child"),
+    "created": (AFTER, "handrail.kernel.session_manager:SessionManager.open_child_session"),
     "in the model's turn": (BEFORE, ""),
-    "asked": (AFTER, f"{ASKING}.ask"),
+    "asked": (AFTER, f"{ASKING}.submit_request"),
     "running": (BEFORE, ""),
     "told": (BEFORE, "handrail.session.local_session:LocalSession.suspend"),
-    "done": (BEFORE, "handrail.agent.subagents:_result"),
+    "done": (BEFORE, "handrail.agent.subagents:_outcome_result"),
 }
 STEPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "job": OF_A_JOB,
@@ -68,8 +68,8 @@ STEPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "approval": OF_ASKING,
     "question": {step: at for step, at in OF_ASKING.items() if step != "running"},
     "job that is waited for": {
-        "told": (AFTER, "handrail.tools.jobs:Wait.execute"),
-        "answer on record": (AFTER, f"{JOBS}.record_telling"),
+        "told": (AFTER, "handrail.tools.jobs:WaitTool.execute"),
+        "answer on record": (AFTER, f"{JOBS}.commit_with_notifications"),
     },
     "task": {**OF_A_TASK, "answered": OF_A_JOB["answered"]},
     "task in the background": {
@@ -99,7 +99,7 @@ CALLS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 RULES = ("allow once", "allow again")
 AGENTS = {
-    "default": "[delegation]\npresence = true",
+    "default": "[delegation]\ncan_ask_user = true",
     "worker": 'role = "subagent"\ntools = ["pay", "again"]\nmodel = "played:worker"',
 }
 

@@ -168,7 +168,7 @@ class CommitLog:
     def wake_writer(self) -> None:
         """Wake the writer because a promise may follow soon.
 
-        See :meth:`Writer.rouse <handrail.store.database.writer.Writer.warm_up>`.
+        See :meth:`handrail.store.database.writer.GroupWriter.warm_up`.
         """
         self._writer.warm_up()
 
