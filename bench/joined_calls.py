@@ -173,7 +173,7 @@ async def client(folder: Path, number: int, of: int, seconds: float, ready: int,
             for n in range(count):
                 due = begin + n / RATE
                 await asyncio.sleep(max(0, due - time.monotonic()))
-                calls.create_task(call(n, due, session.turn()))
+                calls.create_task(call(n, due, session.start_turn()))
         await kernel.log.flush()
     with os.fdopen(told, "w") as file:
         json.dump(answers, file)

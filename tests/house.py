@@ -11,5 +11,5 @@ FULL: frozenset[str] = frozenset()
 LONG: frozenset[str] = frozenset()
 """Files with more lines than one thing should need."""
 
-SMALL: frozenset[str] = frozenset(("frontends.acp.screen",))
+SMALL: frozenset[str] = frozenset(("frontends.acp.terminal_viewer",))
 """Small files that one neighbour alone imports, and that could be a part of it."""

@@ -182,7 +182,7 @@ async def test_a_conversation_is_told_again_when_it_is_loaded_and_goes_on(desk: 
         await ask(client, opened.session_id)
         assert editor.said.endswith("Still here.")
         for unknown in ("ses_unknown", "../../etc", ""):
-            with pytest.raises(RequestError, match="there is no session"):
+            with pytest.raises(RequestError, match="does not exist in"):
                 await client.load_session(cwd=str(desk.workspace), session_id=unknown)
 
 

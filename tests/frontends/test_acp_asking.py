@@ -211,7 +211,7 @@ def with_a_writer(desk: Desk) -> None:
     played(desk.folder, {"calls": [call("write", path="a.txt", content="x")]}, {"text": "Written."})
     (desk.folder / "script.json").rename(desk.folder / "writer.json")
     manifests = {
-        "default": "[delegation]\npresence = true",
+        "default": "[delegation]\ncan_ask_user = true",
         "writer": f'role = "subagent"\ndescription = "Writes."\nmodel = "script:{desk.folder}/writer.json"',
     }
     for name, text in manifests.items():

@@ -49,7 +49,7 @@ class Office(Desk):
         self.kept: Kernel | None = None
         self.opened: list[Kernel] = []
         for agent, text in {
-            "default": "[delegation]\npresence = true",
+            "default": "[delegation]\ncan_ask_user = true",
             "worker": 'role = "subagent"\ntools = ["write"]',
         }.items():
             place = folder / "config" / "agents" / agent

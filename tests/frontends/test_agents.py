@@ -143,7 +143,7 @@ def test_a_session_goes_on_as_the_agent_that_it_is_one_of(
     put(handrail, "other", "")
     for begun in ("--resume", "--fork"):
         refused = here("run", "and another", "--config", config, "--agent", "other", begun, session)
-        assert refused.code == 2 and "is one of the agent 'reader'" in refused.err
+        assert refused.code == 2 and "belongs to agent 'reader'" in refused.err
     assert len(here("sessions", "--json").out.splitlines()) == 2, "a refused fork leaves nothing behind"
 
 

@@ -160,9 +160,9 @@ def test_questions_are_answered_one_by_one(here: Here) -> None:
         (["apr_x", "--message", "no"], 2, "`--message` requires"),
         (["apr_x", "--session", "--arguments", "{}"], 2, "allowed only with `--once`"),
         (["apr_x", "--once", "--answer", "x"], 2, "`--answer` is for questions"),
-        (["apr_nothing"], 1, "there is no request"),
-        (["apr_\udc80\x1b[2J"], 1, "there is no request"),
-        (["apr_nothing", "--once"], 1, "there is no request"),
+        (["apr_nothing"], 1, "does not exist in this workspace"),
+        (["apr_\udc80\x1b[2J"], 1, "does not exist in this workspace"),
+        (["apr_nothing", "--once"], 1, "does not exist in this workspace"),
         ([], 0, "No request is open"),
         (["--rules"], 0, "No rules are stored"),
         (["--forget", "rul_nothing"], 1, "does not exist"),
@@ -341,7 +341,7 @@ def test_answering_is_one_connection_where_a_process_holds_the_workspace(here: H
             (rule,) = json.loads(here("approve", "--rules", "--json").out)
             assert here("approve", "--forget", rule["id"]).code == 0
             gone = here("approve", "--forget", rule["id"])
-            assert gone.code == 1 and "there is no stored rule" in gone.err
+            assert gone.code == 1 and "does not exist. List stored rules" in gone.err
             fixed = here("approve", approval, "--once", "--set", "limits.lock_wait_ms=1")
             assert fixed.code == 2 and "Cannot set " in fixed.err
         finally:

@@ -20,10 +20,10 @@ def test_a_need_is_answered_with_tools_and_what_speaks_for_each(here: Here) -> N
 @pytest.mark.proves("D-05")
 def test_in_json_each_hit_has_its_score_its_confidence_and_its_reason(here: Here) -> None:
     found = json.loads(here("find", "stage changes for the next commit", "--json", "--words", "--limit", "2").out)
-    assert found["nothing_fits"] is False and found["means"].startswith("words only")
-    (first, *_) = found["hits"]
+    assert found["no_match"] is False and found["search_method"].startswith("words only")
+    (first, *_) = found["matches"]
     assert first["tool_id"] == "git.add" and first["relevance"] == 1.0 and 0 < first["confidence"] <= 1
-    assert first["reason"] and len(found["hits"]) <= 2
+    assert first["reason"] and len(found["matches"]) <= 2
 
 
 def test_where_nothing_fits_it_says_so_and_exits_with_1(here: Here) -> None:
@@ -74,6 +74,6 @@ def test_the_ways_to_tools_are_not_offered_as_tools(here: Here) -> None:
     found = json.loads(
         here("find", "find and load tools, browse their categories", "--words", "--limit", "50", "--json").out
     )
-    ids = {hit["tool_id"] for hit in found["hits"]}
+    ids = {hit["tool_id"] for hit in found["matches"]}
     assert ids.isdisjoint({"find_tools", "load_tools", "browse_tools", "tool_search", "info"})
     assert ids

@@ -29,7 +29,7 @@ async def test_a_second_process_asks_the_holder(handrail: Program, tmp_path: Pat
         while not (await session.jobs.get(job_id)).output_bytes:
             await asyncio.sleep(0)
         listed = await asyncio.to_thread(handrail, "jobs", "--json")
-        assert [(job["id"], job["state"], job["about"]) for job in map(json.loads, listed.out.splitlines())] == [
+        assert [(job["id"], job["state"], job["summary"]) for job in map(json.loads, listed.out.splitlines())] == [
             (job_id, "running", "a")
         ]
         read = await asyncio.to_thread(handrail, "jobs", "read", job_id, "--lines", "1")
@@ -66,7 +66,7 @@ async def test_a_running_call_is_promoted_from_another_process(handrail: Program
         await gates[0].wait()
         listed = await asyncio.to_thread(handrail, "jobs", "promote", "--json")
         (running,) = map(json.loads, listed.out.splitlines())
-        assert (running["tool_id"], running["session_id"], running["about"]) == ("slow", session.id, "a")
+        assert (running["tool_id"], running["session_id"], running["summary"]) == ("slow", session.id, "a")
         other = await asyncio.to_thread(handrail, "jobs", "promote", f"{session.id}/9.9")
         assert other.code == 1 and f"can move to the background: {running['call_id']}" in other.err
         promoted = await asyncio.to_thread(handrail, "jobs", "promote", running["call_id"])

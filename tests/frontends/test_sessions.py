@@ -75,7 +75,7 @@ def test_a_fork_is_another_session_and_closing_is_for_good(here: Here, tmp_path:
     assert here("run", "go on", "--fork", talked, "--model", go_on).code == 0
     forked = here("sessions", "fork", talked).out.strip()
     by_id = {facts["id"]: facts for facts in listed(here)}
-    assert len(by_id) == 3 and by_id[forked]["parent"] == talked
+    assert len(by_id) == 3 and by_id[forked]["forked_from"] == talked
     assert sorted(facts["messages"] for facts in by_id.values()) == [2, 2, 4]
     assert here("sessions", "close", talked, forked).code == 0
     assert {facts["id"]: facts["state"] for facts in listed(here, "--all")}[talked] == "closed"
@@ -269,13 +269,13 @@ def test_a_call_that_nobody_could_be_asked_about_runs_once_when_its_session_goes
     done = here("run", "work", "--model", model, "--json")
     outcome = json.loads(done.out.splitlines()[-1])
     assert done.code == 4 and outcome["status"] == "parked"
-    (asked,) = outcome["parked"]
+    (asked,) = outcome["awaiting_approval"]
     assert not (handrail.workspace / "a.txt").exists()
     go_on = script(tmp_path, "on.toml", '[[turns]]\ntext = "It is written."\n')
     still = here("run", "--resume", "--model", go_on)
     assert still.code == 4 and f"handrail approve {asked}" in still.err
     (facts,) = listed(here)
-    assert facts["parked"] == [asked] and asked in here("sessions").out
+    assert facts["awaiting_approval"] == [asked] and asked in here("sessions").out
     assert here("approve", asked, "--once").code == 0
     assert not (handrail.workspace / "a.txt").exists(), "an approval runs nothing"
     done = here("run", "--resume", facts["id"], "--model", go_on)
@@ -291,5 +291,5 @@ def test_a_workspace_that_nothing_was_run_in_has_no_sessions(here: Here) -> None
     assert (here("sessions", "--json").code, here("sessions", "--json").out) == (0, "")
     for action in ("show", "close"):
         done = here("sessions", action, "ses_1")
-        assert done.code == 2 and "there is no session 'ses_1'" in done.err
+        assert done.code == 2 and "Session 'ses_1' does not exist" in done.err
     assert here("sessions", "close", "--older", "1").code == 0

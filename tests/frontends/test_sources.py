@@ -115,7 +115,7 @@ def test_a_source_of_which_all_is_quarantined_is_reviewed_with_the_faults(here: 
     for words in (("review", "weather"), ("review", "weather", "weather_now"), ("approve", "weather", "--hash", "0")):
         told = here("sources", *words)
         assert told.code == 0, told
-        assert "weather_now: llm.description: holds \u27e6U+202E\u27e7" in told.out + told.err
+        assert "weather_now: llm.description: contains \u27e6U+202E\u27e7" in told.out + told.err
         assert "No tool of weather requires approval." in told.out + told.err
     [fault] = json.loads(here("sources", "--json").out)["faults"]
     assert fault["tool"] == "weather_now"

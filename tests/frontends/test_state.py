@@ -26,7 +26,7 @@ def test_what_is_kept_is_listed_with_its_size_and_last_use(used: Here, handrail:
     done = used("state")
     assert done.code == 0 and str(handrail.workspace) in done.out and "KiB" in done.out
     (one,) = listed(used)
-    assert one["workspace"] == str(handrail.workspace) and str(one["key"]) in done.out and not one["gone"]
+    assert one["workspace"] == str(handrail.workspace) and str(one["key"]) in done.out and not one["workspace_missing"]
 
 
 def test_nothing_kept_yet_is_no_failure(here: Here, handrail: Program) -> None:

@@ -347,7 +347,7 @@ def test_a_person_acknowledges_it_and_the_log_says_so(here: Here, handrail: Prog
     assert done.code == 0 and json.loads(done.out)["records"] > 0, done
     assert here(*read).code == 0
     checked = json.loads(here("log", "verify", "--json").out)
-    assert checked["ok"] and checked["lost"] == json.loads(done.out)["records"]
+    assert checked["ok"] and checked["dropped"] == json.loads(done.out)["records"]
 
 
 def test_what_is_removed_by_a_purge_is_not_missed(here: Here, handrail: Program) -> None:

@@ -115,7 +115,7 @@ def test_the_wider_rule_is_shown_and_has_keys_of_its_own_where_there_is_one(
     asking: Asking, typed: str, choice: str
 ) -> None:
     wider = request(command="git status")
-    wider["approve"]["wider"] = "allow bash git status *"
+    wider["approve"]["suggested_wider_rule"] = "allow bash git status *"
     terminal = asking(wider, request(command="git push"))
     assert "the same with a wider rule: stores the rule  allow bash git status *" in terminal.wait_for("> ")
     terminal.type(f"{typed}\n")

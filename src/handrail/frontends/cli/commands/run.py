@@ -184,7 +184,7 @@ class JsonView:
 
 _WHOLE_EVENTS = {
     "ProviderToolUsed": "native",
-    "Compacted": "compacted",
+    "ConversationCompacted": "compacted",
     "AgentIdle": "waiting",
     "BudgetExhausted": "budget",
     "ReplyInterrupted": "cut",
