@@ -47,7 +47,7 @@ def test_servers_are_imported_when_a_person_agrees_and_their_secrets_lie_apart(
     assert run(["mcp", "import", str(file), "--no-install", "--yes", *place]) == 0
     shown = capfd.readouterr()
     assert TOKEN not in shown.out + shown.err + own.read_text()
-    assert "leaky: left out" in shown.out and "autoApprove: rules grant permissions in Handrail" in shown.out
+    assert "leaky: not imported" in shown.out and "autoApprove: rules grant permissions in Handrail" in shown.out
     written = tomllib.loads(own.read_text())
     assert list(written["mcp"]["servers"]) == ["files", "clock"]
     assert (written["mode"], own.read_text().splitlines()[0]) == ("plan", "# mine")
