@@ -194,7 +194,7 @@ async def test_a_message_of_more_values_than_any_call_may_have_is_refused_and_th
     reader.feed_eof()
     assert [line async for line in LineReader(reader, said.append)] == ["{}\n"]
     (refused,) = map(json.loads, said)
-    assert refused["id"] == 7 and "hold more than 40,000 values" in refused["error"]["message"]
+    assert refused["id"] == 7 and "contain more than 40,000 values" in refused["error"]["message"]
 
 
 async def test_a_pipe_that_nobody_reads_is_waited_for_only_while_its_client_speaks() -> None:

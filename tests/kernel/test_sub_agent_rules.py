@@ -159,4 +159,4 @@ async def test_an_agent_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, agents) as kernel:
         top = PlaybackModel(call_reply(task("broken")), text_reply("."))
         (answer,) = await answers(Agent(await kernel.session(), top))
-        assert "does not exist; did you mean read" in str(answer.error_text)
+        assert "tool 'raed' does not exist; did you mean read" in str(answer.error_text)
