@@ -447,7 +447,7 @@ class StepArgumentsSchema(Schema):
         self.parameters = state.entry.spec.parameters
         self._state = state
 
-    def problems(self, arguments: dict[str, Any], *, parsed: bool = False) -> list[str]:
+    def list_problems(self, arguments: dict[str, Any], *, parsed: bool = False) -> list[str]:
         given = dict(arguments)
         sent = given.pop(STEP_INPUT, None)
         if given != self._state.arguments:
@@ -455,7 +455,7 @@ class StepArgumentsSchema(Schema):
         step = check_spec(self._state.entry.spec).step
         return [] if step is None else step.list_problems({"input": sent}, parsed=parsed)
 
-    def whole(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def coerce_integers(self, arguments: dict[str, Any]) -> dict[str, Any]:
         step = check_spec(self._state.entry.spec).step
         if step is None or STEP_INPUT not in arguments:
             return arguments
