@@ -126,7 +126,7 @@ async def test_a_call_whose_process_is_killed_is_interrupted_and_on_record_and_l
                 assert (await session.call("near.next", {})).data == "mine"  # its locks are free
                 later = await session.call("far.pid", {})
                 assert later.error_kind == "unavailable"
-                assert "nothing was run" in str(later.error_text)
+                assert "Nothing was run" in str(later.error_text)
 
 
 @pytest.mark.proves("L-07")
