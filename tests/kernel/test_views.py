@@ -211,15 +211,15 @@ async def test_a_tool_of_the_operators_brings_others_into_view(tmp_path: Path, k
         """Get ready for a stock-taking."""
         catalog = runtime.catalog
         brought = await catalog.load("stock")
-        listed = [one.name for one in await catalog.categories()]
-        manual = await catalog.manual("sales.t01")
+        listed = [one.name for one in await catalog.list_categories()]
+        manual = await catalog.read_documentation("sales.t01")
         found = await catalog.search("count sales number 3", limit=2)
         return {
             "added": list(brought.added),
             "categories": listed,
             "example": manual.example,
             "hits": [hit.tool_id for hit in found.hits],
-            "active": list(await catalog.active())[-2:],
+            "active": list(await catalog.list_active())[-2:],
         }
 
     async with kernel_in(tmp_path, tools=[*MANY, prepare]) as kernel:
@@ -234,7 +234,7 @@ async def test_a_tool_that_did_not_ask_for_the_catalog_has_none(tmp_path: Path, 
     @tool(id="nosy", side_effect="read", locks=[])
     async def nosy(runtime: Any) -> object:
         """Look around."""
-        return await runtime.catalog.categories()
+        return await runtime.catalog.list_categories()
 
     async with kernel_in(tmp_path, tools=[nosy]) as kernel:
         refused = await (await kernel.session()).call("nosy", {})
