@@ -218,7 +218,7 @@ async def test_a_tool_of_the_operators_brings_others_into_view(tmp_path: Path, k
             "added": list(brought.added),
             "categories": listed,
             "example": manual.example,
-            "hits": [hit.tool_id for hit in found.hits],
+            "hits": [hit.tool_id for hit in found.matches],
             "active": list(await catalog.list_active())[-2:],
         }
 
