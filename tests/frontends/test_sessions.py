@@ -81,7 +81,7 @@ def test_a_fork_is_another_session_and_closing_is_for_good(here: Here, tmp_path:
     assert {facts["id"]: facts["state"] for facts in listed(here, "--all")}[talked] == "closed"
     assert {facts["id"] for facts in listed(here)} == by_id.keys() - {talked, forked}
     done = here("run", "go on", "--resume", talked, "--model", go_on)
-    assert done.code == 2 and "closed for good" in done.err
+    assert done.code == 2 and "its messages were removed" in done.err
     assert here("sessions", "close", "--older", "0").code == 0
     assert {facts["state"] for facts in listed(here, "--all")} == {"closed"}
     assert "--all" in here("sessions").err
@@ -269,7 +269,7 @@ def test_a_call_that_nobody_could_be_asked_about_runs_once_when_its_session_goes
     done = here("run", "work", "--model", model, "--json")
     outcome = json.loads(done.out.splitlines()[-1])
     assert done.code == 4 and outcome["status"] == "parked"
-    (asked,) = outcome["awaiting_approval"]
+    (asked,) = outcome["pending_approvals"]
     assert not (handrail.workspace / "a.txt").exists()
     go_on = script(tmp_path, "on.toml", '[[turns]]\ntext = "It is written."\n')
     still = here("run", "--resume", "--model", go_on)
