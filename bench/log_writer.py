@@ -94,11 +94,11 @@ class FileLog:
     async def commit(self, records: Sequence[Record]) -> None:
         await self.writer.commit((time.time_ns(), records))
 
-    def begin(self, records: Sequence[Record]) -> asyncio.Future[None]:
+    def start_commit(self, records: Sequence[Record]) -> asyncio.Future[None]:
         return self.writer.start_commit((time.time_ns(), records))
 
-    def start_write_ahead(self, records: Sequence[Record]) -> asyncio.Future[None]:
-        return self.begin(records)  # what it writes is all in one write and one sync already
+    def promise(self, records: Sequence[Record]) -> asyncio.Future[None]:
+        return self.start_commit(records)  # what it writes is all in one write and one sync already
 
     async def wait_for_backlog(self, count: int) -> None:
         await self.writer.wait_for_backlog(count)
