@@ -143,7 +143,7 @@ class AgentDoor:
                         self._calls.get(told["position"], self._took_up), told["result"]["type"] == "output"
                     )
             case "finished":
-                self.parked = list(told["parked"])
+                self.parked = list(told["pending_approvals"])
             case _:
                 pass
 

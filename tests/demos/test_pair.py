@@ -59,7 +59,7 @@ async def test_an_agent_that_lives_is_woken_by_anothers_message_mends_and_report
             async with aclosing(fixer.serve("Have yourself woken.")) as life:
                 async for event in life:
                     (waits.set if isinstance(event, AgentIdle) else waits.clear)()
-                    told.extend(notice.text for notice in getattr(event, "notices", ()))
+                    told.extend(notice.text for notice in getattr(event, "notifications", ()))
                     assert not isinstance(event, NotificationsDelivered) or held.is_headless
 
         living = asyncio.create_task(live())
