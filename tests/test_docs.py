@@ -20,7 +20,7 @@ from handrail.sandbox import tiers
 from handrail.testing.kernels import temporary_kernel
 
 PAGES = (
-    "docs/start.md",
+    "docs/tutorial.md",
     "docs/agents.md",
     "docs/configure.md",
     "docs/tools.md",
