@@ -50,6 +50,10 @@ def test_the_commands_with_a_model_are_real(folder: Folder) -> None:
 
 def test_links_lead_to_files_that_are_there() -> None:
     docs = sorted(str(file.relative_to(ROOT)) for file in ROOT.glob("docs/**/*.md") if "_site" not in file.parts)
-    for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", *docs):
-        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page(name)):
-            assert ((ROOT / name).parent / link).exists(), f"{name} links to {link}"
+    missing = [
+        f"{name}: {link}"
+        for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md", *docs)
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page(name))
+        if not ((ROOT / name).parent / link).exists()
+    ]
+    assert not missing, "\n".join(missing)
