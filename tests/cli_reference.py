@@ -124,8 +124,8 @@ def _row(option: click.Option) -> tuple[str, str, str]:
 def _help(text: str) -> Iterator[str]:
     """Yield the help text as Markdown; a block after ``\\b`` keeps its lines."""
     for block in text.strip().split("\n\n"):
-        if block.startswith("\b"):
-            yield from ("```text", *block.removeprefix("\b").strip("\n").splitlines(), "```", "")
+        if "\b" in block:
+            yield from ("```text", *block.replace("\b", "").strip("\n").splitlines(), "```", "")
         else:
             yield from (_escaped(" ".join(block.split())), "")
 

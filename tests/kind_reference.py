@@ -93,7 +93,11 @@ ERRORS: Mapping[str, tuple[str, str]] = {
 METADATA: Mapping[str, Mapping[str, Key]] = {
     "The call": {
         "duration_ms": Key("number", "always", "Time since the tool started, in milliseconds."),
-        "sandbox": Key("text", "the tool ran", "Where the tool ran: `runtime` for the process of the kernel, the name of a sandbox, or both with `+`."),
+        "sandbox": Key(
+            "text",
+            "the tool ran",
+            "Where the tool ran: `runtime` for the process of the kernel, the name of a sandbox, or both with `+`.",
+        ),
         "error_kind": Key("text", "errors", "One of the [error kinds](#error-kinds)."),
         "read_only": Key(
             "true", "the command is proved to change nothing", "The programs of the call could not write."

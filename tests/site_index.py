@@ -66,7 +66,7 @@ def said(text: str) -> tuple[str, str]:
         if plain and plain[0] not in "#|!<`:>-" and not plain.startswith("```"):
             plain = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", plain.replace("**", ""))
             end = _END.search(plain)
-            return _plain(head), plain[: end.end()] if end else plain
+            return _plain(head), re.sub(r":\Z", ".", plain[: end.end()] if end else plain)
     return _plain(head), ""
 
 
