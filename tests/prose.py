@@ -121,9 +121,7 @@ def command_texts() -> Iterator[str]:
     from tests.cli_reference import commands, options
 
     for _, command, _ in commands():
-        yield from (
-            " ".join(block.split()) for block in (command.help or "").split("\n\n") if not block.startswith("\b")
-        )
+        yield from (" ".join(block.split()) for block in (command.help or "").split("\n\n") if "\b" not in block)
         yield from (option.help or "" for option in options(command))
 
 
