@@ -1,7 +1,7 @@
 """Which test proves which requirement row: read from the tests' source, written to ``docs/conformance.md``.
 
-Run ``python -m tests.conformance`` to write the generated pages, this one and those of :mod:`tests.tool_reference` and :mod:`tests.protected_names`, and
-``--check`` to compare them. For this one nothing is imported or run: marks are found in the syntax, so the answer does not depend on which tests a machine can run.
+Run ``python -m tests.conformance`` to write all generated pages: this one, the drawing of the rooms, ``docs/llms.txt`` and the
+generated references of ``docs/reference/``. ``--check`` compares them. For this one nothing is imported or run: marks are found in the syntax, so the answer does not depend on which tests a machine can run.
 """
 
 from __future__ import annotations
@@ -228,29 +228,43 @@ def _sentence(test: str) -> str:
     return test.removeprefix("test_").replace("_", " ")
 
 
-def main(arguments: list[str]) -> int:
-    from tests import (  # import the tools, which the table of proofs does not
+def pages() -> dict[Path, str]:
+    """Return the text of every generated file."""
+    from tests import (  # import the package, which the table of proofs does not
+        api_reference,
+        cli_reference,
         house_drawing,
+        kind_reference,
         protected_names,
+        setting_reference,
+        site_index,
         tool_reference,
     )
 
-    pages = {
+    found = {
         TABLE: render(ROWS, proofs()),
         tool_reference.TABLE: tool_reference.render(),
+        cli_reference.PAGE: cli_reference.render(),
+        setting_reference.PAGE: setting_reference.render(),
+        **kind_reference.pages(),
+        **api_reference.pages(),
         protected_names.TABLE: protected_names.render(),
         house_drawing.DRAWING: house_drawing.render(),
     }
+    return found | {site_index.INDEX: site_index.render(found)}
+
+
+def main(arguments: list[str]) -> int:
     if arguments == ["--check"]:
-        old = [page for page, text in pages.items() if not page.exists() or page.read_text(encoding="utf-8") != text]
+        old = [page for page, text in pages().items() if not page.exists() or page.read_text(encoding="utf-8") != text]
         for page in old:
             print(f"{page.relative_to(ROOT)} is out of date; run: make docs", file=sys.stderr)
         return 1 if old else 0
     if arguments:
         print(f"unknown argument {arguments[0]!r}; there is only --check", file=sys.stderr)
         return 2
-    TABLE.parent.mkdir(exist_ok=True)
-    for page, text in pages.items():
+    for page, text in pages().items():
+        page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(text, encoding="utf-8")
     return 0
 

@@ -1,6 +1,6 @@
 """The page of protected names and of names that look like secrets, from the tables that the code compares with.
 
-``python -m tests.conformance`` writes the page to ``docs/protected-names.md`` and compares it with ``--check``.
+``python -m tests.conformance`` writes the page to ``docs/reference/protected-names.md`` and compares it with ``--check``.
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ from handrail.contract.protected.approval_required import APPROVAL_REQUIRED, UNP
 from handrail.contract.protected.never_written import NEVER_WRITTEN, ProtectedNames
 from handrail.policy.rules.definitions import SECRET_NAME_ROWS
 
-TABLE = Path(__file__).parent.parent / "docs" / "protected-names.md"
+TABLE = Path(__file__).parent.parent / "docs" / "reference" / "protected-names.md"
 
 _HEAD = """\
-# Protected names, and names that look like secrets
+# Protected names
 
-Written by `make docs` from the tables in the code; `make lint` fails when it is out of date. [What no tool
-writes](protected.md) says what the answers mean. Names are compared without letter case and at any depth. `a/b` is an
-entry `b` of a folder `a`, and `*` stands for any characters of one name. A name covers everything beneath it.
+This page lists the names of files that Handrail protects, and the names that look like secrets. `make docs` writes it from the
+tables in the code, and `make lint` fails if it is out of date. [Protected paths](../concepts/protected-paths.md) explains what
+the answers mean.
+
+Handrail compares names at any depth and ignores the case of letters. `a/b` is an entry `b` of a folder `a`. `*` stands for any
+characters of one name. A name covers everything below it.
 """
 _PARTS: tuple[tuple[str, str, tuple[ProtectedNames, ...]], ...] = (
-    ("Never", "No tool and no program writes these, whatever rules say or a person answers.", NEVER_WRITTEN),
+    ("Never", "No tool and no program can write these. Rules and approvals do not change that.", NEVER_WRITTEN),
     (
         "Ask always",
-        "A tool writes these only where a person says so, or a rule that names the path.",
+        "A tool can write these only if a user approves it, or if a rule names the path.",
         APPROVAL_REQUIRED,
     ),
 )
@@ -51,7 +54,7 @@ def render() -> str:
             lines += [f"### {_TITLES[kind]}", "", "| program | names | source |", "|---|---|---|"]
             lines += [_line(row.program, row.names, row.source) for row in rows if row.kind == kind]
             lines.append("")
-    lines += ["## Free", "", "These were considered, and rules decide about them as about any file.", ""]
+    lines += ["## Free", "", "Rules decide about these as about any other file.", ""]
     lines += [
         "| what | names | why |",
         "|---|---|---|",
@@ -61,7 +64,7 @@ def render() -> str:
     lines += [
         "## Names that look like secrets",
         "",
-        "Reading these is asked about, and programs do not see them. Names are compared without the case of ASCII letters.",
+        "Reading these requires approval, and programs do not see them. Handrail ignores the case of ASCII letters.",
         "",
     ]
     lines += [

@@ -8,39 +8,33 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.snippets import Folder, commands, page, snippets
+from tests.snippets import ROOT, Folder, commands, page, snippets
 
-from handrail import tool
-from handrail.contract.agent import parse_agent
+from handrail import ToolSpec, tool
+from handrail.contract.agent import AgentBudgets, AgentManifest, parse_agent
+from handrail.contract.tool.requires import NAMED_CAPABILITIES
 from handrail.sandbox import tiers
 from handrail.testing.kernels import temporary_kernel
 
-PAGES = (
-    "docs/start.md",
-    "docs/agents.md",
-    "docs/configure.md",
-    "docs/tools.md",
-    "docs/rules.md",
-    "docs/embedding.md",
-    "docs/scripts.md",
-    "docs/privacy.md",
-    "docs/troubleshoot.md",
-    "docs/approve.md",
-    "docs/git.md",
-    "docs/many-tools.md",
-    "docs/mcp.md",
-    "docs/acp.md",
-    "docs/jobs.md",
+GENERATED = {"cli.md", "configuration.md", "conformance.md", "events.md", "protected-names.md", "records.md", "results.md", "tools.md"}
+PAGES = tuple(
+    str(path.relative_to(ROOT))
+    for path in sorted((ROOT / "docs").rglob("*.md"))
+    if path.parent.name not in ("adr", "api") and path.name not in GENERATED
 )
+"""Every page that a person wrote, decisions apart."""
 PROGRAMS = [
     pytest.param(name, snippet.text, id=f"{name}-{number}")
     for name in PAGES
     for number, snippet in enumerate(snippets(page(name), "python"), 1)
 ]
+RULES = "docs/how-to/write-rules.md"
+TABLE = re.compile(r"^\| rules \| call \| decision \|\n\|[-|]+\|\n((?:\|.*\|\n)+)", re.MULTILINE)
 ROW = re.compile(r"^\| (.*?) ?\| (`.+`) \| (allow|ask|deny) \|$", re.MULTILINE)
 CODE = re.compile(r"`([^`]+)`")
 
@@ -83,12 +77,33 @@ def test_commands_run_one_after_the_other_among_the_files_of_their_page(name: st
 
 
 def test_the_agent_manifests_that_are_shown_are_sound() -> None:
-    blocks = [snippet.text for snippet in snippets(page("docs/agents.md"), "toml")]
-    shown = [text for text in blocks if "id" in tomllib.loads(text)]  # the others are scripts
+    blocks = [snippet.text for name in PAGES for snippet in snippets(page(name), "toml")]
+    shown = [text for text in blocks if "id" in tomllib.loads(text)]  # the others are scripts and settings
     for text in shown:
         checked = parse_agent(text.encode(), "agent.toml", tomllib.loads(text)["id"])
         assert checked.faults == ()
-    assert len(shown) == 7
+    assert len(shown) >= 9
+
+
+def keys(name: str) -> set[str]:
+    """The names in the first column of a page's tables."""
+    cells = re.findall(r"^\| (`[^|]*`) \|", page(name), re.MULTILINE)
+    return {key for cell in cells for key in CODE.findall(cell)}
+
+
+def test_the_reference_of_tool_manifests_has_every_key() -> None:
+    names = {field.name for field in fields(ToolSpec)} - {"id"}  # "name" in a manifest
+    assert names - keys("docs/reference/tool-manifest.md") == set()
+    assert set(NAMED_CAPABILITIES) - keys("docs/reference/tool-manifest.md") == set()
+
+
+def test_the_reference_of_agent_manifests_has_every_key() -> None:
+    text, tables = page("docs/reference/agent-manifest.md"), {"requires", "roots", "budgets", "delegation"}
+    known = keys("docs/reference/agent-manifest.md")
+    for name in AgentManifest.model_fields:
+        assert name in known or f"[{name}" in text, name
+    assert set(AgentBudgets.model_fields) | {"path", "access", "can_ask_user", "secrets", "agents"} <= known
+    assert all(f"[{table}]" in text for table in tables)
 
 
 @tool(id="bank.transfer", side_effect="external", locks=["account:{source}:X"])
@@ -115,8 +130,9 @@ def arguments(name: str, about: str) -> Mapping[str, Any]:
 @pytest.mark.proves("P-13")
 @pytest.mark.skipif(not tiers.probe_tier().is_confining, reason="bash is withheld on this machine")
 async def test_every_line_of_the_tables_of_rules_is_decided_as_it_says() -> None:
-    rows = ROW.findall(page("docs/rules.md"))
-    assert len(rows) == len(re.findall(r"^\| .*`.*\|$", page("docs/rules.md"), re.MULTILINE)) > 30
+    tables = "".join(TABLE.findall(page(RULES)))
+    rows = ROW.findall(tables)
+    assert len(rows) == len(tables.splitlines()) > 30
     async with temporary_kernel(tools=[transfer]) as kernel:
         for rules, call, decision in rows:
             name, about = CODE.findall(call)

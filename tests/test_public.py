@@ -15,7 +15,8 @@ from tests.snippets import page, snippets
 ROOT = Path(__file__).parent.parent
 FACADES = ("handrail", "handrail.policy", "handrail.sandbox", "handrail.sources", "handrail.testing")
 PAGES = sorted(
-    {"README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))} - {"docs/architecture.md"}
+    {"README.md", *(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md") if "adr" not in path.parts)}
+    - {"docs/architecture.md"}
 )
 """The pages for users. Decisions and the architecture are for those who change Handrail."""
 

@@ -1,13 +1,21 @@
-"""One row for each tool that ships, from its spec, and the keys of its result, which ``tests/tools/test_reference.py`` proves.
+"""The reference page of the tools that ship: one section a tool, from its spec, its results and recorded calls.
 
-``python -m tests.conformance`` writes the table to ``docs/tool-reference.md`` and compares it with ``--check``.
+``python -m tests.conformance`` writes the page to ``docs/reference/tools.md`` and compares it with ``--check``. The meanings of
+result keys are in :mod:`tests.tool_results`. The examples and errors are recorded calls, which
+:mod:`tests.tools.example_calls` writes and ``tests/tools/test_reference.py`` runs again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import html
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from tests.tool_results import always, meanings
 
 from handrail.contract.generation import Generation, ToolEntry
 from handrail.contract.sandbox import SandboxTier
@@ -15,160 +23,226 @@ from handrail.contract.tool.spec import ToolSpec, properties_of
 from handrail.registry.generation_loader import load_generation
 from handrail.registry.sources.code_sources import BuiltinSource
 
-TABLE = Path(__file__).parent.parent / "docs" / "tool-reference.md"
-
-RESULTS: Mapping[str, str] = {
-    "read": "path text first_line last_line next size total_lines",
-    "write": "path created size diff lines_added lines_removed",
-    "edit": "path replacements size diff lines_added lines_removed",
-    "file.patch": "path size diff lines_added lines_removed",
-    "glob": "paths",
-    "grep": "matches",
-    "bash": "exit_code output",
-    "todo": "todos",
-    "question": "answers",
-    "task": "agent session_id text turns calls",
-    "skill": "name from content",
-    "browse_tools": "categories",
-    "load_tools": "loaded tools_added message",
-    "find_tools": "tools message",
-    "tool_search": "tools nothing_fits message",
-    "info": "id name category description parameters guidance example",
-    "multi_edit": "path replacements size diff lines_added lines_removed",
-    "tree": "path files tree",
-    "json_read": "path pointer type value",
-    "json_write": "path pointer created size diff lines_added lines_removed",
-    "python": "exit_code output",
-    "jobs": "jobs",
-    "read_job": "job_id state text cursor more",
-    "wait": "job_id state result",
-    "stop_task": "job_id state note",
-    "terminal.start": "job_id state note",
-    "terminal.send": "id sent_bytes",
-    "terminal.read": "id text cursor state more",
-    "terminal.resize": "id columns rows",
-    "terminal.stop": "id state",
-    "tool.step": "state_id step",
-    "tool.close": "state_id closed",
-    "scratchpad": "key replaced",
-    "search_memory": "hits found searched",
-    "artifact.read": "ref media_type base64 start end next size",
-    "memory.compact": "removed_messages removed_tokens kept_messages note",
-    "send_message": "channel sent unread",
-    "wait_channel": "channel message sender",
-    "add_timer": "trigger_id kind prompt interval once next",
-    "add_schedule": "trigger_id kind prompt cron next",
-    "watch_channel": "trigger_id kind prompt channel",
-    "list_triggers": "triggers",
-    "remove_trigger": "trigger_id removed fired",
-    "git.status": "repository branch commit clean staged unstaged untracked conflicts",
-    "git.log": "commits",
-    "git.diff": "files added deleted patch",
-    "git.show": "commit parents author date subject refs files added deleted patch",
-    "git.blame": "path commits lines",
-    "git.branches": "branches remote_branches remotes",
-    "git.add": "staged",
-    "git.commit": "branch commit subject author files",
-    "git.create_branch": "branch commit",
-    "git.checkout": "branch commit subject author",
-    "git.merge": "result branch commit subject author",
-    "git.stash": "stashes",
-    "git.init": "repository branch",
-    "git.clone": "repository branch commit from",
-    "git.push": "remote url branch result commits",
-    "resource.list": "resources resourceTemplates",
-    "resource.read": "contents",
-    "resource.subscribe": "subscribed",
-    "resource.unsubscribe": "unsubscribed",
-    "prompt.list": "prompts",
-    "prompt.get": "messages",
-    "prompt.complete": "values total hasMore",
-}
-"""The keys of the object that a plain call gives as its data."""
+TABLE = Path(__file__).parent.parent / "docs" / "reference" / "tools.md"
+EXAMPLES = Path(__file__).parent / "tools" / "examples.json"
 
 _HEAD = """\
-# The tools that ship
+# Tools
 
-Written by `make docs` from the tools themselves; `make lint` fails when it is out of date, and a test calls each tool and
-compares what it gives. Parameters are *name: type*, with `?` where they may be left out. The result is the keys of the
-object that a plain call gives; where there is more to say (what was cut, what rules hid) there are more. `info` tells a
-model the whole of a tool, `handrail tools --json` tells you.
+This page describes every tool that ships with Handrail. `make docs` writes it from the tools themselves, and `make lint` fails
+if it is out of date. A test runs each example and each error again.
 
-What a call of each needs of rules is in [Rules](rules.md). Tools of a model's provider are in [Writing a
-tool](tools.md#tools-of-a-models-provider): they are no tools that ship, since nothing here carries them out.
+Each section has these parts:
 
-| tool | parameters | result | requires | locks | side effect | runs | category |
-|---|---|---|---|---|---|---|---|
+- **Parameters** lists the arguments. *Required* in the column "default" means that a call must have the argument.
+- **Result** lists the keys of `data` in the [result envelope](results.md). *Sometimes* marks keys that only some calls return.
+- **Example** is a real call with the `data` that it returned. `…` marks a text that is shortened here.
+- **Typical errors** are real answers to the calls in the table. Every tool also answers wrong arguments with `invalid_input`.
+- **Permission** says what the tool requires and how Handrail decides the example in the mode `ask` without rules of yours. See
+  [Permissions](../concepts/permissions.md) and [Rules](rules.md).
+- **Limits** are defaults. You can change them for one tool in [`[tools]`](configuration.md#tools).
+
+`info` shows a model the same facts. `handrail tools --json` prints them for you.
 """
+_EFFECTS = {
+    "read": "only reads",
+    "write": "changes the workspace or the session",
+    "external": "can change anything that its permissions allow",
+}
+_LOCKS = {"S": "shared", "X": "exclusive"}
+_MOST = 160
+"""Characters of a text in an example before it is shortened."""
 
 
 def shipped() -> Generation:
-    """All of them, where everything can be confined."""
+    """Return all shipped tools, on a machine that can confine programs."""
     return load_generation([BuiltinSource()], tier=SandboxTier("sandbox", ""))
 
 
-def rows() -> dict[str, list[str]]:
-    """By id, the cells."""
+@cache
+def examples() -> dict[str, Any]:
+    """Return the recorded calls by tool."""
+    return json.loads(EXAMPLES.read_text(encoding="utf-8"))
+
+
+def sections() -> dict[str, str]:
+    """Return the section of each tool, by id."""
     generation = shipped()
     names: dict[str, list[str]] = {}
     for alias, tool_id in generation.aliases.items():
         names.setdefault(tool_id, []).append(alias)
-    return {entry.id: _row(entry, names.get(entry.id, [])) for entry in generation.entries.values()}
+    return {entry.id: "\n".join(_section(entry, names.get(entry.id, []))) for entry in generation.entries.values()}
 
 
 def render() -> str:
-    """The page."""
-    return _HEAD + "".join(f"| {' | '.join(cells)} |\n" for cells in rows().values())
+    """Return the page as Markdown."""
+    parts = [_HEAD, "## Overview", ""]
+    by_category: dict[str, list[str]] = {}
+    for entry in shipped().entries.values():
+        by_category.setdefault(str(entry.spec.category), []).append(entry.id)
+    parts += ["| category | tools |", "|---|---|"]
+    for category, ids in by_category.items():
+        parts.append(f"| {category} | {', '.join(f'[`{one}`](#{anchor(one)})' for one in ids)} |")
+    return "\n".join([*parts, "", *sections().values()])
+
+
+def anchor(tool_id: str) -> str:
+    """Return the name of the section in the page's address."""
+    return re.sub(r"[^\w-]", "", tool_id.lower())
 
 
 def where(spec: ToolSpec) -> str:
-    """Where it does its work."""
-    places = ["in process"]
+    """Return where the tool does its work."""
+    places = ["in the process of the kernel"]
     if spec.requires.shell:
-        places.append("programs in the sandbox")
+        places.append("its programs in the sandbox")
     if spec.requires.net.hosts:
-        places.append("network through its proxy" if spec.requires.shell else "network")
+        places.append("network access through Handrail's proxy" if spec.requires.shell else "network access")
     return ", ".join(places)
 
 
-def _row(entry: ToolEntry, aliases: Iterable[str]) -> list[str]:
-    spec = entry.spec
-    named = "".join(f"<br>also `{alias}`" for alias in aliases)
-    keys = RESULTS.get(entry.id, "")
-    return [
-        f"`{spec.id}`{named}",
-        "<br>".join(_parameters(spec)) or "none",
-        ", ".join(f"`{key}`" for key in keys.split()),
-        "<br>".join(_requires(spec)) or "nothing",
-        "<br>".join(f"`{lock}`" for lock in spec.effective_locks) or "none",
-        spec.side_effect,
-        where(spec),
-        f"{spec.category}, core" if spec.tier == "core" else str(spec.category),
-    ]
+def _section(entry: ToolEntry, aliases: Sequence[str]) -> Iterator[str]:
+    spec, recorded = entry.spec, examples()[entry.id]
+    yield f"## `{spec.id}`"
+    yield ""
+    yield spec.description
+    yield ""
+    loading = (
+        "It is a core tool, which a model always sees."
+        if spec.tier == "core"
+        else "It is a deferred tool, which a model can load."
+    )
+    named = f" Another name is {' and '.join(f'`{one}`' for one in aliases)}." if aliases else ""
+    yield f"Category: {spec.category}. {loading}{named}"
+    yield ""
+    yield "**Parameters**"
+    yield ""
+    yield from _parameters(spec)
+    yield "**Result**"
+    yield ""
+    known = always(spec.id)
+    yield from _table(
+        ("key", "present", "meaning"),
+        [[f"`{key}`", "always" if key in known else "sometimes", text] for key, text in meanings(spec.id).items()],
+    )
+    yield "**Example**"
+    yield ""
+    yield from _block(f"{spec.id} {json.dumps(recorded['arguments'], ensure_ascii=False)}", "text")
+    yield from _block(json.dumps(shortened(recorded["data"]), indent=2, ensure_ascii=False), "json")
+    if recorded["errors"]:
+        yield "**Typical errors**"
+        yield ""
+        yield from _table(("call", "kind", "text"), [_error(one) for one in recorded["errors"]])
+    yield "**Permission, locks and limits**"
+    yield ""
+    yield from _facts(spec, recorded["decision"])
+    yield ""
 
 
-def _parameters(spec: ToolSpec) -> Iterable[str]:
-    required = set(spec.parameters.get("required", ()))
-    for name, schema in properties_of(spec.parameters).items():
-        yield f"`{name}{'' if name in required else '?'}: {_type(schema)}`"
+def _parameters(spec: ToolSpec) -> Iterator[str]:
+    rows = list(_rows(spec.parameters, ""))
+    if not rows:
+        yield "None."
+        yield ""
+        return
+    yield from _table(("name", "type", "default", "meaning"), rows)
+
+
+def _rows(schema: Mapping[str, Any], prefix: str) -> Iterator[list[str]]:
+    required = set(schema.get("required", ()))
+    for name, inner in properties_of(schema).items():
+        meaning, default = _default(inner)
+        shown = "required" if name in required else default or ("–" if prefix else "none")
+        yield [f"`{prefix}{name}`", _type(inner), shown, f"{meaning}{_range(inner)}"]
+        if "properties" in inner:
+            yield from _rows(inner, f"{prefix}{name}.")
+        elif "properties" in (items := cast("dict[str, Any]", inner.get("items", {}))):
+            yield from _rows(items, f"{prefix}{name}[].")
+
+
+def _default(schema: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the meaning without its default, and the default."""
+    text = str(schema.get("description", "")).rstrip(".")
+    meaning, _, default = text.partition("Default: ")
+    if "default" in schema:
+        return text, f"`{json.dumps(schema['default'])}`"
+    return (meaning.rstrip(" .;") if default else text), default
+
+
+def _range(schema: Mapping[str, Any]) -> str:
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if low is not None and high is not None:
+        return f". From {low} to {high}"
+    if low is not None:
+        return f". At least {low}"
+    sizes = {"maxLength": "characters", "maxItems": "items", "maxProperties": "members"}
+    most = next((f"{schema[key]:,} {unit}" for key, unit in sizes.items() if key in schema), "")
+    return f". At most {most}" if most else ""
 
 
 def _type(schema: Mapping[str, Any]) -> str:
     if "enum" in schema:
-        return " / ".join(map(str, schema["enum"]))
-    kind = schema.get("type", "any")
+        return ", ".join(f"`{one}`" for one in schema["enum"])
+    kind = schema.get("type", "any JSON")
     if kind == "array":
         return f"array of {_type(schema.get('items', {}))}"
     return " or ".join(kind) if isinstance(kind, list) else str(kind)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _error(error: Mapping[str, Any]) -> list[str]:
+    return [_code(json.dumps(error["arguments"], ensure_ascii=False)), f"`{error['kind']}`", _escaped(error["text"])]
+
+
+def _facts(spec: ToolSpec, decision: str) -> Iterator[str]:
+    yield f"- Effect: `{spec.side_effect}`, the tool {_EFFECTS[spec.side_effect]}."
+    yield f"- Requires: {', '.join(_requires(spec)) or 'nothing'}."
+    answer = "runs without approval" if decision == "allow" else "requires approval"
+    yield f"- Decision in the mode `ask`: `{decision}`. The example {answer}."
+    locks = [f"`{one.resource}` ({_LOCKS[one.mode]})" for one in spec.effective_locks]
+    yield f"- Locks: {', '.join(locks) or 'none'}."
+    yield f"- Runs: {where(spec)}."
+    most = [f"time-out {spec.timeout_ms:,} ms", f"{spec.max_output:,} bytes of output"]
+    if spec.max_entries is not None:
+        most.append(f"{spec.max_entries:,} entries")
+    yield f"- Limits: {', '.join(most)}."
 
 
 def _requires(spec: ToolSpec) -> Iterable[str]:
     requires = spec.requires
     for access in ("read", "write"):
         if patterns := getattr(requires.fs, access):
-            yield f"`fs.{access}` " + ", ".join(f"`{pattern}`" for pattern in patterns)
+            yield f"`fs.{access}` for " + ", ".join(f"`{pattern}`" for pattern in patterns)
     if requires.net.hosts:
-        yield "`net.fetch` " + ", ".join(f"`{host}`" for host in requires.net.hosts)
+        yield "`net.fetch` for " + ", ".join(f"`{host}`" for host in requires.net.hosts)
     if requires.shell:
-        yield "`shell.run` " + ", ".join(f"`{one.cmd}`" for one in requires.shell)
+        yield "`shell.run` for " + ", ".join(f"`{one.cmd}`" for one in requires.shell)
     yield from (f"`{capability}`" for capability in requires.capabilities)
+
+
+def shortened(value: Any) -> Any:
+    """Return a value with its long texts shortened."""
+    if isinstance(value, str):
+        return value if len(value) <= _MOST else f"{value[:_MOST].rstrip()}…"
+    if isinstance(value, dict):
+        return {key: shortened(inner) for key, inner in cast("dict[str, Any]", value).items()}
+    return [shortened(inner) for inner in cast("list[Any]", value)] if isinstance(value, list) else value
+
+
+def _block(text: str, language: str) -> Iterator[str]:
+    yield from (f"```{language}", text, "```", "")
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield "|---" * len(head) + "|"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+    yield ""
+
+
+def _code(text: str) -> str:
+    """Return a text as code in a table, which a bar would end."""
+    return f"`{text}`" if "|" not in text else f"<code>{html.escape(text, quote=False).replace('|', '&#124;')}</code>"
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([|\[\]*_<])", r"\\\1", text).replace("\n", "<br>")

@@ -15,6 +15,8 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parent.parent.parent
 ROOT_PAGES = {"CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md", "CHANGELOG.md": "changelog.md"}
 """Files at the root of the repository, and their pages on the site."""
+_FILE_BLOCK = re.compile(r"^(```\w+) ([^\s=]+)$", re.MULTILINE)
+"""The first line of a code block that is a file, such as ``toml agents/reviewer/agent.toml``."""
 _LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
 
 
@@ -26,7 +28,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Rewrite links between ``docs/`` and the root of the repository to links within the site."""
+    """Rewrite links to the root of the repository to links within the site, and give file blocks their name as a title."""
     uri: str = page.file.src_uri
     at_root = uri in ROOT_PAGES.values()
     folder = posixpath.dirname(uri)
@@ -43,4 +45,4 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
                 target = posixpath.relpath("index.md", folder or ".")
         return f"{match[1]}{target}{match[3]}"
 
-    return _LINK.sub(rewrite, markdown)
+    return _FILE_BLOCK.sub(r'\1 title="\2"', _LINK.sub(rewrite, markdown))

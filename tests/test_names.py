@@ -1,0 +1,76 @@
+"""The names of classes and modules are the field's: a name says what the thing is, once.
+
+``names.toml`` has the exceptions. Each list only shrinks: a test fails for an entry that is not needed any more.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+from tests.written_keys import SOURCE, code
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
+LISTS = {
+    key: frozenset(text.split())
+    for key, text in tomllib.loads(Path(__file__).with_name("names.toml").read_text()).items()
+}
+"""Words and exceptions, each with its meaning in the file."""
+MOST_OF_ONE_WORD = 0.2
+
+
+def words(name: str) -> list[str]:
+    """Return the words of a name, in lower case."""
+    return [word.lower() for word in _WORD.findall(name)]
+
+
+def is_odd(word: str) -> bool:
+    """Return whether a word is a participle, a gerund or an adverb."""
+    if word in LISTS["irregular"] or word in LISTS["adverbs"]:
+        return True
+    return len(word) > 4 and word not in LISTS["nouns"] and word.endswith(("ed", "ing", "ly"))
+
+
+@cache
+def classes() -> list[str]:
+    """Return the name of each class of the package, without a leading underscore."""
+    return [node.name.lstrip("_") for node in code().every_class]
+
+
+def modules() -> Iterator[Path]:
+    """Yield each module that has a name of its own file."""
+    yield from (path.relative_to(SOURCE) for path in SOURCE.rglob("*.py") if not path.stem.startswith("__"))
+
+
+def compare(found: Iterable[str], allowed: frozenset[str]) -> None:
+    """Fail for a name that is not allowed, and for an allowed one that is not there."""
+    names = set(found)
+    assert not names - allowed, f"choose another name: {', '.join(sorted(names - allowed))}"
+    assert not allowed - names, f"take these out of the list: {', '.join(sorted(allowed - names))}"
+
+
+def test_a_class_has_two_words_or_is_listed() -> None:
+    compare((name for name in classes() if len(words(name)) == 1), LISTS["one_word"])
+    assert len(LISTS["one_word"]) <= MOST_OF_ONE_WORD * len(classes())
+
+
+def test_a_class_is_named_by_a_noun() -> None:
+    compare((name for name in classes() if is_odd(words(name)[-1])), LISTS["heads"])
+
+
+def test_a_module_is_named_by_a_noun() -> None:
+    compare((path.stem for path in modules() if is_odd(words(path.stem)[-1])), LISTS["modules"])
+
+
+def test_no_class_has_the_name_of_another() -> None:
+    compare((name for name, count in Counter(classes()).items() if count > 1), LISTS["twice"])
+
+
+def test_no_file_of_a_room_has_the_name_of_another() -> None:
+    counts = Counter(f"{path.parts[0]}/{path.name}" for path in modules())
+    compare((name for name, count in counts.items() if count > 1), LISTS["files_twice"])
