@@ -21,7 +21,16 @@ from handrail.contract.tool.requires import NAMED_CAPABILITIES
 from handrail.sandbox import tiers
 from handrail.testing.kernels import temporary_kernel
 
-GENERATED = {"cli.md", "configuration.md", "conformance.md", "events.md", "protected-names.md", "records.md", "results.md", "tools.md"}
+GENERATED = {
+    "cli.md",
+    "configuration.md",
+    "conformance.md",
+    "events.md",
+    "protected-names.md",
+    "records.md",
+    "results.md",
+    "tools.md",
+}
 PAGES = tuple(
     str(path.relative_to(ROOT))
     for path in sorted((ROOT / "docs").rglob("*.md"))

@@ -14,7 +14,7 @@ from handrail import LogReader, LogVerification
 
 _STOPPED = ("interrupted", "cancelled", "timeout")
 """How a call ends in the middle: what it did until then is done."""
-_ENDED = ("output", "error", "refused", "interrupted", "not-run")
+_ENDED = ("output", "error", "rejected", "interrupted", "not-run")
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ def _account(place: Place, journal: Journal, door: str, there: set[str]) -> Acco
         tries = [attempt for attempt in journal.attempts.values() if box in attempt.boxes]
         success = any(attempt.state == "landed" for attempt in tries)
         stopped = [attempt.kind for attempt in tries if attempt.kind in _STOPPED]
-        last = next((a for a in reversed(tries) if a.state in ("refused", "interrupted")), None)
+        last = next((a for a in reversed(tries) if a.state in ("rejected", "interrupted")), None)
         if box in there and (success or stopped):
             account.landed.append(box)
             account.later += len(tries) > 1
@@ -160,7 +160,7 @@ def _by(reader: LogReader, attempt: Attempt) -> object:
 def _one_outcome(reader: LogReader) -> Effect:
     open_ = [row.call_id for row in reader.calls(limit=100_000) if row.state not in _ENDED]
     counts = Counter(
-        record.call_id for kind in ("committed", "refused", "interrupted") for record in reader.records(kind=kind)
+        record.call_id for kind in ("committed", "rejected", "interrupted") for record in reader.records(kind=kind)
     )
     twice = [call for call, count in counts.items() if count > 1]
     return Effect("every call has one outcome on record", not open_ and not twice, f"none {open_}, several {twice}")

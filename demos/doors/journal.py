@@ -158,7 +158,7 @@ class Journal:
                 self._proposed(record)
             elif record.kind == "intended" and record.call_id in self._commands:
                 self.running.add(self._commands[record.call_id])
-            elif record.kind in ("committed", "refused", "interrupted"):
+            elif record.kind in ("committed", "rejected", "interrupted"):
                 self.running.discard(self._commands.get(record.call_id, ""))
                 self._ended(record)
             elif (attempt := self.attempts.get(record.call_id)) is not None:
@@ -178,7 +178,7 @@ class Journal:
     def _asked(self, attempt: Attempt, record: LoggedRecord) -> None:
         body = record.body or {}
         if record.kind == "approval-requested":
-            attempt.state = "waiting"
+            attempt.state = "awaiting-approval"
             self.tell(attempt.door, "?", f"{_boxes(attempt)}  waits for a person, as {body.get('approval')}", "yellow")
         elif record.kind == "approval-responded":
             attempt.state = "answered"
@@ -197,7 +197,7 @@ class Journal:
             attempt.state, attempt.kind, attempt.why = "interrupted", "interrupted", "its outcome is unknown"
         else:
             result = _mapping((record.body or {}).get("result"))
-            attempt.state = "landed" if result.get("type") == "output" and _well(result) else "refused"
+            attempt.state = "landed" if result.get("type") == "output" and _well(result) else "rejected"
             attempt.kind = str(_mapping(result.get("metadata")).get("error_kind") or "")
             attempt.why = str(result.get("error_text") or "")
         if attempt.state == "landed":

@@ -138,7 +138,7 @@ class AgentDoor:
             case "call":
                 self._calls[told["position"]] = told["arguments"]
             case "result":
-                if told["tool"] in ("edit", "bash") and "parked" not in told["result"]["metadata"]:
+                if told["tool"] in ("edit", "bash") and "awaiting_approval" not in told["result"]["metadata"]:
                     self.heard.note(
                         self._calls.get(told["position"], self._took_up), told["result"]["type"] == "output"
                     )

@@ -44,7 +44,7 @@ def _tests(worker: Worker, label: str, name: str, code: int, said: str) -> Effec
     if fact is None:
         return Effect(name, False, "they were not run")
     last = str(fact.field("output")).rstrip().rpartition("\n")[2]
-    confined = fact.result.metadata.get("confined_by") not in (None, "none", "runtime")
+    confined = fact.result.metadata.get("sandbox") not in (None, "none", "runtime")
     so = fact.field("exit_code") == code and last == said and confined
     return Effect(name, so, f"{fact.result.to_dict()}")
 
@@ -84,7 +84,7 @@ def _diff(place: Project) -> Effect:
 
 def _whose(reviewer: Worker, fixer: Worker, reader: LogReader) -> Effect:
     edits = Counter((row.session_id, row.state) for row in reader.calls(limit=10_000) if row.tool == "edit")
-    so = edits == {(fixer.session.id, "output"): 2, (reviewer.session.id, "refused"): 1}
+    so = edits == {(fixer.session.id, "output"): 2, (reviewer.session.id, "rejected"): 1}
     return Effect("both edits were the fixer's", so, f"{dict(edits)}")
 
 
@@ -123,7 +123,7 @@ def _one_outcome(reviewer: Worker, fixer: Worker, reader: LogReader) -> Effect:
     answered = sum(worker.facts.answered for worker in (reviewer, fixer))
     proposed = Counter(record.call_id for record in reader.records(kind="proposed"))
     ended = Counter(
-        record.call_id for kind in ("committed", "refused", "interrupted") for record in reader.records(kind=kind)
+        record.call_id for kind in ("committed", "rejected", "interrupted") for record in reader.records(kind=kind)
     )
     so = made == answered == proposed.total() and proposed == ended and set(ended.values()) == {1}
     found = f"{made} made, {answered} answered; in the log {proposed.total()} and {ended.total()}"

@@ -201,7 +201,7 @@ def _external(facts: Facts) -> Effect:
     result = facts.result_of("total")
     wanted = [cents for _, cents, status in orders() if status == "open"]
     found = None if result is None else result.data
-    confined = result is not None and result.metadata.get("confined_by") not in (None, "none", "runtime")
+    confined = result is not None and result.metadata.get("sandbox") not in (None, "none", "runtime")
     there = confined and found == {"orders": len(wanted), "cents": sum(wanted)}
     return Effect("the external tool answered from its sandbox", there, f"{found}, {result and result.error_text}")
 
@@ -258,7 +258,7 @@ def _one_answer_each(facts: Facts, reader: LogReader) -> Effect:
 
 
 def _ends(reader: LogReader) -> Iterator[LoggedRecord]:
-    for kind in ("committed", "refused", "interrupted"):
+    for kind in ("committed", "rejected", "interrupted"):
         yield from reader.records(kind=kind)
 
 

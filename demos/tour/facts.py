@@ -48,7 +48,7 @@ class Fact:
     @property
     def refused(self) -> bool:
         """Refused before anything ran: the log has a refusal and no intent."""
-        return self.record("refused") is not None and self.record("intended") is None
+        return self.record("rejected") is not None and self.record("intended") is None
 
     @property
     def decision(self) -> Decision:

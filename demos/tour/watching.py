@@ -152,9 +152,9 @@ class View:
         match event.kind:
             case "proposed":
                 self._running[event.call_id] = f"{event.tool_id}: on its way"
-            case "waiting":
+            case "awaiting-locks":
                 self._running[event.call_id] = f"{event.tool_id}: waits for a lock"
-            case "asking":
+            case "approval-requested":
                 self._running[event.call_id] = f"{event.tool_id}: a person is asked"
             case "started":
                 self._running[event.call_id] = f"{event.tool_id}: running"

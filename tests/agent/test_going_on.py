@@ -57,7 +57,7 @@ class KeptHere:
 
 def parks(call: ProposedCall, arguments: dict[str, Any]) -> Result:
     if call.name == "mail.send":
-        return Result.error("unavailable", "waits for a person", parked="apr_1")
+        return Result.error("unavailable", "waits for a person", awaiting_approval="apr_1")
     return Result.output(arguments)
 
 
@@ -71,12 +71,12 @@ async def test_a_call_that_waits_for_a_person_ends_the_run_and_its_answer_begins
     session = RecordingSession(parks, history)
     calls = call_reply(("echo", {"n": 1}), ("mail.send", {}), ("echo", {"n": 2}))
     first = await Agent(session, PlaybackModel(calls)).complete("send it")
-    assert (first.status, first.pending_approvals) == ("parked", ("apr_1",))
+    assert (first.status, first.pending_approvals) == ("awaiting_approval", ("apr_1",))
     assert history.roles == ["user", "assistant", "results"]
 
-    session.recorded["s1/1.1"] = Result.error("unavailable", "waits still", parked="apr_1")
+    session.recorded["s1/1.1"] = Result.error("unavailable", "waits still", awaiting_approval="apr_1")
     again = Agent(session, PlaybackModel())
-    assert (await again.complete(None)).status == "parked"
+    assert (await again.complete(None)).status == "awaiting_approval"
     assert again.messages == (UserMessage("send it"),)
 
     session.recorded["s1/1.1"] = Result.output("sent")
@@ -102,7 +102,7 @@ async def test_a_call_that_waits_for_a_person_ends_the_run_and_its_answer_begins
 async def test_the_same_agent_goes_on_after_a_person_decided() -> None:
     session = RecordingSession(parks)
     agent = Agent(session, PlaybackModel(call_reply(("mail.send", {})), text_reply("so be it")))
-    assert (await agent.complete("send it")).status == "parked"
+    assert (await agent.complete("send it")).status == "awaiting_approval"
     session.recorded["s1/1.0"] = Result.error("denied", "the user rejected this call")
     assert (await agent.complete("then not")).ok
     ((text, failed),) = results_of(agent)

@@ -199,7 +199,7 @@ async def test_rules_that_come_before_the_block_is_closed_decide(tmp_path: Path)
     async with held_open(tmp_path, *opened("test__note", '{"path":"a","n":1}')) as (_, session, __):
         session.set_mode("plan")
     kinds = dict(await left_of(tmp_path))
-    assert "committed" not in kinds and kinds["refused"]["result"]["metadata"]["error_kind"] == "denied"
+    assert "committed" not in kinds and kinds["rejected"]["result"]["metadata"]["error_kind"] == "denied"
 
 
 @pytest.mark.parametrize("pieces", [("x",), (" ", "}")])
@@ -207,14 +207,14 @@ async def test_arguments_that_go_on_after_all_are_what_counts(tmp_path: Path, pi
     async with held_open(tmp_path, *opened("test__note", '{"path":"a","n":1}', *pieces)):
         pass
     kinds = dict(await left_of(tmp_path))
-    assert "committed" not in kinds and kinds["refused"]["result"]["metadata"]["error_kind"] == "invalid_input"
+    assert "committed" not in kinds and kinds["rejected"]["result"]["metadata"]["error_kind"] == "invalid_input"
 
 
 async def test_a_block_that_never_closes_leaves_what_it_would_have_left(tmp_path: Path) -> None:
     async with held_open(tmp_path, *opened("test__note", '{"path":"a","n":1}'), closes=False):
         pass
     found = await left_of(tmp_path)
-    assert [kind for kind, _ in found] == ["proposed", "refused"]
+    assert [kind for kind, _ in found] == ["proposed", "rejected"]
 
 
 async def test_a_link_that_is_turned_before_the_block_is_closed_leads_nowhere(tmp_path: Path) -> None:

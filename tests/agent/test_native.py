@@ -123,7 +123,7 @@ async def test_a_search_of_the_provider_is_offered_in_its_form_and_what_it_gives
         ((media_type, whole),) = kept(kernel, event)
         assert media_type == "application/json" and json.loads(whole) == FOUND
         await kernel.log.flush()
-        (record,) = kernel.log.reader.records(kind="provided")
+        (record,) = kernel.log.reader.records(kind="provider-tool-used")
         assert record.session_id == session.id and record.body is not None
         assert record.body["artifacts"] == list(event.artifacts) and record.body["tool"] == "native.web_search"
         assert answered(await run(agent, "and now?"))
@@ -370,7 +370,7 @@ async def test_a_process_that_joined_keeps_what_a_provider_gave_with_the_holder(
         assert session.history is not None
         (reference,) = await session.history.record_provider_tool({"name": "web_search"}, {"text": "found"})
         await kernel.log.flush()
-        (record,) = kernel.log.reader.records(kind="provided")
+        (record,) = kernel.log.reader.records(kind="provider-tool-used")
         assert record.body is not None and record.body["artifacts"] == [reference]
 
 

@@ -35,14 +35,14 @@ async def test_a_run_is_parked_with_its_calls_and_the_next_one_goes_on_with_what
     async with temporary_kernel(tmp_path, tools=[send]) as kernel:
         session = await kernel.session(approval_handler=DeferApprovals())
         outcome = await Agent(session, PlaybackModel(calls)).complete("send them")
-        assert outcome.status == "parked" and len(outcome.pending_approvals) == 2
+        assert outcome.status == "awaiting_approval" and len(outcome.pending_approvals) == 2
         first, second = kernel.approvals.list_pending()
         await kernel.approvals.decide(second.id, ApprovalAnswer("reject", "not b"), by="test")
     async with temporary_kernel(tmp_path, tools=[send]) as kernel:
         session = await kernel.session(session.id, approval_handler=DeferApprovals())
         model = PlaybackModel(text_reply("one was sent"))
         agent = Agent(session, model)
-        assert (await agent.complete(None)).status == "parked" and sent == []
+        assert (await agent.complete(None)).status == "awaiting_approval" and sent == []
         await kernel.approvals.decide(first.id, ApprovalAnswer("once"), by="test")
         assert (await agent.complete(None)).status == "answered"
         (results,) = [message for message in agent.messages if isinstance(message, ResultsMessage)]
@@ -65,7 +65,7 @@ async def test_a_stop_that_is_given_elsewhere_ends_the_run_at_its_next_request(t
     sent.clear()
     async with temporary_kernel(tmp_path, tools=[send]) as kernel:
         session = await kernel.session(approval_handler=DeferApprovals())
-        assert "parked" in (await session.call("mail.send", {"to": "a"})).metadata
+        assert "awaiting_approval" in (await session.call("mail.send", {"to": "a"})).metadata
         (row,) = kernel.approvals.list_pending()
         await asyncio.gather(kernel.approvals.decide(row.id, ApprovalAnswer("stop"), by="test"))
         outcome = await Agent(session, PlaybackModel(text_reply("never said"))).complete("go on")
@@ -106,7 +106,7 @@ async def parked_sends(kernel: Kernel, *names: str) -> str:
     """A session whose last reply sends to each of these, and waits for a person."""
     session = await kernel.session(approval_handler=DeferApprovals())
     calls = call_reply(*(("mail__send", {"to": name}) for name in names))
-    assert (await Agent(session, PlaybackModel(calls)).complete("send them")).status == "parked"
+    assert (await Agent(session, PlaybackModel(calls)).complete("send them")).status == "awaiting_approval"
     await session.suspend()
     return session.id
 
@@ -162,7 +162,7 @@ async def test_calls_that_were_approved_meanwhile_run_side_by_side(tmp_path: Pat
         calls = call_reply(("meet", {"who": "a"}), ("meet", {"who": "b"}))
         model = PlaybackModel(calls, text_reply("both"))
         agent = Agent(session, model)
-        assert (await agent.complete("meet")).status == "parked"
+        assert (await agent.complete("meet")).status == "awaiting_approval"
         for row in kernel.approvals.list_pending():
             await kernel.approvals.decide(row.id, ApprovalAnswer("once"), by="test")
         assert (await agent.complete(None)).text == "both"
@@ -195,7 +195,7 @@ async def test_a_session_that_is_left_while_calls_that_waited_are_asked_about_le
         run = asyncio.ensure_future(Agent(session, PlaybackModel()).complete(None))
         await person.has(2)
         await session.suspend()
-        assert (await run).status == "parked" and len(kernel.approvals.list_pending()) == 2
+        assert (await run).status == "awaiting_approval" and len(kernel.approvals.list_pending()) == 2
         for row in kernel.approvals.list_pending():
             await kernel.approvals.decide(row.id, ApprovalAnswer("once"), by="test")
         again = Agent(await kernel.session(known_as), PlaybackModel(text_reply("sent")))

@@ -152,7 +152,7 @@ async def test_what_a_rule_keeps_from_reading_above_the_workspace_is_not_told(ru
         assert ("Of CLAUDE.md" in system) == ("{}" in rule)
         (read,) = kernel.log.reader.records(kind="instructions-read")
         files = {str(file["path"]): file for file in (read.body or {})["files"]}
-        assert files[str(tmp_path / "AGENTS.md")] == {"path": str(tmp_path / "AGENTS.md"), "left_out": "a rule"}
+        assert files[str(tmp_path / "AGENTS.md")] == {"path": str(tmp_path / "AGENTS.md"), "skipped_by": "a rule"}
         assert ("sha256" in files[str(tmp_path / "CLAUDE.md")]) == ("{}" in rule)
 
 

@@ -253,7 +253,7 @@ async def test_where_what_a_call_was_proposed_in_cannot_be_kept_it_has_no_effect
         assert ran == [] and not person.requests
         await held.log.flush()
         kinds = [record.kind for record in held.log.reader.records(call=f"{session.id}/1.0")]
-        assert kinds == ([] if joins else ["proposed", "authorised", "intended", "refused"])
+        assert kinds == ([] if joins else ["proposed", "authorised", "intended", "rejected"])
         assert verify_log(held.log.reader).ok
 
 

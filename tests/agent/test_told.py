@@ -89,7 +89,7 @@ async def test_what_has_happened_is_told_before_the_next_request_as_data_that_is
     assert lines[0] == (
         '{"notice":"job","from":"bash_1","at":"2023-11-14T22:13:20+00:00","text":"all tests pass","data":{"exit_code":0}}'
     )
-    assert '"untrusted":"the program"' in lines[1] and "⟦<⟧|im_start|>" in lines[1]
+    assert '"untrusted_source":"the program"' in lines[1] and "⟦<⟧|im_start|>" in lines[1]
     assert session.begun == ["go"]
 
 
@@ -232,7 +232,7 @@ async def test_a_call_that_waits_for_a_person_is_looked_up_again_by_a_living_age
     session.notifications = told
     session.recorded["s1/1.0"] = Result.output("sent")
     model = PlaybackModel(call_reply(("mail.send", {})), text_reply("it is sent"))
-    assert await outcomes_of(Agent(session, model), 2) == ["parked", "answered"]
+    assert await outcomes_of(Agent(session, model), 2) == ["awaiting_approval", "answered"]
 
 
 @pytest.mark.proves("A-07")

@@ -14,7 +14,7 @@ from handrail.contract.tool.spec import ToolSpec
 from handrail.record.artifacts import ArtifactStore
 
 SECRET = 'hunter2-"quoted"\\é'
-METADATA = {"duration_ms": 1.5, "confined_by": "operator"}
+METADATA = {"duration_ms": 1.5, "sandbox": "operator"}
 
 
 def bounded(folder: Path, most: int = 1 << 30) -> SidecarQuota:

@@ -168,7 +168,7 @@ async def _take(
                 await is_refused(lambda: approvals.decide(chosen, ApprovalAnswer(choice), by="test"))
             else:
                 decided = await approvals.decide(chosen, ApprovalAnswer(choice), by="test")
-                if choice != "later":
+                if choice != "defer":
                     known.state = "rejected" if choice in ("reject", "stop") else "approved"
                     known.grant_expires_ns = decided.grant_expires_ns or 0
 

@@ -368,7 +368,7 @@ async def test_an_answer_that_comes_in_another_process_covers_what_was_asked_abo
     """Parked, answered at another door, taken up by another kernel: the file has changed in between."""
     place = tmp_path.resolve()
     put(place / "ws", {"run.sh": "true\n", "same.sh": "true\n"})
-    person = Person(answer=ApprovalAnswer("later"))
+    person = Person(answer=ApprovalAnswer("defer"))
     async with temporary_kernel(place) as kernel:
         session = await kernel.session("ses_parked", approval_handler=person)
         first = await session.call("bash", {"command": "bash run.sh"}, key="k1")

@@ -23,7 +23,7 @@ async def test_a_call_is_answered_in_the_envelope_and_every_step_is_recorded(ker
     result = await session.call("test.add", {"a": 1, "b": 2})
     assert (result.type, result.data) == ("output", 3)
     assert result.metadata["duration_ms"] >= 0
-    assert result.metadata["confined_by"] == "runtime"
+    assert result.metadata["sandbox"] == "runtime"
     assert await kinds_of(kernel, f"{session.id}/1.0") == ["proposed", "authorised", "intended", "committed"]
 
 
@@ -35,7 +35,7 @@ async def test_arguments_that_do_not_fit_are_an_error_result_with_all_problems_a
     assert result.error_kind == "invalid_input"
     assert result.error_text is not None
     assert all(word in result.error_text for word in ("`a`:", "`b`", "`c`", "string", "integer"))
-    assert await kinds_of(kernel, f"{session.id}/1.0") == ["proposed", "refused"]
+    assert await kinds_of(kernel, f"{session.id}/1.0") == ["proposed", "rejected"]
 
 
 async def test_an_unknown_tool_is_answered_with_the_nearest_names_only(session: Session) -> None:
@@ -197,11 +197,11 @@ async def test_a_key_gives_the_recorded_result_and_conflicts_with_other_argument
         first = await session.call("test.note", {"text": "once"}, key="k1")
         again = await session.call("test.note", {"text": "once"}, key="k1")
         other = await session.call("test.note", {"text": "twice"}, key="k1")
-        assert first.ok and again.data == first.data and again.metadata["recorded"] is True
+        assert first.ok and again.data == first.data and again.metadata["replayed"] is True
         assert other.error_kind == "conflict"
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=ALLOW) as kernel:
         session = await kernel.session("ses_known")
-        assert (await session.call("test.note", {"text": "once"}, key="k1")).metadata["recorded"] is True
+        assert (await session.call("test.note", {"text": "once"}, key="k1")).metadata["replayed"] is True
     assert gate.ran == ["once"]
 
 
@@ -224,7 +224,7 @@ async def test_a_proposal_known_to_be_broken_is_recorded_and_answered(kernel: Ke
     nameless = ProposedCall("", "{}")
     answers = await session.start_turn().call_all([broken, nameless])
     assert [answer.result.error_kind for answer in answers] == ["invalid_input", "unknown_tool"]
-    assert await kinds_of(kernel, answers[0].call_id) == ["proposed", "refused"]
+    assert await kinds_of(kernel, answers[0].call_id) == ["proposed", "rejected"]
 
 
 async def test_a_rule_that_comes_while_a_call_waits_is_heeded(kernel: Kernel, session: Session) -> None:
@@ -233,7 +233,7 @@ async def test_a_rule_that_comes_while_a_call_waits_is_heeded(kernel: Kernel, se
     events: list[Event] = []
     session.watch(events.append)
     waiting = asyncio.create_task(session.call("test.note", {"text": "too late"}))
-    while not any(event.kind == "waiting" for event in events):
+    while not any(event.kind == "awaiting-locks" for event in events):
         await asyncio.sleep(0)
     session.add_rules("deny test.note")
     gate.open.set()

@@ -62,7 +62,7 @@ async def test_what_the_check_finds_is_a_fault_of_the_arguments_and_asks_nobody(
         assert (await session.call("test.between", {"low": 1})).ok
         assert len(person.requests) == 1 and between.ran == [{"low": 1}]
         kinds = [[record.kind for record in kernel.log.reader.records(call=f"{session.id}/{n}.0")] for n in (1, 2)]
-        assert kinds[0] == ["proposed", "refused"] and "committed" in kinds[1]
+        assert kinds[0] == ["proposed", "rejected"] and "committed" in kinds[1]
         with pytest.raises(ToolError, match="give the smaller one first") as refused:
             await kernel.explain_call("test.between", {"low": 11})
         assert refused.value.kind == "invalid_input"
@@ -123,7 +123,7 @@ async def test_a_look_ahead_tells_nobody_what_the_check_finds(tmp_path: Path) ->
         outcome = await Agent(session, model).complete("go")
         assert outcome.ok and between.checked == 2 and not between.ran
         kinds = [record.kind for record in kernel.log.reader.records(session=session.id) if record.call_id]
-        assert kinds == ["proposed", "refused"]
+        assert kinds == ["proposed", "rejected"]
 
 
 async def test_what_a_joined_process_brought_is_checked_there_before_it_runs(tmp_path: Path) -> None:

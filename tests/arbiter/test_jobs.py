@@ -144,11 +144,11 @@ async def test_a_call_in_the_background_is_answered_at_once_and_goes_on(kernel: 
     await bench.entered.wait()
     bench.open.set()
     result = await session.jobs.wait(job_id, timeout_ms=30_000)
-    assert result is not None and result.data == "a" and result.metadata["job"] == job_id
+    assert result is not None and result.data == "a" and result.metadata["job_id"] == job_id
     job = await session.jobs.get(job_id)
     assert (job.state, job.tool_id, job.summary) == ("done", "job.long", "a")
     await kernel.log.flush()
-    assert kinds(kernel, job.call_id) == ["proposed", "authorised", "detached", "intended", "committed"]
+    assert kinds(kernel, job.call_id) == ["proposed", "authorised", "backgrounded", "intended", "committed"]
     recalled = await session.recover_result(job.call_id)
     assert recalled.result.data == answered.data, "what its proposer was answered stays that call's answer"
 
@@ -156,7 +156,7 @@ async def test_a_call_in_the_background_is_answered_at_once_and_goes_on(kernel: 
 @pytest.mark.proves("X-02", "L-10")
 async def test_a_keyed_call_in_the_background_runs_once_and_is_the_same_job(session: Session) -> None:
     answered = [await session.call("job.long", {"name": "a"}, key="k") for _ in range(2)]
-    assert job_of(answered[0]) == job_of(answered[1]) and answered[1].metadata["recorded"] is True
+    assert job_of(answered[0]) == job_of(answered[1]) and answered[1].metadata["replayed"] is True
     await bench.entered.wait()
     bench.open.set()
     result = await session.jobs.wait(job_of(answered[0]), timeout_ms=30_000)
@@ -194,12 +194,12 @@ async def test_the_end_of_a_job_is_told_until_the_answer_of_the_call_that_was_to
 @pytest.mark.proves("X-12")
 async def test_what_is_not_locked_in_the_background_is_said(session: Session) -> None:
     answered = await session.call("job.either", {"name": "a", "later": True})
-    assert answered.metadata["not_locked"] == ["notes:X"] and "notes:X" in answered.data["note"]
+    assert answered.metadata["skipped_locks"] == ["notes:X"] and "notes:X" in answered.data["note"]
     await bench.entered.wait()
     held = asyncio.create_task(session.call("job.quick", {"name": "b"}))
     bench.open.set()
     result = await session.jobs.wait(job_of(answered), timeout_ms=30_000)
-    assert result is not None and result.metadata["not_locked"] == ["notes:X"]
+    assert result is not None and result.metadata["skipped_locks"] == ["notes:X"]
     assert (await held).ok and bench.ran == ["a", "b"], "the lock for the background was held"
 
 
@@ -361,7 +361,7 @@ async def test_a_running_call_is_promoted_where_it_stands(kernel: Kernel, sessio
     assert result is not None and result.data == "a" and bench.ran == ["a"]
     assert (await session.jobs.read(job.id)).text == "began a\n", "also what it had written before"
     await kernel.log.flush()
-    assert kinds(kernel, job.call_id) == ["proposed", "authorised", "intended", "detached", "committed"]
+    assert kinds(kernel, job.call_id) == ["proposed", "authorised", "intended", "backgrounded", "committed"]
 
 
 @pytest.mark.proves("X-04")
@@ -394,8 +394,8 @@ async def test_a_job_that_is_stopped_while_it_waits_says_what_each_of_its_result
         await session.jobs.stop(job_id)
     waited, ran = [await session.jobs.wait(job_id, timeout_ms=0) for job_id in (second, first)]
     assert waited is not None and ran is not None and bench.ran == ["a"]
-    assert waited.metadata["job"] == second and ran.metadata["job"] == first
-    assert waited.metadata["not_locked"] == ran.metadata["not_locked"] == ["notes:X"]
+    assert waited.metadata["job_id"] == second and ran.metadata["job_id"] == first
+    assert waited.metadata["skipped_locks"] == ran.metadata["skipped_locks"] == ["notes:X"]
 
 
 @pytest.mark.proves("X-04")

@@ -69,7 +69,7 @@ async def test_what_spelling_out_makes_too_long_is_cut_and_kept_whole_beside(tmp
         assert shaped.result.data == value and "truncated" not in shaped.result.metadata
         kept = Path(shaped.model.metadata["output_path"]).read_text()
         assert kept == value if isinstance(value, str) else orjson.loads(kept) == value
-        assert shaped.model.metadata["output_bytes"] == len(kept) and "output_lost" not in shaped.model.metadata
+        assert shaped.model.metadata["output_bytes"] == len(kept) and "output_save_error" not in shaped.model.metadata
     shaped = await room.shape(Result.error("failed", "\x1b" * 900), max_output=1000)
     assert len(shaped.model.error_text or "") <= 1000
 

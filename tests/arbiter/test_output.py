@@ -35,7 +35,7 @@ async def test_what_the_tool_does_to_its_value_later_changes_nothing(room: Room)
         shaped = await room.shape(value)
         before = logged(shaped)
         value["a"].append(2)
-        shaped.result.data["more"] = True
+        shaped.result.data["has_more"] = True
         assert logged(shaped) == before and shaped.result.data["a"] == [1]
 
 
@@ -74,7 +74,7 @@ async def test_nothing_a_tool_returns_raises(room: Room) -> None:
         range(10**18),
     ):
         shaped = await room.shape(value)
-        assert shaped.result.metadata.get("adapted") or not shaped.result.ok
+        assert shaped.result.metadata.get("conversions") or not shaped.result.ok
         assert logged(shaped) == shaped.result.to_dict()
     assert (await room.shape(range(10**18))).result.error_kind == "limit"
 
@@ -96,7 +96,7 @@ async def test_a_long_text_is_cut_between_characters_and_the_sidecar_has_all_of_
         assert len(orjson.dumps(result.data)) <= limit or size + taken <= limit
         return
     if beside and taken > limit // 4:
-        assert result.metadata["head_is"] == "JSON text"
+        assert result.metadata["truncated_as"] == "JSON text"
         return
     head = result.data["head"]
     assert result.data == {"head": head, **beside}
@@ -166,7 +166,7 @@ async def test_the_first_entry_too_many_cuts(room: Room) -> None:
     assert (await room.shape({"paths": paths[:1000]}, max_entries=1000)).result.data == {"paths": paths[:1000]}
     shaped = await room.shape({"paths": paths, "skipped": 2}, max_entries=1000)
     assert shaped.result.data == {"head": paths[:1000], "skipped": 2}
-    assert shaped.result.metadata["head_is"] == "entries of 'paths'"
+    assert shaped.result.metadata["truncated_as"] == "entries of 'paths'"
     nested: Any = {"paths": tuple(paths)}
     assert (await room.shape(nested, max_entries=1000)).result.metadata["omitted_entries"] == 1
 
@@ -185,7 +185,7 @@ async def test_the_first_entry_too_many_cuts(room: Room) -> None:
 async def test_anything_else_is_cut_as_json_text(room: Room, value: object) -> None:
     shaped = await room.shape(value, max_output=500)
     head, whole = shaped.result.data["head"], room.sidecar(shaped)
-    assert list(shaped.result.data) == ["head"] and shaped.result.metadata["head_is"] == "JSON text"
+    assert list(shaped.result.data) == ["head"] and shaped.result.metadata["truncated_as"] == "JSON text"
     assert orjson.loads(whole) == value
     assert whole.startswith(head) and 497 <= len(head.encode()) <= 500
     assert shaped.result.metadata["output_bytes"] == len(whole.encode())
@@ -205,7 +205,7 @@ async def test_an_error_is_cut_as_well(room: Room) -> None:
 @pytest.mark.proves("O-02")
 async def test_metadata_of_a_tool_is_bounded_as_well(room: Room) -> None:
     shaped = await room.shape(Result.output(1, huge="x" * 20_000, small="y", odd=float("nan")))
-    assert shaped.result.metadata == {"small": "y", "odd": "NaN", "metadata_dropped": ["huge"], **METADATA}
+    assert shaped.result.metadata == {"small": "y", "odd": "NaN", "dropped_metadata": ["huge"], **METADATA}
 
 
 @pytest.mark.proves("O-03")
@@ -253,7 +253,7 @@ async def test_exposure_decides_who_sees_the_output(
         assert (b"private" in orjson.dumps(view.to_dict())) is seen
         assert ("output_path" in view.metadata) is (seen and size == 500)
         assert view.ok and view.metadata["duration_ms"] == 1.5
-        assert view.metadata.get("withheld") == (None if seen else f"exposure: {exposure}")
+        assert view.metadata.get("hidden_by") == (None if seen else f"exposure: {exposure}")
     assert "private" in str(logged(shaped)["data"])
 
 

@@ -133,7 +133,7 @@ async def test_the_outputs_of_all_sessions_are_bounded_together_also_after_a_res
         second = await filled(other, 600)
         assert await beginning(session, first) == removed and await beginning(other, second) == "x" * 20
         read = (await session.call("read_job", {"job_id": first})).data
-        assert (read["dropped_bytes"], read["more"]) == (600 * KIB, False)
+        assert (read["dropped_bytes"], read["has_more"]) == (600 * KIB, False)
         assert (await session.call("wait", {"job_id": first})).data["result"]["data"] == "full", "its result is kept"
     async with opened(tmp_path) as kernel:
         session, other = await kernel.session("ses_1"), await kernel.session("ses_2")

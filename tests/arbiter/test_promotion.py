@@ -54,7 +54,7 @@ def test_a_promoted_call_is_answered_with_the_job_or_the_result_and_runs_once(
         assert bench.ran == [str(number)]
         await kernel.log.flush()
         assert kinds(kernel, call_id).count("committed") == 1
-        assert kinds(kernel, call_id).count("detached") == (promoted is not None)
+        assert kinds(kernel, call_id).count("backgrounded") == (promoted is not None)
 
     async def opened() -> tuple[Kernel, Session]:
         if not _shared:

@@ -205,7 +205,7 @@ async def test_a_session_is_told_what_was_not_kept_and_one_that_goes_on_what_was
         first = await cut(one, 600)
         lost = await cut(other, 600)
         assert "output_path" not in lost.metadata and lost.metadata["omitted_bytes"] > 0
-        assert lost.metadata["output_lost"].startswith(
+        assert lost.metadata["output_save_error"].startswith(
             "The full output could not be saved: the limit for truncated outputs"
         )
         assert (await read_back(one, first)).startswith("xxx"), "what an open session has been told of is there"
@@ -216,6 +216,6 @@ async def test_a_session_is_told_what_was_not_kept_and_one_that_goes_on_what_was
         assert (await read_back(one, first)).startswith("[this output of 614,400 bytes was removed to free space")
     async with temporary_kernel(tmp_path, tools=[long_text], rules=["allow long.*"], settings=settings) as kernel:
         one, other = await kernel.session("ses_1"), await kernel.session("ses_2")
-        assert "output_lost" in (await cut(one, 600)).metadata, "what was there before counts"
+        assert "output_save_error" in (await cut(one, 600)).metadata, "what was there before counts"
         await other.close()
         assert "output_path" in (await cut(one, 600)).metadata, "one that is closed leaves its room to others"

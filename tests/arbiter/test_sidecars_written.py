@@ -59,7 +59,7 @@ async def test_a_sidecar_ends_at_its_limit_and_says_so(room: Room, monkeypatch: 
     whole = path.read_bytes().decode()
     kept, _, note = whole.rpartition("\n[")
     assert text.startswith(kept) and "first 1,000 of 3,000 bytes" in note
-    assert metadata["output_kept_bytes"] == len(kept.encode()) and "first" in metadata["output_lost"]
+    assert metadata["output_kept_bytes"] == len(kept.encode()) and "first" in metadata["output_save_error"]
     assert metadata["output_bytes"] == len(text.encode())
 
 
@@ -73,7 +73,7 @@ async def test_without_room_for_the_sidecar_the_result_comes_and_says_what_is_lo
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert shaped.result.ok and shaped.result.data["head"].startswith("xxx") and shaped.result.data["exit_code"] == 0
     assert shaped.result.metadata["truncated"] and "output_path" not in shaped.result.metadata
-    assert "could not be saved: File too large" in shaped.result.metadata["output_lost"]
+    assert "could not be saved: File too large" in shaped.result.metadata["output_save_error"]
     assert not list(room.output.iterdir()), "no part of a file is left on a full disk"
 
 
@@ -83,11 +83,13 @@ async def test_a_folder_that_cannot_be_had_loses_the_rest_only(tmp_path: Path) -
     )
     spec = ToolSpec("tool", "…", max_output=10)
     shaped = await shaper.shape_output(spec, "x" * 20, METADATA, call_id="c", session_id="s")
-    assert shaped.result.data == {"head": "x" * 10} and "No such file" in shaped.result.metadata["output_lost"]
+    assert shaped.result.data == {"head": "x" * 10} and "No such file" in shaped.result.metadata["output_save_error"]
     spec = ToolSpec("tool", "…")
     shaped = await shaper.shape_output(spec, b"bytes", METADATA, call_id="c", session_id="s")
     assert (
-        shaped.result.ok and shaped.result.data["artifact"] is None and "Cannot store an output of 5 bytes" in shaped.result.data["lost"]
+        shaped.result.ok
+        and shaped.result.data["artifact"] is None
+        and "Cannot store an output of 5 bytes" in shaped.result.data["save_error"]
     )
 
 

@@ -81,7 +81,7 @@ async def test_the_log_tells_each_step_as_a_call_of_the_tool_and_which_state_it_
     assert [one.kind for one in records] == ["proposed", "authorised", "intended", "committed"]
     assert "shelf:X" in (records[2].body or {})["locks"]
     again = await session.recover_result(f"{session.id}/2.0")
-    assert again.result.metadata["recorded"] and again.result.data["step"]["got"] == "a", "given again, not taken again"
+    assert again.result.metadata["replayed"] and again.result.data["step"]["got"] == "a", "given again, not taken again"
 
 
 async def test_closing_runs_what_stands_in_finally_with_the_tools_doors_and_twice_is_once(session: Session) -> None:
@@ -244,7 +244,7 @@ async def test_a_step_waits_for_its_locks_and_between_steps_none_is_held(session
     going = asyncio.create_task(step(session, state))
     await bench.entered.wait()
     waiting = asyncio.Event()
-    session.watch(lambda event: waiting.set() if event.kind == "waiting" else None)
+    session.watch(lambda event: waiting.set() if event.kind == "awaiting-locks" else None)
     behind = asyncio.create_task(step(session, notes_state, "late"))
     await waiting.wait()
     assert not behind.done()
@@ -280,7 +280,7 @@ async def test_rules_may_speak_of_what_a_step_is_sent_and_of_steps_themselves(se
 async def test_a_person_is_asked_for_each_step_and_sees_what_is_sent_and_may_change_only_that(tmp_path: Path) -> None:
     given = ApprovalAnswer("once", arguments={"opened": 0, "step_input": {"page": 5}})
     person = ScriptedApprovalHandler(
-        [ApprovalAnswer("once"), given, ApprovalAnswer("later"), ApprovalAnswer("reject", "no")]
+        [ApprovalAnswer("once"), given, ApprovalAnswer("defer"), ApprovalAnswer("reject", "no")]
     )
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=["ask st.asks"]) as kernel:
         session = await kernel.session(approval_handler=person)
@@ -303,7 +303,7 @@ async def test_a_keyed_step_is_taken_once(session: Session) -> None:
     state = await opened(session, "st.notes")
     asked = {"id": state, "input": "once"}
     one, two = [await session.call("tool.step", asked, key="k") for _ in range(2)]
-    assert one.data == two.data and two.metadata["recorded"] is True
+    assert one.data == two.data and two.metadata["replayed"] is True
     assert (await step(session, state)).data["step"]["number"] == 2
 
 
@@ -325,7 +325,7 @@ async def test_a_session_has_so_many_open_and_one_without_steps_ends_by_itself(t
         expired = await step(session, state)
         assert expired.error_kind == "conflict" and "no step came in time" in str(expired.error_text)
         await kernel.log.flush()
-        (told,) = kernel.log.reader.records(session=session.id, kind="state-ended")
+        (told,) = kernel.log.reader.records(session=session.id, kind="tool-session-closed")
         assert told.call_id == f"{session.id}/1.0" and told.body == {
             "tool": "st.notes",
             "state": state,
@@ -419,7 +419,7 @@ async def test_a_step_that_is_stopped_before_it_begins_leaves_its_state(session:
     assert (await before).ok
 
     def stop(event: Event) -> None:
-        if event.kind == "waiting":
+        if event.kind == "awaiting-locks":
             session.cancel()
 
     session.watch(stop)

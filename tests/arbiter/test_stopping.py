@@ -29,7 +29,7 @@ async def test_work_that_does_not_end_is_answered_and_keeps_its_locks_until_it_d
     waiting = asyncio.create_task(session.call("test.stubborn", {}))
     events: list[Event] = []
     session.watch(events.append)
-    while not any(event.kind == "waiting" for event in events):
+    while not any(event.kind == "awaiting-locks" for event in events):
         await asyncio.sleep(0)
     gate.open.set()
     assert (await waiting).data == "late"
@@ -92,7 +92,7 @@ async def test_a_wait_for_a_lock_can_be_stopped_and_leaves_nothing_behind(kernel
     other = await kernel.session()
     other.watch(events.append)
     waiting = asyncio.create_task(other.call("test.note", {"text": "never"}))
-    while not any(event.kind == "waiting" for event in events):
+    while not any(event.kind == "awaiting-locks" for event in events):
         await asyncio.sleep(0)
     other.cancel()
     result = await waiting

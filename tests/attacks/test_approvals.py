@@ -77,7 +77,7 @@ async def test_arguments_changed_while_a_lock_is_waited_for_do_not_run(tmp_path:
     async with temporary_kernel(tmp_path, tools=[transfer, hold], rules=rules) as kernel:
         session = await kernel.session()
         waiting = asyncio.Event()
-        session.watch(lambda event: waiting.set() if event.kind == "waiting" else None)
+        session.watch(lambda event: waiting.set() if event.kind == "awaiting-locks" else None)
         holding = asyncio.create_task(session.call("hold", {}))
         await entered.wait()
         call = asyncio.create_task(session.call("bank.transfer", arguments))

@@ -349,9 +349,9 @@ def test_what_holds_no_tool_says_what_was_expected(tmp_path: Path, name: str, te
 
 @pytest.mark.proves("K-12")
 def test_resources_and_prompts_are_checked_like_manifests(tmp_path: Path) -> None:
-    file = tmp_path / "offering.json"
+    file = tmp_path / "resources.json"
     file.write_text('{"resources": [{"uri": "a:b", "name": "x", "text": "t"}]}')
-    assert lint(file, tiers.choose_sandbox()) == lint(tmp_path, tiers.choose_sandbox()) == (["offering.json"], [])
+    assert lint(file, tiers.choose_sandbox()) == lint(tmp_path, tiers.choose_sandbox()) == (["resources.json"], [])
     file.write_text('{"resources": [{"uri": "a:b", "name": "x"}]}')
     (found,) = lint(file, tiers.choose_sandbox())[1]
     assert (found.severity, found.path) == ("error", "resources[0]")

@@ -81,7 +81,7 @@ def test_data_that_only_resembles_a_shape_stays_data(answer: object) -> None:
 
 @pytest.mark.proves("K-07")
 def test_an_envelope_from_outside_keeps_its_data_and_not_its_claims() -> None:
-    claims = {"duration_ms": 0, "truncated": True, "output_path": "/etc/passwd", "confined_by": "everything"}
+    claims = {"duration_ms": 0, "truncated": True, "output_path": "/etc/passwd", "sandbox": "everything"}
     result = recognise_result({"type": "output", "data": [1], "metadata": claims})
     assert result == Result.output([1])
     failed = recognise_result(

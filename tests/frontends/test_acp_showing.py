@@ -158,7 +158,7 @@ async def test_a_job_is_shown_by_what_it_wrote_whenever_its_call_is_answered(
     result = Result.output({"job_id": "bash_1", "state": "running"})
     answer = CallAnswer("s/1.0", "bash", result, result)
     told.happens("started")
-    told.happens("detached", job="bash_1")
+    told.happens("backgrounded", job_id="bash_1")
     if not early:
         told.telling.show_answer(answer)
         await told.telling.flush()

@@ -57,7 +57,9 @@ async def test_in_a_clients_own_terminal_runs_a_viewer_and_never_the_command(tmp
         await ask(client, opened.session_id)
         await editor.until(lambda: len(editor.released) == 2)
     assert editor.seen == {"t0": "", "t1": "one\n"}
-    assert [(command[0], Path(command[3]).name) for command in editor.started] == [(sys.executable, "terminal_viewer.py")] * 2
+    assert [(command[0], Path(command[3]).name) for command in editor.started] == [
+        (sys.executable, "terminal_viewer.py")
+    ] * 2
     assert [process.returncode for process in editor.terminals.values()] == [0, 0]
     assert [one["terminalId"] for update in editor.of("tool_call_update") for one in _terminals(update)].count(
         "t1"

@@ -27,6 +27,6 @@ def test_what_is_no_amount_of_time_is_a_usage_error_in_words(
 
 
 def test_ten_years_are_an_amount_and_nothing_is_none_where_more_than_that_is_needed(here: Here) -> None:
-    assert here("sessions", "close", "--older", "3650").code == 0
+    assert here("sessions", "close", "--unused-for", "3650").code == 0
     assert here("jobs", "wait", "job_x", "--timeout", "315360000").code == 1, "there is no such job"
     assert here("run", "task", "--max-seconds", "0").code == 2

@@ -121,9 +121,9 @@ def test_a_rule_for_the_project_is_listed_and_can_be_forgotten(here: Here) -> No
     assert here("call", "write", WRITE).code == 0
     (rule,) = json.loads(here("approve", "--rules", "--json").out)
     assert rule["text"] == "allow write new.txt" and rule["id"] in here("approve", "--rules").out
-    assert here("approve", "--forget", rule["id"]).code == 0
+    assert here("approve", "--revoke", rule["id"]).code == 0
     assert here("call", "write", WRITE).code == 4
-    assert here("approve", "--forget", rule["id"]).code == 1
+    assert here("approve", "--revoke", rule["id"]).code == 1
 
 
 @pytest.mark.proves("P-09")
@@ -165,7 +165,7 @@ def test_questions_are_answered_one_by_one(here: Here) -> None:
         (["apr_nothing", "--once"], 1, "does not exist in this workspace"),
         ([], 0, "No request is open"),
         (["--rules"], 0, "No rules are stored"),
-        (["--forget", "rul_nothing"], 1, "does not exist"),
+        (["--revoke", "rul_nothing"], 1, "does not exist"),
     ],
 )
 def test_what_cannot_be_is_told_in_a_line(here: Here, arguments: Sequence[str], code: int, said: str) -> None:
@@ -201,7 +201,7 @@ def test_a_call_that_is_killed_while_it_waits_is_still_asked_and_runs_once(here:
     assert approval.startswith("apr_")
     assert [row["id"] for row in listed(here)] == [approval]
     (call,) = [json.loads(line) for line in here("log", "--json").out.splitlines()]
-    assert call["state"] in ("waiting", "parked")
+    assert call["state"] in ("awaiting-approval", "suspended")
     assert here("approve", approval, "--once").code == 0
     assert here("call", "--resume", approval).code == 0
     assert (handrail.workspace / "new.txt").read_text() == "one\ntwo\n"
@@ -339,8 +339,8 @@ def test_answering_is_one_connection_where_a_process_holds_the_workspace(here: H
             denied = here("approve", parked(here, '{"path": "b", "content": ""}'), "--arguments", "{}")
             assert denied.code == 1 and "invalid_input" in denied.err
             (rule,) = json.loads(here("approve", "--rules", "--json").out)
-            assert here("approve", "--forget", rule["id"]).code == 0
-            gone = here("approve", "--forget", rule["id"])
+            assert here("approve", "--revoke", rule["id"]).code == 0
+            gone = here("approve", "--revoke", rule["id"])
             assert gone.code == 1 and "does not exist. List stored rules" in gone.err
             fixed = here("approve", approval, "--once", "--set", "limits.lock_wait_ms=1")
             assert fixed.code == 2 and "Cannot set " in fixed.err

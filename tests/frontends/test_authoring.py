@@ -17,7 +17,7 @@ def test_a_new_tool_is_written_and_passes_the_check(
     handrail: Program, here: Here, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = handrail.config / "tools"
-    line = ["new", "tool", "text.words", "--kind", "module", "--in", str(folder)]
+    line = ["new", "tool", "text.words", "--kind", "module", "--directory", str(folder)]
     assert run(line) == 0
     assert f"wrote {folder}/text_words.py" in capfd.readouterr().out
     (handrail.config / "handrail.toml").write_text("")
@@ -37,7 +37,7 @@ def test_a_build_shows_what_it_runs_and_writes_and_a_failure_says_why(handrail: 
     script = tools / "text_words" / "build.sh"
     script.write_text(script.read_text() + "printf 'made \\033[31m it'\n")
     bundle = handrail.config.parent / "bundle"
-    done = here("build", "default", "--out", str(bundle), "--config", str(config), "--json")
+    done = here("build", "default", "--output", str(bundle), "--config", str(config), "--json")
     assert done.code == 0 and json.loads(done.out)["built"] == ["text.words"]
     lines = done.err.splitlines()
     assert lines[0] == "text.words: sh build.sh" and lines[-1].startswith("text.words: made ")
@@ -47,7 +47,7 @@ def test_a_build_shows_what_it_runs_and_writes_and_a_failure_says_why(handrail: 
     )
     assert called.code == 0 and called.out == "words: 2\n"
     script.write_text("echo 'no such header'; exit 1\n")
-    failed = here("build", "default", "--out", f"{bundle}2", "--config", str(config))
+    failed = here("build", "default", "--output", f"{bundle}2", "--config", str(config))
     assert (
         failed.code == 5
         and "`sh build.sh` ended with exit code 1. Last line of its output: no such header" in failed.err

@@ -358,11 +358,11 @@ def test_log_shows_one_line_per_call_and_every_record_of_one(here: Here) -> None
     here("call", "write", '{"path": "new.txt", "content": "x"}', "--headless")
     read, write = (json.loads(line) for line in here("log", "--json").out.splitlines())
     assert (read["tool"], read["state"]) == ("read", "output")
-    assert (write["tool"], write["state"], write["error_kind"]) == ("write", "refused", "denied")
+    assert (write["tool"], write["state"], write["error_kind"]) == ("write", "rejected", "denied")
     shown = here("log").out.splitlines()
     assert len(shown) == 3 and shown[0].startswith("TIME ") and "read" in shown[1] and "denied" in shown[2]
     kinds = [json.loads(line)["kind"] for line in here("log", "--call", write["call_id"], "--json").out.splitlines()]
-    assert kinds[0] == "proposed" and kinds[-1] == "refused"
+    assert kinds[0] == "proposed" and kinds[-1] == "rejected"
 
 
 def test_log_on_a_terminal_keeps_each_call_on_one_line(handrail: Program, on_a_terminal: Terminals) -> None:

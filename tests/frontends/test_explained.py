@@ -29,7 +29,7 @@ def test_a_call_that_ran_is_explained_with_the_rule_that_let_it(here: Here) -> N
 def test_a_call_that_was_denied_says_what_would_change_it(here: Here) -> None:
     assert here("call", "write", '{"path": "new.txt", "content": "x"}', "--headless").code == 3
     done = here("explain", last_call(here))
-    assert "refused at authorise" in done.out and "handrail explain write" in done.out
+    assert "rejected at authorise" in done.out and "handrail explain write" in done.out
     assert here("call", "write", '{"path": "new.txt", "content": "x"}', "--rule", "deny write").code == 3
     assert "'deny write' (session scope)" in here("explain", last_call(here)).out
 

@@ -90,9 +90,9 @@ def state(handrail: Program, here: Here) -> Program:
         about: dict[str, Any] = {"provider": HOSTILE, "name": HOSTILE, "arguments": {"q": HOSTILE}, "failed": True}
         records = [
             Record("proposed", "ses_h", "ses_h/1.0", proposed),
-            Record("refused", "ses_h", "ses_h/1.0", {"step": HOSTILE, "result": ending}),
-            Record("provided", "ses_h", "", about),
-            Record("instructions-read", "ses_h", "", {"files": [{"path": HOSTILE, "left_out": HOSTILE}]}),
+            Record("rejected", "ses_h", "ses_h/1.0", {"step": HOSTILE, "result": ending}),
+            Record("provider-tool-used", "ses_h", "", about),
+            Record("instructions-read", "ses_h", "", {"files": [{"path": HOSTILE, "skipped_by": HOSTILE}]}),
         ]
         asyncio.run(CommitLog(store.database).commit(records))
         path = store.folders.database_file
@@ -172,7 +172,7 @@ LISTINGS: dict[str, Listing] = {
     "config": lambda _: ("config",),
     "trust": lambda _: ("trust",),
     "doctor": lambda _: ("doctor",),
-    "find": lambda _: ("find", HOSTILE[:200], "--words"),
+    "find": lambda _: ("find", HOSTILE[:200], "--keywords-only"),
     "tools": lambda _: ("tools",),
     "no category": lambda _: ("tools", "--category", HOSTILE),
     "sources": lambda _: ("sources",),

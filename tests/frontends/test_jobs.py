@@ -64,12 +64,12 @@ async def test_a_running_call_is_promoted_from_another_process(handrail: Program
         session = await kernel.session()
         calling = asyncio.create_task(session.call("slow", {"name": "a"}))
         await gates[0].wait()
-        listed = await asyncio.to_thread(handrail, "jobs", "promote", "--json")
+        listed = await asyncio.to_thread(handrail, "jobs", "background", "--json")
         (running,) = map(json.loads, listed.out.splitlines())
         assert (running["tool_id"], running["session_id"], running["summary"]) == ("slow", session.id, "a")
-        other = await asyncio.to_thread(handrail, "jobs", "promote", f"{session.id}/9.9")
+        other = await asyncio.to_thread(handrail, "jobs", "background", f"{session.id}/9.9")
         assert other.code == 1 and f"can move to the background: {running['call_id']}" in other.err
-        promoted = await asyncio.to_thread(handrail, "jobs", "promote", running["call_id"])
+        promoted = await asyncio.to_thread(handrail, "jobs", "background", running["call_id"])
         job_id = (await calling).data["job_id"]
         assert (promoted.code, promoted.out) == (0, f"{job_id}: running\n"), "whoever waited is answered with the job"
         assert await kernel.jobs.list_running_calls() == []
@@ -97,4 +97,4 @@ def test_what_cannot_be_asked_is_refused_with_words(here: Here) -> None:
     unknown = here("jobs", "read", "bash_0")
     assert unknown.code == 1 and "no job" in unknown.err
     assert "No jobs." in here("jobs").err
-    assert "No running call" in here("jobs", "promote").err
+    assert "No running call" in here("jobs", "background").err

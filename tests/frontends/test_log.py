@@ -21,8 +21,8 @@ def test_what_was_no_call_is_shown_among_the_calls(here: Here, handrail: Program
         about: dict[str, Any] = {"provider": "anthropic:m", "name": "web_search", "tool": "native.web_search"}
         told = {**about, "arguments": {"query": "two\nlines"}, "failed": False, "artifacts": ["sha256:1"]}
         read = {"files": [{"path": "/above/AGENTS.md", "sha256": "ab" * 32, "characters": 7}]}
-        read["files"].append({"path": "/above/CLAUDE.md", "left_out": "a rule"})
-        records = [Record("provided", "ses_x", "", told), Record("instructions-read", "ses_x", "", read)]
+        read["files"].append({"path": "/above/CLAUDE.md", "skipped_by": "a rule"})
+        records = [Record("provider-tool-used", "ses_x", "", told), Record("instructions-read", "ses_x", "", read)]
         asyncio.run(CommitLog(store.database).commit(records))
     finally:
         store.database.close()
@@ -30,13 +30,13 @@ def test_what_was_no_call_is_shown_among_the_calls(here: Here, handrail: Program
     assert here("call", "read", '{"path": "note.txt"}').code == 0
     _, before, line, above, after = here("log").out.splitlines()
     assert "read" in before and "read" in after
-    assert "ses_x" in line and "native.web_search" in line and "provided" in line
+    assert "ses_x" in line and "native.web_search" in line and "provider-tool-used" in line
     assert r'done by anthropic:m: {"query": "two\nlines"}' in line
     assert "ses_x" in above and "instructions-read" in above
     assert above.endswith("/above/AGENTS.md (sha256 abababababab), /above/CLAUDE.md (skipped: a rule)")
     rows = [json.loads(row) for row in here("log", "--json").out.splitlines()]
-    assert [row["state"] for row in rows] == ["output", "provided", "instructions-read", "output"]
+    assert [row["state"] for row in rows] == ["output", "provider-tool-used", "instructions-read", "output"]
     assert rows[1]["artifacts"] == ["sha256:1"] and rows[1]["call_id"] == ""
     _, only, above = here("log", "--session", "ses_x").out.splitlines()
-    assert "provided" in only and "instructions-read" in above
-    assert "provided" not in here("log", "--limit", "1").out, "older than the calls that are shown"
+    assert "provider-tool-used" in only and "instructions-read" in above
+    assert "provider-tool-used" not in here("log", "--limit", "1").out, "older than the calls that are shown"

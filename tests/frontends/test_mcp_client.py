@@ -88,7 +88,7 @@ async def test_questions_are_one_form_with_a_field_for_each(tmp_path: Path, era:
         assert result.structured_content == {"answers": [["blue"], ["a", "c"], ["because"]]}
         parked = await one.call_tool("question", {"questions": asked})
         (waiting,) = kernel.approvals.list_pending()
-        assert about(parked, "parked") == waiting.id and "repeat the call" in said(parked)
+        assert about(parked, "awaiting_approval") == waiting.id and "repeat the call" in said(parked)
 
 
 @ERAS
@@ -129,7 +129,7 @@ async def test_an_approval_that_outlasts_its_request_is_collected_by_the_same_ca
     ran.clear()
     async with serving(tmp_path) as (kernel, _, client), client(era, person) as one:
         parked = await one.call_tool("launch", {"what": "later"})
-        waiting = about(parked, "parked")
+        waiting = about(parked, "awaiting_approval")
         assert parked.is_error and f"requires approval {waiting}" in said(parked) and "repeat the call" in said(parked)
         await kernel.approvals.decide(waiting, ApprovalAnswer("once"), by="test")
         assert said(await one.call_tool("launch", {"what": "later"})) == "launched later" and ran == ["later"]
@@ -145,7 +145,7 @@ async def test_what_nobody_answers_in_time_is_parked(tmp_path: Path) -> None:
         client("legacy", person) as one,
     ):
         parked = await one.call_tool("launch", {"what": "later"})
-        assert about(parked, "parked") == kernel.approvals.list_pending()[0].id and person.seen
+        assert about(parked, "awaiting_approval") == kernel.approvals.list_pending()[0].id and person.seen
 
 
 @pytest.mark.proves("F-03")

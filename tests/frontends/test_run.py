@@ -145,7 +145,12 @@ def test_run_compacts_a_session_and_says_how_much_it_left_out_and_kept(here: Her
     done = here("run", "--resume", session, "--compact", "--model", model, "--json")
     assert done.code == 0
     _, made = map(json.loads, done.out.splitlines())
-    assert (made["event"], made["removed_messages"], made["kept_messages"], made["was_requested"]) == ("compacted", 9, 1, True)
+    assert (made["event"], made["removed_messages"], made["kept_messages"], made["was_requested"]) == (
+        "compacted",
+        9,
+        1,
+        True,
+    )
     again = here("run", "--resume", session, "--compact", "--model", model)
     assert again.code == 0 and "Nothing to compact: all 2 messages" in again.err
     row = next(line for line in here("log", "--session", session).out.splitlines() if "compacted" in line)

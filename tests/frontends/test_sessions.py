@@ -82,7 +82,7 @@ def test_a_fork_is_another_session_and_closing_is_for_good(here: Here, tmp_path:
     assert {facts["id"] for facts in listed(here)} == by_id.keys() - {talked, forked}
     done = here("run", "go on", "--resume", talked, "--model", go_on)
     assert done.code == 2 and "its messages were removed" in done.err
-    assert here("sessions", "close", "--older", "0").code == 0
+    assert here("sessions", "close", "--unused-for", "0").code == 0
     assert {facts["state"] for facts in listed(here, "--all")} == {"closed"}
     assert "--all" in here("sessions").err
     done = here("run", "go on", "--resume", "--model", go_on)
@@ -95,9 +95,9 @@ def test_a_fork_is_another_session_and_closing_is_for_good(here: Here, tmp_path:
         (("run", "--model", "script:x"), "TASK"),
         (("run", "t", "--resume", "ses_1", "--fork", "ses_1", "--model", "script:x"), "one of them"),
         (("sessions", "show"), "Expected exactly one session"),
-        (("sessions", "close"), "--older"),
-        (("sessions", "show", "x", "--older", "3"), "requires `close`"),
-        (("sessions", "forget", "x"), "forget"),
+        (("sessions", "close"), "--unused-for"),
+        (("sessions", "show", "x", "--unused-for", "3"), "requires `close`"),
+        (("sessions", "revoke", "x"), "revoke"),
     ],
 )
 def test_what_makes_no_sense_is_told_with_what_would(here: Here, arguments: tuple[str, ...], told: str) -> None:
@@ -268,7 +268,7 @@ def test_a_call_that_nobody_could_be_asked_about_runs_once_when_its_session_goes
     model = script(tmp_path, "all.toml", EVERYWHERE)
     done = here("run", "work", "--model", model, "--json")
     outcome = json.loads(done.out.splitlines()[-1])
-    assert done.code == 4 and outcome["status"] == "parked"
+    assert done.code == 4 and outcome["status"] == "awaiting_approval"
     (asked,) = outcome["pending_approvals"]
     assert not (handrail.workspace / "a.txt").exists()
     go_on = script(tmp_path, "on.toml", '[[turns]]\ntext = "It is written."\n')
@@ -292,4 +292,4 @@ def test_a_workspace_that_nothing_was_run_in_has_no_sessions(here: Here) -> None
     for action in ("show", "close"):
         done = here("sessions", action, "ses_1")
         assert done.code == 2 and "Session 'ses_1' does not exist" in done.err
-    assert here("sessions", "close", "--older", "1").code == 0
+    assert here("sessions", "close", "--unused-for", "1").code == 0

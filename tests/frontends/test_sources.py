@@ -129,10 +129,10 @@ def test_a_source_of_which_all_is_quarantined_is_reviewed_with_the_faults(here: 
 def test_an_approval_can_be_taken_back_and_what_is_not_there_is_named(here: Here, says: Path) -> None:
     approve(here, "weather_now")
     assert here("sources", "approve", "weather").out.strip() == "No tool of weather requires approval."
-    assert here("sources", "forget", "weather").out.strip() == "revoked the approval of 1 tool of weather"
+    assert here("sources", "revoke", "weather").out.strip() == "revoked the approval of 1 tool of weather"
     assert here(*CALL).code == 1
     for words in (("weather",), ("wether",), ("weather", "rain")):
-        wrong = here("sources", "forget", *words)
+        wrong = here("sources", "revoke", *words)
         assert wrong.code == 1 and f"no tool of {words[-1]} is approved" in wrong.err and not wrong.out
     wrong = here("sources", "review", "wether")
     assert wrong.code == 2 and "Did you mean 'weather'" in wrong.err
@@ -172,7 +172,7 @@ def test_only_what_was_reviewed_is_approved_by_its_hash(
     assert here(*approving(refused.err)).code == 0 and "sunny" in here(*CALL).out
     assert here(*words, known).out.strip() == "No tool of weather requires approval."
     assert here("sources", "approve", "weather", "--json").code == 0
-    for misplaced in (("sources", "--hash", known), ("sources", "forget", "weather", "--hash", known)):
+    for misplaced in (("sources", "--hash", known), ("sources", "revoke", "weather", "--hash", known)):
         assert here(*misplaced).code == 2
 
 

@@ -279,7 +279,7 @@ def test_several_questions_have_one_list_of_answers_each(asking: Asking) -> None
 def test_a_question_can_be_left_waiting(asking: Asking) -> None:
     terminal = asking({"questions": [question("One?", "a", "b")]})
     terminal.wait_for("> ")
-    terminal.type(":later\n")
+    terminal.type(":defer\n")
     assert answers(terminal) == [None]
 
 

@@ -171,7 +171,7 @@ async def test_a_brought_tool_is_the_same_tool_to_a_model_and_to_an_approval(tmp
 async def test_it_is_labelled_as_python_that_only_the_runtime_holds(tmp_path: Path) -> None:
     async with workshop(tmp_path, make) as shop:
         result = await shop.session.call("make.value", {"name": "text"})
-        assert result.metadata["confined_by"] == IN_PROCESS
+        assert result.metadata["sandbox"] == IN_PROCESS
         assert any("make.value" in str(check) for check in check_open_kernel(shop.kernel))
         assert "test_brought.make" in shop.kernel.generation.entries["make.value"].source
 

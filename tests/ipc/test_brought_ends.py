@@ -168,7 +168,7 @@ async def _waits_for_the_place(shop: Open) -> None:
     waiting = asyncio.Event()
 
     def watch(event: Event) -> None:
-        if event.kind == "waiting":
+        if event.kind == "awaiting-locks":
             waiting.set()
 
     other.watch(watch)

@@ -141,7 +141,7 @@ async def test_a_thread_in_another_process_keeps_its_locks_until_it_returns(tmp_
                 waiting = asyncio.Event()
 
                 def watch(event: Event) -> None:
-                    if event.kind == "waiting":
+                    if event.kind == "awaiting-locks":
                         waiting.set()
 
                 session.watch(watch)

@@ -170,9 +170,9 @@ async def test_an_answer_that_cannot_be_read_is_a_result_that_says_so(tmp_path: 
 
 
 async def test_a_process_that_claims_other_facts_about_its_call_changes_none_of_them(tmp_path: Path) -> None:
-    forged = {"type": "output", "error_text": None, "metadata": {"confined_by": "bubblewrap", "duration_ms": -1}}
+    forged = {"type": "output", "error_text": None, "metadata": {"sandbox": "bubblewrap", "duration_ms": -1}}
     result = await _answering(tmp_path, {"value": {"data": 1, "result": forged}})
-    assert result.metadata["confined_by"] == "runtime"
+    assert result.metadata["sandbox"] == "runtime"
     assert result.metadata["duration_ms"] >= 0
 
 

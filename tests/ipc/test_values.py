@@ -66,7 +66,7 @@ def test_a_value_arrives_as_it_would_have_been_shown_where_it_was_made(value: ob
     arrived = unpack(over_the_wire(pack(value)))
     adapted: list[str] = []
     if isinstance(arrived, Result):
-        adapted = arrived.metadata["adapted"]
+        adapted = arrived.metadata["conversions"]
         arrived = arrived.data
     data_there, binaries_there, notes_there = shown(arrived)
     assert data_there == data
@@ -84,10 +84,10 @@ def test_a_whole_result_arrives_with_its_text_and_metadata(
     assert isinstance(arrived, Result)
     assert (arrived.type, arrived.error_text) == (sent.type, text)
     assert shown(arrived.data)[0] == shown(value)[0]
-    adapted = {"adapted": shown(value)[2]} if shown(value)[2] else {}
+    adapted = {"conversions": shown(value)[2]} if shown(value)[2] else {}
     expected = {**shown(more)[0], **adapted}
-    assert {key: arrived.metadata[key] for key in expected if key != "adapted"} == {
-        key: item for key, item in expected.items() if key != "adapted"
+    assert {key: arrived.metadata[key] for key in expected if key != "conversions"} == {
+        key: item for key, item in expected.items() if key != "conversions"
     }
 
 
@@ -157,4 +157,4 @@ def test_numbers_that_json_has_not_arrive_as_text_that_says_so() -> None:
     arrived = unpack(over_the_wire(pack({"x": math.nan})))
     assert isinstance(arrived, Result)
     assert arrived.data == {"x": "NaN"}
-    assert "NaN" in arrived.metadata["adapted"][0]
+    assert "NaN" in arrived.metadata["conversions"][0]

@@ -329,8 +329,8 @@ class Handovers:
             assert kind in ("unavailable", "cancelled"), (mark, told)
             # One that was stopped in its middle, by a holder that left in good order, may have had its effect.
             assert not self.effects[mark] or "committed" in kinds, (mark, told, records)
-        if "unrecorded" in result["metadata"]:
-            self.outcomes["unrecorded"] += 1
+        if "log_error" in result["metadata"]:
+            self.outcomes["log_error"] += 1
         elif kind == "output" and not self._is_read(records, result):
             ended = [body for each, body in records if each == "committed"]
             assert len(ended) == 1 and ended[0]["result"]["type"] == "output", (mark, told, records)
@@ -376,7 +376,7 @@ class Handovers:
         for call_id, records in self.records.items():
             kinds = [kind for kind, _ in records]
             assert sum(kind in ("committed", "interrupted") for kind in kinds) <= 1, (call_id, kinds)
-            assert "intended" not in kinds or kinds[-1] in ("committed", "interrupted", "refused"), (call_id, kinds)
+            assert "intended" not in kinds or kinds[-1] in ("committed", "interrupted", "rejected"), (call_id, kinds)
         assert self.holder() is None
         assert not list(self.folders.workspace_state.glob("*.sock")), "a socket was left"
 
@@ -384,7 +384,7 @@ class Handovers:
         """Whether it may have run: its intent is on record, and not that it was stopped before it began. Such a one may be
         proposed again, under its key or another id."""
         kinds = [kind for kind, _ in self.records[call_id]]
-        return "intended" in kinds and kinds[-1] != "refused"
+        return "intended" in kinds and kinds[-1] != "rejected"
 
     def told(self) -> str:
         """For people: what happened, and how long it took."""

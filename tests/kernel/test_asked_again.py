@@ -137,12 +137,12 @@ async def _parked(held: LocalKernel) -> None:
 
     class Absent:
         async def approve(self, request: object) -> ApprovalAnswer:
-            return ApprovalAnswer("later")
+            return ApprovalAnswer("defer")
 
         async def answer_questions(self, session_id: str, questions: object) -> None:
             return None
 
     session = await held.session("ses_asks", headless=False, approval_handler=Absent())
-    assert "parked" in (await session.call("test.send", {"name": "a"})).metadata
+    assert "awaiting_approval" in (await session.call("test.send", {"name": "a"})).metadata
     await session.suspend()
     await held.log.flush()

@@ -29,15 +29,15 @@ async def test_two_thousand_parked_calls_of_a_session_are_a_hundred(tmp_path: Pa
     async with opened(tmp_path) as kernel:
         session = await kernel.session(approval_handler=DeferApprovals())
         found = [await session.call("send", {"text": str(number)}) for number in range(130)]
-        assert ["parked" in result.metadata for result in found] == [True] * 100 + [False] * 30
+        assert ["awaiting_approval" in result.metadata for result in found] == [True] * 100 + [False] * 30
         refused = found[-1]
         assert refused.error_kind == "limit" and "handrail approve" in (refused.error_text or "")
         assert len(kernel.approvals.list_pending()) == 100
         other = await kernel.session(approval_handler=DeferApprovals())
-        assert "parked" in (await other.call("send", {"text": "x"})).metadata, "another session has its own"
+        assert "awaiting_approval" in (await other.call("send", {"text": "x"})).metadata, "another session has its own"
         first = kernel.approvals.list_pending(session.id)[0]
         await kernel.approvals.decide(first.id, ApprovalAnswer("reject"), by="test")
-        assert "parked" in (await session.call("send", {"text": "y"})).metadata, "an answer makes room"
+        assert "awaiting_approval" in (await session.call("send", {"text": "y"})).metadata, "an answer makes room"
 
 
 async def test_the_bound_holds_for_calls_that_ask_at_the_same_time(tmp_path: Path) -> None:
@@ -45,8 +45,8 @@ async def test_the_bound_holds_for_calls_that_ask_at_the_same_time(tmp_path: Pat
         session = await kernel.session(approval_handler=DeferApprovals())
         calls = (session.call("send", {"text": str(number)}) for number in range(300))
         found = await asyncio.gather(*calls)
-        assert sum("parked" in result.metadata for result in found) == 100
-        assert {result.error_kind for result in found if "parked" not in result.metadata} == {"limit"}
+        assert sum("awaiting_approval" in result.metadata for result in found) == 100
+        assert {result.error_kind for result in found if "awaiting_approval" not in result.metadata} == {"limit"}
 
 
 async def test_many_sessions_together_have_a_bound_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,10 @@ async def test_many_sessions_together_have_a_bound_too(tmp_path: Path, monkeypat
         for _ in range(5):
             session = await kernel.session(approval_handler=DeferApprovals())
             parked += sum(
-                ["parked" in (await session.call("send", {"text": str(number)})).metadata for number in range(3)]
+                [
+                    "awaiting_approval" in (await session.call("send", {"text": str(number)})).metadata
+                    for number in range(3)
+                ]
             )
         assert parked == 7
 
@@ -66,10 +69,10 @@ async def test_what_has_expired_takes_no_place(tmp_path: Path, monkeypatch: pyte
     async with opened(tmp_path) as kernel:
         session = await kernel.session(approval_handler=DeferApprovals())
         desk = kernel.components.arbiter.approval_broker
-        assert "parked" in (await session.call("send", {"text": "a"})).metadata
+        assert "awaiting_approval" in (await session.call("send", {"text": "a"})).metadata
         late = time.time_ns() + 8 * 86_400 * 10**9
         monkeypatch.setattr(desk, "_clock", lambda: late)
-        assert "parked" in (await session.call("send", {"text": "b"})).metadata
+        assert "awaiting_approval" in (await session.call("send", {"text": "b"})).metadata
 
 
 async def test_questions_are_bounded_likewise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,7 +157,7 @@ async def test_a_bundle_has_what_is_offered_beside_tools_with_its_files(place: P
     manifest = place / "config" / "agents" / "speaker" / "agent.toml"
     manifest.write_text('id = "speaker"\ntools = ["greet", "resource.read"]\n')
     bundle = built(place)
-    assert {"tools/offering.json", "tools/notes/a.md"} <= set(bundle.files)
+    assert {"tools/resources.json", "tools/notes/a.md"} <= set(bundle.files)
     shutil.rmtree(place / "config")
     async with open_kernel(place / "ws", config=bundle.folder / "handrail.toml", state=place / "state") as kernel:
         read = await (await kernel.session()).call("resource.read", {"uri": "note:file"})
@@ -197,7 +197,7 @@ def _changed(folder: Path) -> None:
 
 
 def _added(folder: Path) -> None:
-    program(folder / "tools", "extra", "more")
+    program(folder / "tools", "extra", "has_more")
 
 
 def _taken(folder: Path) -> None:
@@ -407,7 +407,7 @@ def test_a_build_has_neither_network_nor_a_way_out_of_its_folder(place: Path) ->
 @confined
 @pytest.mark.proves("R-15")
 @pytest.mark.parametrize(
-    ("script", "more", "problem"),
+    ("script", "has_more", "problem"),
     [
         (
             "echo 'no such header' >&2; exit 3\n",

@@ -126,7 +126,7 @@ async def test_tools_of_a_folder_are_called_like_any_other_and_a_persistent_one_
         answers = [await one.call("stays", {}) for one in (session, session, other)]
         assert all(answer.ok for answer in answers), answers
         assert len({answer.data for answer in answers}) == 1  # one process, from its first call on
-        assert {answer.metadata["confined_by"] for answer in answers} == {kernel.sandbox_tier.name}
+        assert {answer.metadata["sandbox"] for answer in answers} == {kernel.sandbox_tier.name}
 
 
 @pytest.mark.proves("O-01", "O-02")
@@ -194,7 +194,7 @@ async def test_a_wait_for_locks_is_told_in_the_result_and_the_record_apart_from_
         holding = asyncio.create_task(session.call("mail.hold", {}))
         await hold.inside.wait()
         waiting = asyncio.create_task(session.call("mail.send", {"to": "ann"}))
-        while not any(event.kind == "waiting" for event in seen):
+        while not any(event.kind == "awaiting-locks" for event in seen):
             await asyncio.sleep(0)
         hold.leave.set()
         at_once, late = await holding, await waiting

@@ -51,7 +51,7 @@ async def test_looking_runs_unasked_and_changing_is_asked_about(tmp_path: Path, 
         assert (await session.call("git.status", {})).data["unstaged"] == [{"path": "a", "change": "modified"}]
         shown = await session.call("git.show", {})
         assert "TOP-SECRET" not in repr(shown)
-        assert shown.data["hidden"]["paths"] == [".env"]
+        assert shown.data["redacted_paths"]["paths"] == [".env"]
         for name, arguments in (
             ("git.show", {"file": ".env"}),
             ("git.blame", {"path": ".env"}),
@@ -74,9 +74,9 @@ async def test_looking_runs_unasked_and_changing_is_asked_about(tmp_path: Path, 
             looked = await everything.call(name, {"ref": "HEAD~1"} if name == "git.show" else {})
             assert looked.ok, looked
             assert "TOP-SECRET" not in repr(looked)
-            assert looked.data["hidden"]["paths"] == [".env"]
+            assert looked.data["redacted_paths"]["paths"] == [".env"]
         free = await kernel.session(mode="auto")
-        assert (await free.call("git.create_branch", {"name": "more"})).ok
+        assert (await free.call("git.create_branch", {"name": "has_more"})).ok
         assert (await free.call("git.clone", {"source": ".", "path": "again"})).error_kind == "denied"
         barred = await kernel.session(rules=["allow git.*", "deny shell.run git commit *"])
         repo.put("a", "3\n")

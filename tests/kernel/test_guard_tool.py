@@ -99,7 +99,9 @@ RULES = ["allow guard.*", "allow hold.*", "allow free.*", "allow mark.*"]
 async def waiting(session: Session) -> Event:
     """Return the first event of a call that waits for locks, from now on."""
     found: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
-    stop = session.watch(lambda event: None if event.kind != "waiting" or found.done() else found.set_result(event))
+    stop = session.watch(
+        lambda event: None if event.kind != "awaiting-locks" or found.done() else found.set_result(event)
+    )
     try:
         return await found
     finally:
@@ -215,5 +217,7 @@ async def test_a_tool_that_holds_locks_reaches_no_tool_that_waits(
             job = await session.call("bash", {"command": "true", "background": True})
             arguments = {"job_id": job.data["job_id"]}
         answer = await session.call("hold.calls", {"name": name, "arguments": arguments})
-        assert f"Tool `{name}` requires {capability!r}, which tool hold.calls does not have" in answer.data["error_text"]
+        assert (
+            f"Tool `{name}` requires {capability!r}, which tool hold.calls does not have" in answer.data["error_text"]
+        )
         assert judge.requests == []

@@ -70,7 +70,7 @@ def bodies(draw: st.DrawFn, takes: Collection[str]) -> Any:
     fields = {field: draw(near.get(field, _anything) | _anything) for field in takes}
     for field in draw(st.lists(st.sampled_from(sorted(fields) or ["none"]), max_size=1)):
         fields.pop(field, None)
-    return draw(st.just(fields) | st.just({**fields, "more": 1})) if draw(st.integers(0, 9)) else draw(_anything)
+    return draw(st.just(fields) | st.just({**fields, "has_more": 1})) if draw(st.integers(0, 9)) else draw(_anything)
 
 
 async def test_a_request_of_any_shape_is_answered_or_refused_in_words_and_nothing_is_left_of_it(
@@ -93,7 +93,9 @@ async def test_a_request_of_any_shape_is_answered_or_refused_in_words_and_nothin
                     assert refused.kind not in ("defect", "cancelled"), (name, body)
                     assert refused.text
                 assert connection.lost_reason is None
-                assert (await connection.request("waiting", {"session": await opened(connection, "ses_after")})) == []
+                assert (
+                    await connection.request("list_suspended_calls", {"session": await opened(connection, "ses_after")})
+                ) == []
             await until(lambda: len(held.server.clients) == 1 and not held.sessions.by_id.keys() - {"ses_others"})
 
         def run(name: str, body: Any) -> None:
@@ -172,8 +174,8 @@ async def test_nobody_reaches_a_session_that_another_process_has_open(tmp_path: 
                 ("reply", reply_of(one, theirs, 1, call("glob"))),
                 ("keyed", {"session": theirs, "call": call("glob"), "key": "k"}),
                 ("recall", {"session": theirs, "calls": [f"{theirs}/1.0"]}),
-                ("waiting", {"session": theirs}),
-                ("parked", {"session": theirs}),
+                ("list_suspended_calls", {"session": theirs}),
+                ("resume_suspended_calls", {"session": theirs}),
                 ("stop", {"session": theirs, "reason": "user"}),
                 ("suspend", {"session": theirs, "reason": "user", "why": "x"}),
                 ("close", {"session": theirs}),

@@ -43,7 +43,7 @@ async def test_calls_of_others_end_or_go_to_the_next_holder_when_the_holder_ends
         kernel = await joined(stack, tmp_path, tools=[write], rules=["allow test.write"])
         session = await kernel.session("ses_guest")
         queued = asyncio.Event()
-        session.watch(lambda event: queued.set() if event.kind == "waiting" else None)
+        session.watch(lambda event: queued.set() if event.kind == "awaiting-locks" else None)
         first = asyncio.create_task(session.call("test.write", {"name": "first"}))
         await begun.wait()
         reply = asyncio.create_task(session.call_all([("glob", {"pattern": "*"}), ("test.write", {"name": "second"})]))
@@ -67,7 +67,7 @@ async def test_calls_of_others_end_or_go_to_the_next_holder_when_the_holder_ends
         assert sorted(ran) == ["first", "second", "third"] and ran[0] == "first"
         await kernel.log.flush()
         # What had not begun was stopped by the old holder, and is another call of the next one's.
-        handed_on = kernel.log.reader.records(call="ses_guest/2.1", kind="refused")
+        handed_on = kernel.log.reader.records(call="ses_guest/2.1", kind="rejected")
         assert [(record.body or {})["result"]["metadata"]["stopped_by"] for record in handed_on] == ["shutdown"]
         assert verify_log(kernel.log.reader).ok
 

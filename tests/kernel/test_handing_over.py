@@ -39,7 +39,7 @@ async def team(folder: Path, agents: Agents, *, joined: bool) -> AsyncGenerator[
 
 
 def is_job(result: Result) -> bool:
-    return "job" in result.metadata
+    return "job_id" in result.metadata
 
 
 @pytest.mark.proves("P-12")

@@ -95,7 +95,7 @@ async def test_a_job_of_a_joined_session_outlives_it_and_is_looked_after_from_ev
                 "state": "cancelled",
                 "stopped": "cancelled",
             }
-            assert "detached" in seen and (await joined.jobs.stop(job_id)).state == "cancelled"
+            assert "backgrounded" in seen and (await joined.jobs.stop(job_id)).state == "cancelled"
             theirs = await session.call("bash", {"command": "./wait.sh", "background": True})
             assert theirs.ok or not held.sandbox_tier.is_confining, theirs.error_text
         if theirs.ok:

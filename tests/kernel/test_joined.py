@@ -74,7 +74,7 @@ async def test_locks_are_shared_by_all_who_joined(tmp_path: Path) -> None:
     async with holding as held, second(tmp_path, rules=["allow write"]) as joined:
         ours, theirs = await held.session(), await joined.session()
         waits = asyncio.Event()
-        theirs.watch(lambda event: waits.set() if event.kind == "waiting" else None)
+        theirs.watch(lambda event: waits.set() if event.kind == "awaiting-locks" else None)
         first = asyncio.create_task(ours.call("test.hold", {}))
         await entered.wait()
         later = asyncio.create_task(theirs.call("write", {"path": "a.txt", "content": "x"}))
@@ -183,7 +183,7 @@ async def test_a_key_gives_what_was_recorded_over_the_socket_too(tmp_path: Path)
         session = await joined.session("ses_keys")
         first = await session.call("write", {"path": "a", "content": "x"}, key="k")
         again = await session.call("write", {"path": "a", "content": "x"}, key="k")
-        assert first.ok and again.metadata["recorded"] is True
+        assert first.ok and again.metadata["replayed"] is True
         assert (await session.call("write", {"path": "b", "content": "x"}, key="k")).error_kind == "conflict"
 
 

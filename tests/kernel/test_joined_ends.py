@@ -132,7 +132,7 @@ async def test_whatever_is_cancelled_leaves_nothing_and_is_on_record_once(tmp_pa
             await joined.log.flush()
             ends: dict[str, list[str]] = {}
             for record in holder.log.reader.records():
-                if record.call_id and record.kind in ("committed", "refused", "interrupted"):
+                if record.call_id and record.kind in ("committed", "rejected", "interrupted"):
                     ends.setdefault(record.call_id, []).append(record.kind)
             proposed = [record.call_id for record in holder.log.reader.records(kind="proposed")]
             for call, found in ends.items():
@@ -236,7 +236,7 @@ async def test_when_the_holder_closes_what_others_have_in_flight_is_answered_and
         running = asyncio.create_task(session.call("test.hold", {}))
         await held.entered.wait()
         waiting = asyncio.create_task(session.call("test.send", {"name": "handed on"}))
-        await until(lambda: "waiting" in events)
+        await until(lambda: "awaiting-locks" in events)
         asked = asyncio.create_task(asking.call("write", {"path": "a", "content": "x"}))
         await person.request_received.wait()
         assert sizes(holder)["guest._sessions"] == 2

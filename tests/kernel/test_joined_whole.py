@@ -149,7 +149,7 @@ async def opened_door(on: Runtime) -> object:
         (triggers, ("triggers",)),
         (transcript, ("transcript",)),
         (terminals, ("terminals",)),
-        (offers, ("offers",)),
+        (offers, ("resources",)),
         (opened_door, ()),
     ],
 )
@@ -202,7 +202,11 @@ class ReadsNote(Tool):
 
     source_request = SourceRequest("resources/read", "uri")
     spec = tool(
-        id="t.note", description="Read a note.", side_effect="external", locks=(), requires={"capabilities": ["offers"]}
+        id="t.note",
+        description="Read a note.",
+        side_effect="external",
+        locks=(),
+        requires={"capabilities": ["resources"]},
     )(_nothing).spec
 
     def __init__(self) -> None:

@@ -152,7 +152,7 @@ async def test_a_session_goes_on_in_a_new_process_with_what_was_cut_short_and_wh
 
 
 async def test_a_fork_has_what_was_said_and_nothing_that_is_at_work_or_was_granted(tmp_path: Path) -> None:
-    person = ScriptedApprovalHandler([ApprovalAnswer("session"), ApprovalAnswer("later")])
+    person = ScriptedApprovalHandler([ApprovalAnswer("session"), ApprovalAnswer("defer")])
     async with busy(tmp_path) as there:
         await there.session.suspend()
         await there.run

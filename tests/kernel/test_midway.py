@@ -44,7 +44,7 @@ for line in sys.stdin:
         else:
             print(json.dumps({{"id": call["id"], **step}}))
         sys.stdout.flush()
-    print(json.dumps({{"id": call["id"], "result": {{"offers": call.get("offers"), "got": got}}}}), flush=True)
+    print(json.dumps({{"id": call["id"], "result": {{"resources": call.get("resources"), "got": got}}}}), flush=True)
 """
 FORM = {"method": "elicitation/create", "params": {"message": "Who?", "requestedSchema": {"type": "object"}}}
 
@@ -96,7 +96,7 @@ async def test_a_program_tells_of_its_progress_and_logs_in_the_middle_of_a_call(
         {"log": {"level": "info", "data": {"n": 1}}},
         tool="steps.plain",
     )
-    assert result.ok and result.data == {"offers": None, "got": []}
+    assert result.ok and result.data == {"resources": None, "got": []}
     told = {event.kind: event.data for event in seen}
     assert told["progress"] == {"message": "half", "fraction": 0.5, "done": 1, "total": 2}
     assert told["log"] == {"level": "info", "data": {"n": 1}, "logger": None}
@@ -105,8 +105,8 @@ async def test_a_program_tells_of_its_progress_and_logs_in_the_middle_of_a_call(
 @pytest.mark.proves("R-03")
 async def test_a_program_asks_the_client_and_lets_it_go(kernel: LocalKernel) -> None:
     peer = ScriptedClient([{"a": {"action": "accept", "content": {}}}], kinds=["form"])
-    result, _ = await taken(kernel, {"let_go": True}, {"ask": {"a": FORM}}, "read", peer=peer)
-    assert result.data["offers"] == ["elicitation/create"]
+    result, _ = await taken(kernel, {"detach": True}, {"ask": {"a": FORM}}, "read", peer=peer)
+    assert result.data["resources"] == ["elicitation/create"]
     assert [one["answers"] for one in result.data["got"]] == [{"a": {"action": "accept", "content": {}}}]
     assert peer.asks == [{"a": ClientRequest("elicitation/create", FORM["params"])}] and len(peer.detached) == 1  # pyright: ignore[reportArgumentType]
 
@@ -121,12 +121,12 @@ async def test_what_a_program_may_not_ask_it_is_told_and_goes_on(kernel: LocalKe
     steps = [step for ask in asks for step in ({"ask": ask}, "read")]
     peer = ScriptedClient()
     result, _ = await taken(kernel, *steps, peer=peer)
-    refusals = [one["refused"] for one in result.data["got"]]
+    refusals = [one["rejected"] for one in result.data["got"]]
     for refusal, said in zip(refusals, ("roots", "is invalid", "1 to 16", "is an object"), strict=True):
         assert said in refusal
     assert peer.asks == []
     alone, _ = await taken(kernel, {"ask": {"a": FORM}}, "read", peer=None)
-    assert "no client" in alone.data["got"][0]["refused"]
+    assert "no client" in alone.data["got"][0]["rejected"]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ async def test_what_a_program_may_not_ask_it_is_told_and_goes_on(kernel: LocalKe
         {"log": {"level": "info"}},
         {"ask": {"a": FORM}, "id": "another call"},
         {"shout": 1},
-        {"log": {"level": "info", "data": 1}, "more": 1},
+        {"log": {"level": "info", "data": 1}, "has_more": 1},
     ],
     ids=["text-for-a-number", "no-object", "no-level", "no-data", "another-call", "no-such-message", "two-messages"],
 )
@@ -158,7 +158,7 @@ async def test_a_program_that_asks_and_says_without_end_is_stopped(
     ask = [step for _ in range(17) for step in ({"ask": {"a": FORM}}, "read")]
     peer = ScriptedClient()
     result, _ = await taken(kernel, *ask, peer=peer)
-    assert len(peer.asks) == 16 and "The limit is 16" in result.data["got"][-1]["refused"]
+    assert len(peer.asks) == 16 and "The limit is 16" in result.data["got"][-1]["rejected"]
     result, _ = await taken(kernel, {"times": 501, "say": {"log": {"level": "info", "data": 1}}})
     assert result.error_kind == "limit"
     large = {"log": {"level": "info", "data": "x" * 400_000}}

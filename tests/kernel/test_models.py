@@ -122,7 +122,7 @@ async def test_a_stream_cut_in_the_middle_of_a_call_runs_the_whole_calls_and_rec
         first, second = [result for _, result in w.read(1)]
         assert (first["data"], second["type"]) == ({"sent": "ann"}, "error")
         assert "interrupted during the call" in second["error_text"]
-        assert await w.states() == [("mail.send", "output"), ("mail.send", "refused")]
+        assert await w.states() == [("mail.send", "output"), ("mail.send", "rejected")]
     assert sent == ["ann"]
 
 
@@ -159,7 +159,7 @@ async def test_calls_of_no_name_and_of_an_unknown_one_are_refused_on_record_and_
         assert "no tool name" in nameless["error_text"]
         assert unknown["metadata"]["error_kind"] == "unknown_tool" and "mail.send" in unknown["error_text"]
         assert twice["metadata"]["error_kind"] == "invalid_input" and "duplicate keys" in twice["error_text"]
-        assert [state for _, state in await w.states()] == ["refused", "refused", "refused", "output"]
+        assert [state for _, state in await w.states()] == ["rejected", "rejected", "rejected", "output"]
     assert sent == ["ann"]
 
 

@@ -44,7 +44,7 @@ async def test_a_call_that_a_tool_makes_asks_nobody_and_is_denied_where_no_rule_
         assert ran == ["ann"] and person.requests == []
         await kernel.log.flush()
         rows = {row.call_id.rpartition("/")[2]: row.state for row in kernel.log.reader.calls()}
-        assert rows == {"1.0": "output", "1.0.1": "output", "1.0.2": "refused"}
+        assert rows == {"1.0": "output", "1.0.1": "output", "1.0.2": "rejected"}
 
 
 @pytest.mark.proves("K-11a")

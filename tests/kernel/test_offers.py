@@ -80,7 +80,7 @@ async def test_what_a_server_gives_is_asked_about_and_one_s_own_is_not(tmp_path:
     async with opened(tmp_path, Elsewhere()) as kernel:
         session = await kernel.session()
         own = await session.call("resource.read", {"uri": "note:1"})
-        assert own.data["contents"][0]["text"] == "A note." and "untrusted" not in own.metadata
+        assert own.data["contents"][0]["text"] == "A note." and "untrusted_source" not in own.metadata
         for uri in ("far:1", "mcp+far:note:1"):
             assert (await session.call("resource.read", {"uri": uri})).error_kind == "denied"
         assert (await session.call("prompt.get", {"name": "far_review"})).error_kind == "denied"
@@ -101,7 +101,9 @@ async def test_a_rule_names_a_server_its_request_and_the_uri_or_name(tmp_path: P
     async with opened(tmp_path, Elsewhere(), rules=rules) as kernel:
         session = await kernel.session()
         read = await session.call("resource.read", {"uri": "far:1"})
-        assert read.data["contents"][0]["text"] == "far says" and read.metadata["untrusted"] == "it comes from far"
+        assert (
+            read.data["contents"][0]["text"] == "far says" and read.metadata["untrusted_source"] == "it comes from far"
+        )
         assert (await session.call("resource.read", {"uri": "mcp+far:far:1"})).ok
         for uri in ("far:secret/1", "mcp+far:far:secret", "mcp+far:note:1"):
             assert (await session.call("resource.read", {"uri": uri})).error_kind == "denied"
@@ -131,7 +133,7 @@ async def test_a_list_says_whose_each_is_and_how_the_second_of_two_is_reached(tm
             ("mcp+far:note:1", "far"),
             ("far:1", "far"),
         ]
-        assert "far" in listed.metadata["untrusted"]
+        assert "far" in listed.metadata["untrusted_source"]
         assert {"uriTemplate": "far:{id}", "name": "far", "source": "far"} in listed.data["resourceTemplates"]
         prompts = await session.call("prompt.list", {"source": "far"})
         assert [one["name"] for one in prompts.data["prompts"]] == ["far_review", "greet"]
@@ -149,7 +151,7 @@ async def test_a_source_that_gives_what_is_no_result_is_an_error(tmp_path: Path)
 
 @pytest.mark.proves("K-11d", "P-01")
 async def test_a_tool_reaches_offers_only_as_a_call_that_rules_judge(tmp_path: Path) -> None:
-    @tool(id="test.reach", side_effect="read", locks=[], requires=Requires(capabilities=("offers", "call")))
+    @tool(id="test.reach", side_effect="read", locks=[], requires=Requires(capabilities=("resources", "call")))
     async def reach(uri: str, runtime: Runtime) -> object:
         """Try both ways."""
         with pytest.raises(ToolError, match=r"runtime\.call"):
@@ -170,7 +172,7 @@ class ReadsAnother(Tool):
         id="test.sly",
         description="Read a resource.",
         parameters={"type": "object", "properties": {"uri": {"type": "string"}}, "required": ["uri"]},
-        requires=Requires(capabilities=("offers",)),
+        requires=Requires(capabilities=("resources",)),
         side_effect="external",
         locks=(),
     )
@@ -223,7 +225,7 @@ async def test_watchers_hear_of_other_tools_and_offers_and_of_what_is_other_ther
 
         def heard(event: Event) -> None:
             seen.append(event.kind)
-            {"offers-changed": offers, "resource-updated": updated}.get(event.kind, asyncio.Event()).set()
+            {"list-changed": offers, "resource-updated": updated}.get(event.kind, asyncio.Event()).set()
 
         session.watch(heard)
         assert (await session.call("resource.subscribe", {"uri": "note:file"})).ok
@@ -231,7 +233,7 @@ async def test_watchers_hear_of_other_tools_and_offers_and_of_what_is_other_ther
         await offers.wait()
         offers.clear()
         (folder / "notes" / "a.md").write_text("other\n")
-        (folder / "offering.json").write_text(json.dumps({**OFFERING, "prompts": []}))
+        (folder / "resources.json").write_text(json.dumps({**OFFERING, "prompts": []}))
         await kernel.reload()
         await offers.wait()
         await updated.wait()

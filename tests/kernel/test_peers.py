@@ -64,7 +64,7 @@ async def test_what_a_client_answers_reaches_the_tool_that_asked(tmp_path: Path,
         assert peer.calls == peer.detached == [f"{session.id}/1.0"]
         assert peer.asks == [{"who": FORM, "what": SAMPLE, "where": ROOTS}]
         await kernel.log.flush()
-        (body,) = (record.body for record in kernel.log.reader.records() if record.kind == "client-asked")
+        (body,) = (record.body for record in kernel.log.reader.records() if record.kind == "client-request")
         assert body is not None
         assert [one["method"] for one in body["asks"]] == [FORM.method, SAMPLE.method, ROOTS.method]
 
@@ -177,7 +177,7 @@ GARBAGE: list[tuple[str, ClientRequest, Any]] = [
     ("no object", FORM, {"a": "yes"}),
     ("another action", FORM, {"a": {"action": "yes"}}),
     ("content of another type", FORM, {"a": {"action": "accept", "content": {"name": 7}}}),
-    ("what was not asked for", FORM, {"a": {"action": "accept", "content": {"name": "x", "more": "y"}}}),
+    ("what was not asked for", FORM, {"a": {"action": "accept", "content": {"name": "x", "has_more": "y"}}}),
     ("content that is nested", FORM, {"a": {"action": "accept", "content": {"name": {"a": 1}}}}),
     ("far too much", FORM, {"a": {"action": "accept", "content": {"name": "x" * (17 << 20)}}}),
     ("a message without a role", SAMPLE, {"a": {"model": "m", "content": {"type": "text", "text": "x"}}}),

@@ -171,7 +171,7 @@ async def test_a_call_killed_in_its_middle_is_interrupted_at_the_next_start_and_
         assert [(lost.call_id, lost.tool) for lost in kernel.interrupted_calls] == [("ses_known/key:k2", "mail.send")]
         session = await kernel.session("ses_known")
         done = await session.call("mail.send", {"to": "done"}, key="k1")
-        assert done.ok and done.data == "done" and done.metadata["recorded"] is True
+        assert done.ok and done.data == "done" and done.metadata["replayed"] is True
         lost = await session.call("mail.send", {"to": "never"}, key="k2")
         assert lost.error_kind == "interrupted"
         assert lost.error_text is not None and "not run again" in lost.error_text

@@ -55,13 +55,13 @@ async def test_a_tool_without_a_sandbox_says_so_in_its_results_in_the_log_and_in
     settings = '[sandbox]\nunconfined = ["free"]\n'
     async with temporary_kernel(tmp_path, rules=["allow *"], settings=settings) as kernel:
         free, bash = await said(kernel, "free", {}), await said(kernel, "bash", SPACE)
-        assert free.data == {"space": here} and free.metadata["confined_by"] == UNCONFINED
-        assert bash.data["output"].strip() != here and bash.metadata["confined_by"].endswith("bubblewrap")
+        assert free.data == {"space": here} and free.metadata["sandbox"] == UNCONFINED
+        assert bash.data["output"].strip() != here and bash.metadata["sandbox"].endswith("bubblewrap")
         state = Path(kernel.state_folder)
     with LogReader.open_database(state / "handrail.db") as log:
         records = list(log.records())
     (generation,) = [one for one in records if one.kind == "generation"]
-    assert generation.body is not None and generation.body["tools"]["free"]["confined_by"] == UNCONFINED
+    assert generation.body is not None and generation.body["tools"]["free"]["sandbox"] == UNCONFINED
     committed = [json.dumps(one.body) for one in records if one.kind == "committed"]
     assert sum(UNCONFINED in body for body in committed) == 1
 
@@ -78,7 +78,7 @@ async def test_where_nothing_can_be_confined_only_what_an_operator_named_is_run(
         settings = '[sandbox]\nunconfined = ["free"]\n'
         async with temporary_kernel(tmp_path, rules=["allow *"], settings=settings) as kernel:
             free = await said(kernel, "free", {})
-            assert free.ok and free.metadata["confined_by"] == UNCONFINED
+            assert free.ok and free.metadata["sandbox"] == UNCONFINED
             for tool, arguments in (("other", {}), ("bash", SPACE)):
                 refused = await said(kernel, tool, arguments)
                 assert refused.error_kind == "unavailable"

@@ -97,7 +97,7 @@ async def test_a_registered_secret_is_in_no_answer_record_event_file_or_request(
         everything = _on_disk(tmp_path / "state")
         results = repr([(answer.result, answer.model) for answer in answers])
     everything += _on_disk(tmp_path / "state")
-    assert {"asking", "progress", "refused", "finished"} <= {event.kind for event in seen}
+    assert {"approval-requested", "progress", "rejected", "finished"} <= {event.kind for event in seen}
     assert len(person.requests) >= 2 and "[secret:vault]" in repr(person.requests)
     said = {"results": results, "events": repr(seen), "requests": repr(person.requests), "files": repr(everything)}
     for form in (SECRET, SECRET.replace('"', '\\"'), "hunter2-KkQ9"):

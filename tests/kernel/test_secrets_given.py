@@ -102,7 +102,12 @@ async def test_a_configured_value_that_cannot_be_redacted_is_given_to_nobody(tmp
 
 @pytest.mark.parametrize(
     ("name", "value", "why"),
-    [("TOKEN", "abc", "3 characters"), ("TOKEN", 5, "int"), ("a b", VALUE, "not a valid name"), (7, VALUE, "not a valid name")],
+    [
+        ("TOKEN", "abc", "3 characters"),
+        ("TOKEN", 5, "int"),
+        ("a b", VALUE, "not a valid name"),
+        (7, VALUE, "not a valid name"),
+    ],
 )
 async def test_a_given_value_that_cannot_be_redacted_opens_no_kernel(
     tmp_path: Path, name: Any, value: Any, why: str

@@ -188,7 +188,7 @@ async def test_people_are_asked_by_a_sub_agent_only_where_they_are_passed_on_and
 @pytest.mark.proves("P-12")
 async def test_what_a_sub_agent_asks_is_never_left_waiting_behind_it(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"default": "[delegation]\ncan_ask_user = true", "writer": WRITER}) as kernel:
-        person = ScriptedApprovalHandler([ApprovalAnswer("later")])
+        person = ScriptedApprovalHandler([ApprovalAnswer("defer")])
         writer = PlaybackModel(call_reply(("write", {"path": "a", "content": "a"})), text_reply("."))
         top = PlaybackModel(call_reply(task("writer")), text_reply("."))
         await Agent(await kernel.session(approval_handler=person), top, models=models(writer=writer)).complete("Go.")

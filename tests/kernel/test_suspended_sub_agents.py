@@ -178,7 +178,7 @@ async def test_what_is_being_asked_when_the_session_is_suspended_is_asked_of_who
 
 @pytest.mark.proves("A-10", "P-12")
 async def test_what_its_people_put_off_waits_for_them_and_headless_nothing_is_asked_anew(tmp_path: Path) -> None:
-    pause, busy = ReplyPause(), ScriptedApprovalHandler([ApprovalAnswer("later")])
+    pause, busy = ReplyPause(), ScriptedApprovalHandler([ApprovalAnswer("defer")])
     pause.proceed.set()
     writer = PlaybackModel([pause, *WRITE], call_reply(("write", {"path": "b", "content": "b"})), text_reply("Tried."))
     async with kernel_of(tmp_path, {"default": PRESENT, "writer": WRITER}) as kernel:

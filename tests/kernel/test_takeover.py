@@ -268,4 +268,4 @@ async def test_nothing_runs_once_the_lease_is_known_to_be_lost_even_after_a_dura
         lease._lost = None  # pyright: ignore[reportPrivateUsage]
         await kernel.log.flush()
         kinds = [record.kind for record in kernel.log.reader.records(call=f"{session.id}/2.0")]
-        assert kinds == ["proposed", "authorised", "intended", "refused"]
+        assert kinds == ["proposed", "authorised", "intended", "rejected"]

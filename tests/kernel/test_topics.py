@@ -72,7 +72,7 @@ async def test_what_a_provider_carried_out_has_it_too(tmp_path: Path) -> None:
         session = await kernel.session(topic="the build")
         assert session.history is not None
         await session.history.record_provider_tool({"provider": "p", "name": "web_search"}, {"found": 1})
-        assert ("provided", "the build") in await records(kernel, session=session.id)
+        assert ("provider-tool-used", "the build") in await records(kernel, session=session.id)
 
 
 async def test_it_holds_no_secret_and_is_bounded(tmp_path: Path) -> None:

@@ -176,7 +176,9 @@ async def test_what_is_found_is_in_view_by_itself(tmp_path: Path, kernel_in: Ope
 async def test_in_a_full_view_what_was_found_and_never_called_makes_room_and_the_answer_says_so(
     tmp_path: Path, kernel_in: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interaction, "MAX_ACTIVE_TOOLS", len(CORE) + len(FINDERS) + 1 + 2)  # and task, where there is a model
+    monkeypatch.setattr(
+        interaction, "MAX_ACTIVE_TOOLS", len(CORE) + len(FINDERS) + 1 + 2
+    )  # and task, where there is a model
     async with kernel_in(tmp_path, tools=MANY) as kernel:
         session = await kernel.session()
         found = (await session.call("find_tools", {"query": "count sales", "limit": 2})).data["tools"]
@@ -184,7 +186,7 @@ async def test_in_a_full_view_what_was_found_and_never_called_makes_room_and_the
         before = session.start_turn()
         assert (await session.call(first, {"at": 1})).ok
         told = (await session.call("find_tools", {"query": "count stock number 7", "limit": 1})).data
-        assert told["no_longer_in_view"]["tools"] == [second]
+        assert told["unloaded"]["tools"] == [second]
         now = [*CORE, *FINDERS, first, told["tools"][0]["id"]]
         assert shown(session.active_tools) == shown(session.start_turn().tool_specs) == now
         assert shown(before.tool_specs)[-2:] == [first, second], "the turn that is under way keeps its own"

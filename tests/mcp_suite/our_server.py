@@ -93,7 +93,7 @@ async def main(port: int, *, gateway: bool) -> None:
         tools = folder / "config" / "tools"
         timed = (f"{one.spec.id}.json" for one in TIMED_TOOLS)
         shutil.copytree(PACK, tools, ignore=shutil.ignore_patterns("__pycache__", *timed))
-        own, kernels = triggers(tools / "offering.json")
+        own, kernels = triggers(tools / "resources.json")
         async with temporary_kernel(folder, tools=own, rules=RULES) as kernel:
             kernels.append(kernel)
             await serve_http(kernel, serving, listening, print)

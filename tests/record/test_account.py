@@ -46,7 +46,7 @@ async def test_a_tool_that_did_not_change_is_from_where_an_earlier_generation_ha
 
 async def test_a_whole_call_says_tools_decision_locks_times_and_outcome(log: CommitLog, store: WorkspaceStore) -> None:
     await store.sessions.open(SessionRow("ses_1", 1, agent="builder", frontend="mcp", topic="the build"))
-    metadata = {"duration_ms": 12.5, "confined_by": "bubblewrap", "output_path": "/out/1.txt"}
+    metadata = {"duration_ms": 12.5, "sandbox": "bubblewrap", "output_path": "/out/1.txt"}
     await log.commit([generation(1, "built-in"), generation(2, "global")])
     await log.commit([proposed(), record("approval-requested", {"approval": "apr_1", "reason": "no rule allows it"})])
     await log.commit([record("approval-responded", {"approval": "apr_1", "choice": "once", "message": "go on"})])
@@ -67,7 +67,7 @@ async def test_a_whole_call_says_tools_decision_locks_times_and_outcome(log: Com
     page = str(account)
     for said in (
         f"{CALL}  bash: output",
-        "agent builder, face mcp, topic the build",
+        "agent builder, frontend mcp, topic the build",
         '{"command": "make"}',
         "generation 1: bash from built-in, definition abcdef012345",
         "workspace:X, waited 41.5 ms for them",
@@ -84,9 +84,9 @@ async def test_a_whole_call_says_tools_decision_locks_times_and_outcome(log: Com
 
 async def test_a_refusal_says_at_which_step_and_what_would_change_it(log: CommitLog) -> None:
     result = {"type": "error", "error_text": "denied by the rule 'deny bash'", "metadata": {"error_kind": "denied"}}
-    await log.commit([proposed(), record("refused", {"step": "authorise", "result": result})])
+    await log.commit([proposed(), record("rejected", {"step": "authorise", "result": result})])
     page = str(read_timeline(log.reader, CALL))
-    assert "refused at authorise: denied: denied by the rule 'deny bash'" in page
+    assert "rejected at authorise: denied: denied by the rule 'deny bash'" in page
     assert """handrail explain bash '{"command": "make"}'""" in page
 
 
@@ -121,7 +121,7 @@ async def test_a_call_whose_records_were_removed_is_told_as_far_as_it_is_kept(lo
 async def test_whatever_stands_in_the_bodies_is_told_and_not_trusted(log: CommitLog, body: dict[str, Any]) -> None:
     kinds: tuple[RecordKind, ...] = (
         "proposed", "authorised", "approval-requested", "approval-responded", "intended", "committed",
-        "refused", "interrupted",
+        "rejected", "interrupted",
     )  # fmt: skip
     await log.commit([record(kind, body) for kind in kinds])
     account = read_timeline(log.reader, CALL)

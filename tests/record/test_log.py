@@ -124,23 +124,23 @@ async def test_a_call_is_one_row_that_says_how_far_it_came(log: CommitLog) -> No
     refusal = {"type": "error", "error_text": "no", "metadata": {"error_kind": "denied"}}
     steps: dict[str, list[Record]] = {
         "proposed": [],
-        "waiting": [step("approval-requested", "waiting")],
+        "awaiting-approval": [step("approval-requested", "awaiting-approval")],
         "authorised": [step("authorised", "authorised")],
         "running": [step("authorised", "running"), step("intended", "running")],
         "output": [step("intended", "output"), answered("output")],
         "error": [step("intended", "error"), step("committed", "error", result=refusal)],
-        "refused": [step("approval-requested", "refused"), step("refused", "refused", result=refusal)],
+        "rejected": [step("approval-requested", "rejected"), step("rejected", "rejected", result=refusal)],
     }
     for state, records in steps.items():
         await log.commit([proposed(state), *records])
     rows = {row.call_id: row for row in log.reader.calls()}
     assert {call: row.state for call, row in rows.items()} == {state: state for state in steps}
     assert rows["output"].tool == "read" and rows["output"].session_id == "ses_1"
-    assert rows["refused"].error_kind == "denied" and rows["refused"].error_text == "no"
+    assert rows["rejected"].error_kind == "denied" and rows["rejected"].error_text == "no"
     done = rows["output"]
     assert done.started_ns is not None and done.ended_ns is not None
     assert done.proposed_ns <= done.started_ns <= done.ended_ns
-    assert rows["refused"].started_ns is None and rows["running"].ended_ns is None
+    assert rows["rejected"].started_ns is None and rows["running"].ended_ns is None
 
 
 @pytest.mark.proves("L-10")

@@ -26,11 +26,11 @@ async def main():
     store = WorkspaceStore.open(sys.argv[1], sys.argv[2])
     log = CommitLog(store.database)
     await log.recover()
-    for call in ("done", "refused", "begun", "waiting", "authorised", "proposed"):
+    for call in ("done", "rejected", "begun", "waiting", "authorised", "proposed"):
         log.append([record("proposed", call, tool="write")])
     log.append([record("authorised", "done"), record("intended", "done")])
     log.append([record("committed", "done", result={"type": "output", "data": 1})])
-    log.append([record("refused", "refused", result={"type": "error"})])
+    log.append([record("rejected", "rejected", result={"type": "error"})])
     log.append([record("approval-requested", "waiting")])
     log.append([record("authorised", "authorised"), record("authorised", "begun")])
     await log.commit([record("intended", "begun")])
@@ -70,19 +70,19 @@ async def test_calls_that_had_not_begun_do_not_look_as_if_they_had(place: Place)
     await log.recover()
     with sqlite3.connect(place.folders.database_file) as connection:
         connection.execute(
-            "INSERT INTO approval (id, kind, session, call, state, created_ns, expires_ns, whole, request) "
+            "INSERT INTO approval (id, kind, session, call, state, created_ns, expires_ns, exact_arguments, request) "
             "VALUES ('apr_1', 'approval', 'ses_1', 'waiting', 'pending', 1, 2, 1, x'7b7d')"
         )
     rows = {row.call_id: row for row in log.reader.calls()}
     assert {call: row.state for call, row in rows.items()} == {
         "done": "output",
-        "refused": "refused",
+        "rejected": "rejected",
         "begun": "interrupted",
-        "waiting": "parked",
+        "waiting": "suspended",
         "authorised": "not-run",
         "proposed": "not-run",
     }
-    assert all(rows[call].started_ns is None for call in ("refused", "waiting", "authorised", "proposed"))
+    assert all(rows[call].started_ns is None for call in ("rejected", "waiting", "authorised", "proposed"))
     await log.commit([Record("proposed", "ses_2", "new", {"tool": "read"})])
     assert [row.state for row in log.reader.calls(session="ses_2")] == ["proposed"]
     with sqlite3.connect(place.folders.database_file) as connection:
@@ -126,9 +126,9 @@ async def test_an_old_open_call_is_still_found_after_many_settled_ones(place: Pl
     assert log.reader.read_mark("settled") == 0
     assert [call.call_id for call in await log.recover()] == ["old"]
     for number in range(5000):
-        log.append([Record("refused", "ses_1", f"d{number}", {})])
+        log.append([Record("rejected", "ses_1", f"d{number}", {})])
     await log.flush()
-    await log.commit([Record("refused", "ses_1", "last", {})])
+    await log.commit([Record("rejected", "ses_1", "last", {})])
     assert log.reader.read_mark("settled") > 10_000
     await log.commit([Record("intended", "ses_1", "new", {"tool": "x"})])
     assert [call.call_id for call in await log.recover()] == ["new"]

@@ -1,4 +1,4 @@
-"""An operator's own resources and prompts: read from offering.json, checked whole, given as MCP writes them."""
+"""An operator's own resources and prompts: read from resources.json, checked whole, given as MCP writes them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def put_offering(place: Path, told: object = OFFERING) -> Path:
     folder = place / "config" / "tools"
     (folder / "notes").mkdir(parents=True, exist_ok=True)
     (folder / "notes" / "a.md").write_text("# From a file\n")
-    (folder / "offering.json").write_text(told if isinstance(told, str) else json.dumps(told))
+    (folder / "resources.json").write_text(told if isinstance(told, str) else json.dumps(told))
     return folder
 
 
@@ -94,7 +94,7 @@ async def test_resources_are_listed_and_read_without_any_rule(kernel: Kernel) ->
     assert listed["resourceTemplates"][0]["uriTemplate"] == "note:of/{year}/{+rest}"
     text = await got(kernel, "resource.read", uri="note:1")
     assert text.data == {"contents": [{"uri": "note:1", "mimeType": "text/plain", "text": "A note."}]}
-    assert "untrusted" not in text.metadata
+    assert "untrusted_source" not in text.metadata
     pixel = (await got(kernel, "resource.read", uri="note:pixel")).data["contents"][0]
     assert pixel["blob"]["media_type"] == "image/png" and pixel["blob"]["bytes"] == 4
     file = (await got(kernel, "resource.read", uri="note:file")).data["contents"][0]
@@ -104,7 +104,7 @@ async def test_resources_are_listed_and_read_without_any_rule(kernel: Kernel) ->
 async def test_a_template_makes_resources_and_what_it_puts_in_is_not_looked_at_again(kernel: Kernel) -> None:
     made = await got(kernel, "resource.read", uri="note:of/2024/a/b%20%7B%7Byear%7D%7D")
     assert made.data["contents"][0]["text"] == '{"year": "2024", "rest": "a/b {{year}}"}'
-    for uri in ("note:of/2024", "note:of//x", "note:2", "file:///etc/passwd", "note:file/../offering.json"):
+    for uri in ("note:of/2024", "note:of//x", "note:2", "file:///etc/passwd", "note:file/../resources.json"):
         assert (await got(kernel, "resource.read", uri=uri)).error_kind == "invalid_input"
 
 
@@ -143,7 +143,7 @@ async def test_arguments_are_completed_by_how_they_begin(kernel: Kernel) -> None
 
 
 FAULTY: list[tuple[str, Any, str]] = [
-    ("no-json", "{", "offering.json"),
+    ("no-json", "{", "resources.json"),
     ("unknown-member", {"tools": []}, "tools"),
     ("no-uri", {"resources": [{"name": "a", "text": ""}]}, "resources[0].uri"),
     ("no-scheme", {"resources": [{"uri": "a b", "name": "a", "text": ""}]}, "resources[0].uri"),

@@ -136,14 +136,14 @@ def test_an_operator_can_do_without_landlock_by_name_and_every_result_says_so(ma
     assert found.checks["sandbox"]["detail"].startswith("bubblewrap without landlock: ")
     assert found.checks["sandbox landlock"]["state"] == "warning"
     ran = machine((), *BASH, configuration=without, filter=NO_LANDLOCK)
-    assert ran.code == 0 and ran.out["metadata"]["confined_by"] == "runtime+bubblewrap without landlock"
+    assert ran.code == 0 and ran.out["metadata"]["sandbox"] == "runtime+bubblewrap without landlock"
 
 
 @pytest.mark.proves("S-08")
 def test_what_is_there_is_used_whatever_an_operator_could_do_without(machine: Machine) -> None:
     without = '[sandbox]\nwithout = ["landlock", "seccomp"]\n'
     ran = machine((), *BASH, configuration=without)
-    assert ran.code == 0 and ran.out["metadata"]["confined_by"] == "runtime+bubblewrap"
+    assert ran.code == 0 and ran.out["metadata"]["sandbox"] == "runtime+bubblewrap"
 
 
 def test_namespaces_cannot_be_done_without(machine: Machine) -> None:

@@ -37,7 +37,9 @@ class Online:
     async def start(self, *argv: str):
         layer = self.ground.layer(str(self.ground.workspace))
         layer = CapabilityLayer("tool t", layer.fs_read, layer.fs_write, tuple(self.hosts), layer.shell)
-        profile = self.ground.profile(check_host=self.gate, on_attempt=self.attempts.append, workspace_writable=self.writable)
+        profile = self.ground.profile(
+            check_host=self.gate, on_attempt=self.attempts.append, workspace_writable=self.writable
+        )
         return await self.ground.sandbox.start(CapabilitySet((layer,)), profile, ProgramSpec(argv))
 
     async def bash(self, script: str) -> Ran:

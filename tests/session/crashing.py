@@ -178,7 +178,7 @@ class Crashes:
         for call_id, records in records_of(self.folder).items():
             kinds = [kind for kind, _ in records]
             assert kinds[0] == "proposed" and kinds.count("intended") <= 1
-            ended = [kind for kind in kinds if kind in ("committed", "refused", "interrupted")]
+            ended = [kind for kind in kinds if kind in ("committed", "rejected", "interrupted")]
             assert len(ended) <= 1
             if "intended" in kinds and not ended:
                 self.open.add(call_id)
@@ -202,11 +202,11 @@ class Crashes:
                 kinds = [kind for kind, _ in records]
                 row = rows[call_id]
                 if "intended" not in kinds:
-                    assert row.state in ("not-run", "refused", "parked") and row.started_ns is None, (row, kinds)
+                    assert row.state in ("not-run", "rejected", "suspended") and row.started_ns is None, (row, kinds)
                 elif kinds[-1] == "interrupted":
                     assert row.state == "interrupted" and kinds.count("interrupted") == 1
                 else:
-                    assert row.state in ("output", "refused"), (row, kinds)
+                    assert row.state in ("output", "rejected"), (row, kinds)
             found = {call_id for call_id, row in rows.items() if row.state == "interrupted"}
             assert found == set(self.interrupted) and set(self.interrupted.values()) <= {1}
         async with temporary_kernel(self.folder) as kernel:

@@ -20,7 +20,7 @@ from handrail.store.tables.approvals import ApprovalReader
 RULES = ["allow storm.*", "ask storm.asked"]
 SETTINGS = "[limits]\ngrace_ms = 5\nlock_wait_ms = 2000\n"
 
-_ENDS = ("committed", "refused")
+_ENDS = ("committed", "rejected")
 _STEPS = {"proposed": 0, "approval-requested": 1, "approval-responded": 2, "authorised": 3, "intended": 4}
 
 
@@ -322,8 +322,8 @@ def check_steps(call_id: str, steps: list[tuple[str, bool]]) -> None:
     """One call's records: in the order of the steps, one end, and at most one late word after it."""
     kinds = [kind for kind, late in steps if not late]
     if "/key:" in call_id:  # may be tried again after a refusal that could pass
-        while "refused" in kinds[:-1]:
-            kinds = kinds[kinds.index("refused") + 1 :]
+        while "rejected" in kinds[:-1]:
+            kinds = kinds[kinds.index("rejected") + 1 :]
     assert kinds[0] == "proposed", (call_id, steps)
     assert kinds[-1] in _ENDS and sum(kind in _ENDS for kind in kinds) == 1, (call_id, steps)
     assert kinds[-1] == "refused" or "intended" in kinds, (call_id, steps)

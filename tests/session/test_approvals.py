@@ -63,7 +63,7 @@ class Asked:
     def __init__(self, session: Session) -> None:
         self._count = 0
         self._changed = asyncio.Event()
-        session.watch(lambda event: self._one() if event.kind == "asking" else None)
+        session.watch(lambda event: self._one() if event.kind == "approval-requested" else None)
 
     def _one(self) -> None:
         self._count += 1
@@ -298,10 +298,10 @@ async def test_a_call_that_waits_at_the_end_of_its_process_is_parked_and_runs_on
         await asked.times(1)
         row = one(kernel)
     result = await call
-    assert result.error_kind == "unavailable" and result.metadata["parked"] == row.id
+    assert result.error_kind == "unavailable" and result.metadata["awaiting_approval"] == row.id
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
         (logged,) = kernel.log.reader.calls()
-        assert logged.state == "parked" and not kernel.interrupted_calls
+        assert logged.state == "suspended" and not kernel.interrupted_calls
         await kernel.approvals.decide(row.id, ONCE, by="days later")
         assert ran == []  # answering runs nothing
         session = await kernel.session(session.id)
@@ -318,7 +318,7 @@ async def test_parked_calls_are_taken_up_by_what_was_decided_of_each(tmp_path: P
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(approval_handler=DeferApprovals())
         results = await session.call_all([("bank.pay", {"source": f"a{number}"}) for number in range(4)])
-        ids = [str(result.metadata["parked"]) for result in results]
+        ids = [str(result.metadata["awaiting_approval"]) for result in results]
         assert [row.id for row in kernel.approvals.list_pending()] == ids
         decide = kernel.approvals.decide
         await decide(ids[0], ApprovalAnswer("reject", "no"), by="test")
@@ -327,10 +327,10 @@ async def test_parked_calls_are_taken_up_by_what_was_decided_of_each(tmp_path: P
         session = await kernel.session(session.id, approval_handler=DeferApprovals())
         answers = [answer.result for answer in await session.resume_suspended_calls()]
         assert answers[0].error_kind == "denied" and answers[2].data == "paid 9 from a2"
-        assert [answers[number].metadata.get("parked") for number in (1, 3)] == [ids[1], ids[3]]
+        assert [answers[number].metadata.get("awaiting_approval") for number in (1, 3)] == [ids[1], ids[3]]
         await kernel.approvals.decide(ids[3], ONCE, by="test")
         answers = [answer.result for answer in await session.resume_suspended_calls()]
-        assert answers[0].metadata["parked"] == ids[1] and answers[1].data == "paid 1 from a3"
+        assert answers[0].metadata["awaiting_approval"] == ids[1] and answers[1].data == "paid 1 from a3"
     assert ran == ["a2:9", "a3:1"]
 
 
@@ -339,13 +339,13 @@ async def test_a_grant_answers_asks_never_a_deny(tmp_path: Path, kernel_in: Open
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(approval_handler=DeferApprovals())
         result = await session.call("bank.pay", {"source": "a"})
-        await kernel.approvals.decide(str(result.metadata["parked"]), ONCE, by="test")
+        await kernel.approvals.decide(str(result.metadata["awaiting_approval"]), ONCE, by="test")
     async with kernel_in(tmp_path, tools=[pay], rules=["deny bank.pay"]) as kernel:
         session = await kernel.session(session.id, approval_handler=DeferApprovals())
         (answer,) = await session.resume_suspended_calls()
         assert answer.result.error_kind == "denied" and "deny bank.pay" in (answer.result.error_text or "")
         await kernel.log.flush()
-        assert kernel.approvals.get(str(result.metadata["parked"])).state == "withdrawn"
+        assert kernel.approvals.get(str(result.metadata["awaiting_approval"])).state == "withdrawn"
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
         assert (
             await (await kernel.session(session.id, approval_handler=DeferApprovals())).resume_suspended_calls() == []
@@ -370,7 +370,7 @@ async def test_a_tool_that_is_defined_otherwise_when_its_call_is_taken_up_is_ref
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(approval_handler=DeferApprovals())
         result = await session.call("bank.pay", {"source": "a"})
-        await kernel.approvals.decide(str(result.metadata["parked"]), ONCE, by="test")
+        await kernel.approvals.decide(str(result.metadata["awaiting_approval"]), ONCE, by="test")
     async with kernel_in(tmp_path, tools=[other_pay()]) as kernel:
         session = await kernel.session(session.id, approval_handler=DeferApprovals())
         (answer,) = await session.resume_suspended_calls()
@@ -398,7 +398,7 @@ async def test_arguments_with_a_secret_are_not_kept_and_are_not_taken_up(tmp_pat
     async with kernel_in(tmp_path, tools=[pay], secrets=secrets) as kernel:
         session = await kernel.session(approval_handler=DeferApprovals())
         result = await session.call("bank.pay", {"source": "hunter2-hunter2"})
-        approval = str(result.metadata["parked"])
+        approval = str(result.metadata["awaiting_approval"])
         assert kernel.approvals.get(approval).request.arguments == {"source": "[secret:key]"}
         secret = ApprovalAnswer("once", arguments={"source": "x hunter2-hunter2"})
         await refused(kernel.approvals.decide(approval, secret, by="test"), "invalid_input", "secret")
@@ -429,11 +429,11 @@ async def test_a_stopped_call_can_no_longer_be_approved(tmp_path: Path, kernel_i
 async def test_closing_a_session_ends_what_it_waited_for(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(approval_handler=DeferApprovals())
-        approval = str((await session.call("bank.pay", {"source": "a"})).metadata["parked"])
+        approval = str((await session.call("bank.pay", {"source": "a"})).metadata["awaiting_approval"])
         await session.close()
         await refused(kernel.approvals.decide(approval, ONCE, by="test"), "conflict", "was withdrawn")
         await kernel.log.flush()
-        assert [row.state for row in kernel.log.reader.calls()] == ["refused"]
+        assert [row.state for row in kernel.log.reader.calls()] == ["rejected"]
 
 
 @pytest.mark.proves("P-09", "A-05")
@@ -442,7 +442,7 @@ async def test_a_question_is_parked_and_answered_days_later_one_list_for_each(tm
     async with kernel_in(tmp_path) as kernel:
         session = await kernel.session(approval_handler=DeferApprovals())
         result = await session.call("question", asked)
-        approval = str(result.metadata["parked"])
+        approval = str(result.metadata["awaiting_approval"])
         row = kernel.approvals.get(approval)
         assert row.kind == "question" and [question.question for question in row.questions] == ["Which?", "Why?"]
         await refused(kernel.approvals.decide(approval, ONCE, by="test"), "invalid_input", "asks a question")

@@ -46,7 +46,7 @@ async def test_a_grant_that_was_not_used_in_time_runs_nothing(tmp_path: Path) ->
     async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
         kernel.approvals.lifetimes = ApprovalLifetimes(grant_ns=1)
         session = await kernel.session(approval_handler=DeferApprovals())
-        approval = str((await session.call("bank.pay", {"source": "a"})).metadata["parked"])
+        approval = str((await session.call("bank.pay", {"source": "a"})).metadata["awaiting_approval"])
         await kernel.approvals.decide(approval, ApprovalAnswer("once"), by="test")
         (answer,) = await session.resume_suspended_calls()
         assert answer.result.error_kind == "conflict" and "expired unused" in (answer.result.error_text or "")
@@ -75,7 +75,7 @@ async def test_a_request_that_expired_while_its_process_was_away_is_refused_when
     async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
         kernel.approvals.lifetimes = ApprovalLifetimes(request_ns=1)
         session = await kernel.session(approval_handler=DeferApprovals())
-        approval = str((await session.call("bank.pay", {"source": "a"})).metadata["parked"])
+        approval = str((await session.call("bank.pay", {"source": "a"})).metadata["awaiting_approval"])
     async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
         with pytest.raises(ToolError, match="expired"):
             await kernel.approvals.decide(approval, ApprovalAnswer("once"), by="test")
@@ -98,7 +98,9 @@ async def test_a_lock_wait_after_the_answer_does_not_lose_the_grant_at_a_shutdow
     async with temporary_kernel(tmp_path, tools=[pay, hold], rules=["allow hold"]) as kernel:
         session = await kernel.session(approval_handler=Silent())
         waits, asks = asyncio.Event(), asyncio.Event()
-        session.watch(lambda event: {"waiting": waits, "asking": asks}.get(event.kind, asyncio.Event()).set())
+        session.watch(
+            lambda event: {"awaiting-locks": waits, "approval-requested": asks}.get(event.kind, asyncio.Event()).set()
+        )
         holding = asyncio.create_task(session.call("hold", {}))
         await entered.wait()
         call = asyncio.create_task(session.call("bank.pay", {"source": "a"}))
@@ -107,7 +109,7 @@ async def test_a_lock_wait_after_the_answer_does_not_lose_the_grant_at_a_shutdow
         await kernel.approvals.decide(row.id, ApprovalAnswer("once"), by="test")
         await waits.wait()
     assert (await holding).error_kind == "cancelled"
-    assert (await call).metadata["parked"] == row.id and ran == []
+    assert (await call).metadata["awaiting_approval"] == row.id and ran == []
     async with temporary_kernel(tmp_path, tools=[pay, hold]) as kernel:
         session = await kernel.session(session.id)
         (answer,) = await session.resume_suspended_calls()

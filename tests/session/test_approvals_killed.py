@@ -83,8 +83,8 @@ async def test_who_waited_when_its_process_was_killed_is_answered_afterwards_and
     approval, call, session_id = die_by_itself(tmp_path, CHILD, "plain").split()[1:]
     async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
         assert [row.id for row in kernel.approvals.list_pending()] == [approval] and not kernel.interrupted_calls
-        await kernel.approvals.decide(approval, ApprovalAnswer("once"), by="later")
-        assert [row.state for row in kernel.log.reader.calls()] == ["parked"]
+        await kernel.approvals.decide(approval, ApprovalAnswer("once"), by="defer")
+        assert [row.state for row in kernel.log.reader.calls()] == ["suspended"]
     assert not (tmp_path / "paid").exists()
     async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(session_id)

@@ -124,8 +124,8 @@ async def test_it_passes_every_stage_again(tmp_path: Path) -> None:
         part = (await read(session, long)).data
         assert part["next"] == part["end"] == 200_000 - 2 and part["size"] == 500_000  # with the quotes of JSON
         assert (await read(session, long, offset=part["next"])).data["start"] == part["end"]
-        assert "the network" in (await read(session, foreign_ref)).metadata["untrusted"]
-        assert "untrusted" not in (await read(session, acting)).metadata
+        assert "the network" in (await read(session, foreign_ref)).metadata["untrusted_source"]
+        assert "untrusted_source" not in (await read(session, acting)).metadata
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES, secrets={"token": SECRET}) as kernel:
         session = await kernel.session("ses_1")
         text = (await read(session, keeping)).data["text"]
@@ -206,7 +206,7 @@ async def test_what_a_user_showed_or_a_provider_made_in_it_is_its_own(tmp_path: 
         part: dict[str, Any] = {"kept": "p", "block": {}, "said": True, "artifacts": [given]}
         await session.history.store_entries([(9, {"v": 1, "role": "assistant", "parts": [part]})])
         answer = await read(session, given)
-        assert answer.data["text"] == '{"made": "by a provider"}' and "provider" in answer.metadata["untrusted"]
+        assert answer.data["text"] == '{"made": "by a provider"}' and "provider" in answer.metadata["untrusted_source"]
         await refused(other, given)
 
 

@@ -193,7 +193,7 @@ async def test_what_a_reader_of_a_broadcast_left_out_by_its_sender_it_may_read_l
         for number in range(2 * HISTORY):
             await anna.send("news", f"anna {number}")
         assert await read("anna") == (f"anna {HISTORY}", HISTORY - 4 + HISTORY)
-        count = there.store.database.reader.execute("SELECT count(*) FROM channel_given").fetchone()
+        count = there.store.database.reader.execute("SELECT count(*) FROM channel_delivery").fetchone()
         assert count == (0,)  # nothing is kept of what is there no more
 
 
@@ -317,7 +317,7 @@ async def test_nothing_stays_of_channels_that_were_waited_at_or_of_readers_that_
         await there.channels("b").receive("shared/news", timeout_ms=0)
         await there.channels("s").send("shared/news", "3")
         assert not calls
-        assert there.store.database.reader.execute("SELECT * FROM channel_given").fetchall() == []
+        assert there.store.database.reader.execute("SELECT * FROM channel_delivery").fetchall() == []
 
 
 @tool(id="mail.handle", side_effect="write", locks=[], requires=Requires(capabilities=("channels",)))

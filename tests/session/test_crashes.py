@@ -105,14 +105,14 @@ async def test_a_process_killed_with_a_call_at_each_step(tmp_path: Path) -> None
         assert states.pop("ses_each/1.0", "not-run") == ("not-run" if unsure is None else "interrupted")
         assert states == {
             "done": "output",
-            "asking": "parked",
+            "asking": "suspended",
             "executing": "interrupted",
             "waiting": "not-run",
             "executed": "interrupted",
         }
         session = await kernel.session("ses_each")
         done = await session.call("crash.write", {"name": "acknowledged"}, key="done")
-        assert done.data == "acknowledged" and done.metadata["recorded"] is True
+        assert done.data == "acknowledged" and done.metadata["replayed"] is True
         for key in ("executing", "executing"):
             lost = await session.call("crash.hold", {}, key=key)
             assert lost.error_kind == "interrupted"

@@ -83,7 +83,7 @@ async def used(folder: Path) -> Path:
         await session.suspend()
         session = await kernel.session("ses_used", headless=False, approval_handler=DeferApprovals())
         parked = await session.call("test.pay", {"to": "parked"})
-        assert parked.metadata.get("parked"), parked
+        assert parked.metadata.get("awaiting_approval"), parked
         for _ in range(AT_THE_END):
             assert (await session.call("read", {"path": "a.txt"})).ok
         await kernel.components.store.messages.write("ses_used", [(0, {"role": "user", "text": "a task"})], 1)
@@ -186,7 +186,7 @@ ROWS = [
     ("session_rule", f"UPDATE session_rule SET text = {NO_TEXT}"),
     ("session", "UPDATE session SET used_ns = 'then'"),
     ("session", f"UPDATE session SET topic = {NO_TEXT}"),
-    ("session", "UPDATE session SET holder = 'x'"),
+    ("session", "UPDATE session SET lease_token = 'x'"),
     ("state", f"UPDATE state SET value = {NOT_JSON}"),
     ("state", "UPDATE state SET value = 7"),
     ("message", "UPDATE message SET position = 'first'"),

@@ -50,7 +50,7 @@ async def main():
         begun, waiting = set(), set()
         def watch(event):
             if event.kind == "started": begun.add(event.call_id)
-            if event.kind == "waiting": waiting.add(event.call_id)
+            if event.kind == "awaiting-locks": waiting.add(event.call_id)
         session.watch(watch)
         async def start(tool, name, where=begun):
             result = await session.call(tool, {"name": name})

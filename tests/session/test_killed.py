@@ -32,7 +32,7 @@ MATRIX = [
     for case, steps in STEPS.items()
     for step in steps
 ]
-NOT_BEGUN = {"proposed", "detached", "intended"}
+NOT_BEGUN = {"proposed", "backgrounded", "intended"}
 """Steps of a job before its tool has run."""
 
 
@@ -67,7 +67,9 @@ async def test_a_process_killed_at_a_step_is_followed_by_one_that_knows_what_bec
         assert all(job.has_ended for job in await kernel.jobs.list()) and not kernel.approvals.list_pending()
         await kernel.log.flush()
         ended = {row.call_id: row.state for row in kernel.log.reader.calls()}
-        assert not {"parked", "running", "not-run"} & {state for id, state in ended.items() if id.startswith(SESSION)}
+        assert not {"suspended", "running", "not-run"} & {
+            state for id, state in ended.items() if id.startswith(SESSION)
+        }
         below = kernel.components.store.sessions.list_children(SESSION)
     said = str(model.requests[-1].messages)
     again = case == "job that may be run again" and step not in ("ended", "row ended") and "notice" not in step
@@ -80,7 +82,9 @@ async def test_a_process_killed_at_a_step_is_followed_by_one_that_knows_what_bec
         known = step in ("ended", "row ended") or "notice" in step or case == "job that is waited for"
         assert [job.state for job in jobs] == ["done" if known or again else "interrupted"] * len(jobs)
         assert ("work is done" in said) is bool(jobs and (known or again))
-        assert effects(tmp_path) == (step not in ("proposed", "detached", "answered", "intended")) + again * bool(jobs)
+        assert effects(tmp_path) == (step not in ("proposed", "backgrounded", "answered", "intended")) + again * bool(
+            jobs
+        )
     elif case.startswith("task"):
         of_a_job = "background" in CALLS[case][1]
         assert (len(below), len(jobs)) == (not (of_a_job and step == "detached"), of_a_job)
@@ -120,7 +124,7 @@ async def test_killed_again_and_again_with_everything_at_work_nothing_runs_twice
         assert jobs and all(job.has_ended for job in await kernel.jobs.list()) and not kernel.approvals.list_pending()
         await kernel.log.flush()
         ended = Counter(row.state for row in kernel.log.reader.calls(limit=10_000))
-        assert not {"parked", "running"} & set(ended), ended
+        assert not {"suspended", "running"} & set(ended), ended
     ran = Counter((tmp_path / "effects").read_text().split())
     assert all(count == 1 for name, count in ran.items() if "again" not in name), ran
     assert all(count <= 5 for count in ran.values()), ran

@@ -115,7 +115,7 @@ async def test_of_very_many_the_first_are_looked_at_and_a_damaged_one_keeps_nobo
         ]
         await notices.mark_delivered([one.id for one in await notices.list_pending()])
         with contextlib.closing(sqlite3.connect(kernel.components.store.database.path)) as other:
-            other.execute("UPDATE notice SET body = x'00' WHERE taken = 0")
+            other.execute("UPDATE notification SET body = x'00' WHERE taken = 0")
             other.commit()
         while kernel.arrivals.notifications.table.count_pending(session.id):
             assert not await notices.list_pending()
@@ -130,5 +130,5 @@ async def test_what_was_taken_is_forgotten_when_it_is_very_many(tmp_path: Path) 
         for n in range(1_005):
             await notices.post(notice(session.id, f"n{n}"))
         await notices.mark_delivered([f"n{n}" for n in range(1_005)])
-        rows = kernel.components.store.database.reader.execute("SELECT count(*) FROM notice").fetchone()[0]
+        rows = kernel.components.store.database.reader.execute("SELECT count(*) FROM notification").fetchone()[0]
         assert rows == 1_000 and not await notices.list_pending()

@@ -122,7 +122,7 @@ async def test_a_key_keeps_its_answer_for_as_long_as_its_session_may_be_opened(
         async with kernel_in(tmp_path) as kernel:
             session = await kernel.session("ses_keys")
             result = await session.call("test.send", {"name": "once"}, key="mail-1")
-            assert result.data == "once" and result.metadata.get("recorded", False) is (attempt > 0)
+            assert result.data == "once" and result.metadata.get("replayed", False) is (attempt > 0)
     assert held.ran == ["once"]
 
 
@@ -138,7 +138,7 @@ async def test_many_callers_with_one_key_at_once_run_it_once(tmp_path: Path, ker
         answers = [result for result in results if not isinstance(result, BaseException)]
         assert answers and {result.data for result in answers} == {"n"}
         assert held.ran == ["n"]
-        assert (await session.call("test.send", {"name": "n"}, key="k")).metadata["recorded"] is True
+        assert (await session.call("test.send", {"name": "n"}, key="k")).metadata["replayed"] is True
 
 
 @pytest.mark.proves("L-10")
@@ -150,13 +150,13 @@ async def test_a_key_whose_call_was_only_held_up_may_be_tried_again(tmp_path: Pa
         events: list[Event] = []
         session.watch(events.append)
         waiting = asyncio.create_task(session.call("test.send", {"name": "later"}, key="k"))
-        while not any(event.kind == "waiting" for event in events):
+        while not any(event.kind == "awaiting-locks" for event in events):
             await asyncio.sleep(0)
         session.cancel()
         assert (await waiting).error_kind == "cancelled" and not (await holding).ok
         again = await session.call("test.send", {"name": "later"}, key="k")
-        assert again.data == "later" and "recorded" not in again.metadata
-        assert (await session.call("test.send", {"name": "later"}, key="k")).metadata["recorded"] is True
+        assert again.data == "later" and "replayed" not in again.metadata
+        assert (await session.call("test.send", {"name": "later"}, key="k")).metadata["replayed"] is True
         assert (await session.call("test.send", {"name": "other"}, key="k")).error_kind == "conflict"
     assert held.ran == ["later"]
 
@@ -258,7 +258,7 @@ async def test_closing_the_kernel_answers_and_records_whatever_is_in_flight(tmp_
         queued = asyncio.create_task(session.call("test.send", {"name": "never"}))
         asking = asyncio.create_task(session.call("test.look", {}))
         await person.request_received.wait()
-        while not any(event.kind == "waiting" for event in events):
+        while not any(event.kind == "awaiting-locks" for event in events):
             await asyncio.sleep(0)
     results = [await call for call in (running, queued, asking)]
     assert [(result.error_kind, result.metadata.get("stopped_by")) for result in results] == [
@@ -266,13 +266,13 @@ async def test_closing_the_kernel_answers_and_records_whatever_is_in_flight(tmp_
         ("cancelled", "shutdown"),
         ("unavailable", None),  # it waits for a person, and goes on waiting
     ]
-    assert results[2].metadata["parked"] == person.requests[0].id
-    assert all("unrecorded" not in result.metadata for result in results)
+    assert results[2].metadata["awaiting_approval"] == person.requests[0].id
+    assert all("log_error" not in result.metadata for result in results)
     async with kernel_in(tmp_path) as kernel:
         assert kernel.interrupted_calls == ()
         assert kinds(kernel, "ses_1/1.0")[-1] == "committed"
         assert kinds(kernel, "ses_1/2.0")[-1] == "refused" and kinds(kernel, "ses_1/3.0")[-1] == "approval-requested"
-        assert list(kernel.log.reader.records(kind="lost")) == []
+        assert list(kernel.log.reader.records(kind="records-dropped")) == []
     assert held.ran == []
 
 
@@ -354,9 +354,9 @@ async def test_the_events_of_each_call_come_in_the_order_of_its_steps(tmp_path: 
         await session.call_all([("test.send", {"name": str(n)}) for n in range(20)] + [("test.nothing", {})])
         for call_id, steps in seen.items():
             if call_id.endswith(".20"):
-                assert steps == ["proposed", "refused", "finished"]
+                assert steps == ["proposed", "rejected", "finished"]
             else:
-                assert [step for step in steps if step != "waiting"] == ["proposed", "started", "finished"]
+                assert [step for step in steps if step != "awaiting-locks"] == ["proposed", "started", "finished"]
 
 
 # ── people ───────────────────────────────────────────────────────────────────────────────────────
@@ -380,7 +380,7 @@ async def test_a_face_that_cannot_ask_means_no_and_harms_no_other_call(tmp_path:
         assert refused.error_kind == "denied" and fine.ok
         assert refused.error_text is not None and "could not be asked" in refused.error_text
         await kernel.log.flush()
-        assert kinds(kernel, f"{session.id}/1.0")[-1] == "refused"
+        assert kinds(kernel, f"{session.id}/1.0")[-1] == "rejected"
     assert held.ran == ["y"]
 
 

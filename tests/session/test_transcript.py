@@ -127,7 +127,7 @@ async def test_a_search_is_bounded_and_says_what_it_left_out(tmp_path: Path, mon
         for number in range(5):
             await session.call("notes.look", {"about": f"planet {number}"})
         answer = (await session.call("search_memory", {"query": "planet", "limit": 2})).data
-        assert (answer["found"], answer["searched"], answer["older_left_out"]) == (3, 3, True)
+        assert (answer["found"], answer["searched"], answer["older_not_searched"]) == (3, 3, True)
         assert ["planet 4" in answer["hits"][0]["text"], "planet 3" in answer["hits"][1]["text"]] == [True, True]
 
 

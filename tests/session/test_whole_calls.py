@@ -313,7 +313,7 @@ async def test_a_stop_from_within_a_watcher_stops_that_call_and_no_later_one(
         assert result.error_kind == "cancelled"
     await turns()
     assert (await session.call("test.tell", {})).ok
-    assert (await kinds_of(kernel, f"{session.id}/1.0"))[-1] in ("committed", "refused")
+    assert (await kinds_of(kernel, f"{session.id}/1.0"))[-1] in ("committed", "rejected")
 
 
 @pytest.mark.proves("X-08", "L-08")
@@ -336,7 +336,7 @@ async def test_a_tool_that_goes_on_after_its_time_out_makes_no_more_calls(kernel
     held.open.set()
     assert (await session.call("test.effect", {"text": "mine"})).ok  # waits for the late one's lock
     assert held.effects == ["cancelled", "mine"]
-    assert await kinds_of(kernel, f"{session.id}/1.0.1") == ["proposed", "refused"]
+    assert await kinds_of(kernel, f"{session.id}/1.0.1") == ["proposed", "rejected"]
 
 
 @pytest.mark.proves("L-08", "X-08")
@@ -420,6 +420,6 @@ async def test_arguments_that_no_json_text_could_hold_are_a_clear_answer(
     assert result.error_kind == "invalid_input"
     assert result.error_text is not None and "Handrail failed" not in result.error_text
     assert len(result.error_text) < 2_000
-    assert await kinds_of(kernel, f"{session.id}/1.0") == ["proposed", "refused"]
+    assert await kinds_of(kernel, f"{session.id}/1.0") == ["proposed", "rejected"]
     size = max(len(str(record.body)) for record in kernel.log.reader.records(call=f"{session.id}/1.0"))
     assert size < 20_000

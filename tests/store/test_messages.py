@@ -75,7 +75,7 @@ async def test_hashes_of_what_was_read_are_kept_latest_last_and_bounded(
     assert found[-1] == ("/ws/298", f"{298:064x}")
     assert 45 <= len(found) <= 50
     with sqlite3.connect(store.database.path) as other:
-        (rows,) = other.execute("SELECT count(*) FROM seen WHERE session = 'ses_1'").fetchone()
+        (rows,) = other.execute("SELECT count(*) FROM read_file WHERE session = 'ses_1'").fetchone()
     assert rows <= 150
     assert store.read_hashes.list_hashes("ses_2") == [("/ws/1", "1" * 64)]
     await store.aclose()
@@ -113,7 +113,7 @@ async def test_only_the_process_that_has_a_session_open_suspends_it(place: Place
     store = place.open()
     await store.sessions.open(SessionRow("ses_1", 1))
     with sqlite3.connect(store.database.path) as other:
-        other.execute("UPDATE session SET holder = holder + 1")  # a later holder opened it meanwhile
+        other.execute("UPDATE session SET lease_token = lease_token + 1")  # a later holder opened it meanwhile
     await store.sessions.suspend("ses_1", 7)
     row = store.sessions.get("ses_1")
     assert row is not None and row.holder == store.database.token + 1 and row.used_ns == 1

@@ -91,11 +91,12 @@ async def test_hits_say_whose_words_they_are(of: InteractionState) -> None:
     assert found.data["tools"][0]["id"] == "github_create_issue"
     assert "github_gone" not in str(found.data)
     assert (
-        found.metadata["untrusted"] == "the texts of tools from github come from their authors, not from the operator"
+        found.metadata["untrusted_source"]
+        == "the texts of tools from github come from their authors, not from the operator"
     )
     assert all(len(hit["description"]) <= 200 for hit in found.data["tools"])
     own = await called(of, FindToolsTool(), {"query": "patch lines of a file", "limit": 1})
-    assert own.data["tools"][0]["id"] == "file.patch" and "untrusted" not in own.metadata
+    assert own.data["tools"][0]["id"] == "file.patch" and "untrusted_source" not in own.metadata
 
 
 @pytest.mark.proves("D-05")
@@ -118,11 +119,11 @@ async def test_both_searches_say_that_nothing_fits_below_the_floor(of: Interacti
 @pytest.mark.proves("D-05", "D-07")
 async def test_where_nothing_fits_that_is_said_and_nothing_is_brought(of: InteractionState) -> None:
     told = (await called(of, FindToolsTool(), {"query": "zymurgy quokka"})).data
-    assert told["tools"] == [] and told["nothing_fits"] is True
+    assert told["tools"] == [] and told["no_match"] is True
     assert "No match" in told["message"] and "tell the user" in told["message"]
     assert len(of.active) == 0
     both = (await called(of, FindToolsTool(), {"queries": ["zymurgy quokka", "patch lines of a file"]})).data
-    assert both["nothing_fits"] == ["zymurgy quokka"] and both["tools"][0]["id"] == "file.patch"
+    assert both["no_match"] == ["zymurgy quokka"] and both["tools"][0]["id"] == "file.patch"
 
 
 @pytest.mark.proves("D-05")
@@ -132,10 +133,10 @@ async def test_a_request_in_another_language_is_not_told_that_there_is_no_tool(
 ) -> None:
     for tool in (FindToolsTool(), ToolSearchTool()):
         told = (await called(of, tool, {"query": asked})).data
-        assert told["nothing_fits"] is True and "search again in English" in told["message"]
+        assert told["no_match"] is True and "search again in English" in told["message"]
         assert "does this" not in told["message"]
     both = (await called(of, FindToolsTool(), {"queries": [asked, "patch lines of a file"]})).data
-    assert both["nothing_fits"] == [asked] and "search again in English" in both["message"]
+    assert both["no_match"] == [asked] and "search again in English" in both["message"]
     assert "there is no tool" not in both["message"]
 
 
@@ -143,7 +144,7 @@ async def test_a_request_in_another_language_is_not_told_that_there_is_no_tool(
 async def test_what_little_speaks_for_beside_a_better_one_is_not_brought_into_view(of: InteractionState) -> None:
     told = (await called(of, FindToolsTool(), {"query": "open an issue in a repository"})).data
     assert [hit["id"] for hit in told["tools"]] == ["github_create_issue"] == list(of.active.ids_after())
-    assert "1 tool is loaded" in told["message"] and "nearest_not_in_view" not in told
+    assert "1 tool is loaded" in told["message"] and "nearest_unloaded" not in told
 
 
 @pytest.mark.proves("D-05")
@@ -160,7 +161,7 @@ async def test_a_search_among_extensions_does_not_give_what_ships(of: Interactio
     assert all(hit["id"] != "file.patch" for hit in found.data["tools"])
     issue = await called(of, ToolSearchTool(), {"query": "open an issue"})
     assert issue.data["tools"][0] == {"id": "github_create_issue", "description": "Open a new issue in a repository."}
-    assert "github" in issue.metadata["untrusted"]
+    assert "github" in issue.metadata["untrusted_source"]
     assert "github_create_issue" in of.active
 
 
@@ -179,9 +180,9 @@ async def test_a_search_among_extensions_finds_as_many_however_many_fitting_tool
 @pytest.mark.proves("D-13")
 async def test_a_foreign_manual_is_told_as_foreign(of: InteractionState) -> None:
     manual = await called(of, InfoTool(), {"tool": "github_best"})
-    assert manual.data["category"] == "github" and "github" in manual.metadata["untrusted"]
+    assert manual.data["category"] == "github" and "github" in manual.metadata["untrusted_source"]
     own = await called(of, InfoTool(), {"tool": "file.patch"})
-    assert "untrusted" not in own.metadata and "documentation" not in own.data
+    assert "untrusted_source" not in own.metadata and "documentation" not in own.data
 
 
 CLOSED_LIST = {"guidance": "Use it on Mondays.", "documentation": "All of the manual.", "category": "office"}
@@ -353,13 +354,13 @@ async def test_no_more_tools_are_brought_into_view_than_a_provider_takes(of: Int
     hits = (await called(of, FindToolsTool(), {"query": "stock.t0299 stock.t0298"}, there)).data["tools"]
     assert len(hits) == 1, "the best one still has a place"
     other = (await called(of, ToolSearchTool(), {"query": "order a taxi"}, there)).data
-    assert other["no_longer_in_view"]["tools"] == [hits[0]["id"]] and other["tools"][0]["id"] == "taxi.order"
+    assert other["unloaded"]["tools"] == [hits[0]["id"]] and other["tools"][0]["id"] == "taxi.order"
     asked = {"queries": ["stock.t0298", "stock.t0297"], "limit": 1}
     both = (await called(of, FindToolsTool(), asked, there)).data
-    assert both["no_longer_in_view"]["tools"] == ["taxi.order"] and len(both["tools"]) == 1
-    assert both["no_room_for"] == ["stock.t0297"]
+    assert both["unloaded"]["tools"] == ["taxi.order"] and len(both["tools"]) == 1
+    assert both["not_loaded"] == ["stock.t0297"]
     loaded = (await called(of, LoadToolsTool(), {"tool": "taxi.order"}, there)).data
-    assert loaded["no_longer_in_view"]["tools"] == [both["tools"][0]["id"]]
+    assert loaded["unloaded"]["tools"] == [both["tools"][0]["id"]]
     for tool, args in ((LoadToolsTool(), {"tool": "stock.t0299"}), (FindToolsTool(), {"query": "stock.t0298"})):
         with pytest.raises(ToolError, match=f"The maximum is {MAX_ACTIVE_TOOLS} loaded tools"):
             await called(of, tool, args, there)
@@ -418,4 +419,4 @@ async def test_a_place_that_cannot_keep_what_a_search_made_costs_only_the_keepin
 
 async def test_a_search_among_extensions_that_finds_none_names_the_search_among_all(of: InteractionState) -> None:
     found = await called(of, ToolSearchTool(), {"query": "zymurgy quokka"})
-    assert found.data["nothing_fits"] is True and "find_tools searches all tools" in found.data["message"]
+    assert found.data["no_match"] is True and "find_tools searches all tools" in found.data["message"]

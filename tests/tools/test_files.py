@@ -95,7 +95,7 @@ async def test_an_empty_file_is_read_as_no_lines(desk: Desk) -> None:
 async def test_a_shortened_line_is_named(desk: Desk) -> None:
     desk.put("min.js", "short\n" + "x" * 5_000 + "\nshort\n")
     answer = await desk.call("read", path="min.js")
-    assert answer["shortened_lines"] == [2]
+    assert answer["truncated_lines"] == [2]
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ async def test_more_than_the_bound_is_said(desk: Desk) -> None:
     desk.put("big", "x\n" * 10_001)
     answer = await desk.call("grep", pattern="x")
     assert len(answer["matches"]) == 10_000
-    assert "narrower" in answer["more"]
+    assert "narrower" in answer["has_more"]
 
 
 async def test_what_no_rule_allows_is_left_out_and_counted(desk: Desk) -> None:

@@ -36,7 +36,7 @@ async def test_add_stages_the_files_given_or_everything(desk: Desk, repo: Repo) 
     repo.put("ignored", "")
     found = await desk.call("git.add", paths=["b", "c", "ignored", "nowhere"])
     assert set(found["staged"]) == {"b", "c", "c/now/a/folder"}
-    assert set(found["left_out"]) == {"ignored", "nowhere"}
+    assert set(found["not_staged"]) == {"ignored", "nowhere"}
     assert repo.git("diff", "--cached", "--no-renames", "--name-status").split() == [
         "D",
         "b",
@@ -46,7 +46,7 @@ async def test_add_stages_the_files_given_or_everything(desk: Desk, repo: Repo) 
         "c/now/a/folder",
     ]
     found = await desk.call("git.add", all=True)
-    assert (found["staged"], list(found["left_out"])) == (["a"], ["other/"])
+    assert (found["staged"], list(found["not_staged"])) == (["a"], ["other/"])
     await refused(desk.call("git.add"), "invalid_input", "`all: true`")
     await refused(desk.call("git.add", paths=["a"], all=True), "invalid_input", "`all: true`")
 
@@ -100,7 +100,7 @@ async def test_branches_are_made_and_checked_out_and_files_put_back(desk: Desk, 
     repo.put("a", "mine\n")
     error = await refused(desk.call("git.checkout", ref="main"), "conflict", "git.stash")
     assert error.data == {"files": ["a"]}
-    assert (await desk.call("git.checkout", paths=["a"]))["restored"] == ["a"]
+    assert (await desk.call("git.checkout", paths=["a"]))["restored_from"] == ["a"]
     assert (desk.workspace / "a").read_text() == "1\n"
     assert (await desk.call("git.checkout", ref="main", paths=["a"]))["branch"] == "fix/it"
     assert (desk.workspace / "a").read_text() == "2\n"
@@ -143,7 +143,7 @@ async def test_merge_moves_on_commits_or_lists_the_conflicts(desk: Desk, repo: R
     status = await desk.call("git.status")
     assert (status["state"], status["conflicts"]) == ("merging", conflicts)
     await refused(desk.call("git.commit", message="x"), "conflict", "files have conflicts")
-    assert (await desk.call("git.add", all=True))["left_out"].keys() == {"a"}
+    assert (await desk.call("git.add", all=True))["not_staged"].keys() == {"a"}
     assert (await desk.call("git.merge", abort=True))["commit"] == main
     await refused(desk.call("git.merge", ref="side"), "conflict")
     repo.put("a", "both\n")
@@ -193,7 +193,7 @@ async def test_what_rules_keep_from_programs_is_neither_checked_out_nor_put_asid
     await refused(desk.call("git.stash"), "denied", "key")
     assert (desk.workspace / "key").read_text() == "3\n"
     assert repo.git("branch", "--show-current") == "main"
-    assert (await desk.call("git.checkout", ref="side", paths=["a"]))["restored"] == ["a"]
+    assert (await desk.call("git.checkout", ref="side", paths=["a"]))["restored_from"] == ["a"]
 
 
 async def test_another_git_at_work_is_a_conflict(desk: Desk, repo: Repo) -> None:

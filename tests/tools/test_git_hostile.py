@@ -157,7 +157,7 @@ async def test_no_tool_springs_one(desk: Desk, traps: Traps, repo: Repo) -> None
         ("git.branches", {}),
         ("git.add", {"paths": ["b"]}),
         ("git.commit", {"message": "x"}),
-        ("git.create_branch", {"name": "more"}),
+        ("git.create_branch", {"name": "has_more"}),
         ("git.checkout", {"ref": "side"}),
         ("git.checkout", {"ref": "main"}),
         ("git.merge", {"ref": "side"}),
@@ -207,7 +207,7 @@ async def test_clones_and_pushes_by_path_run_nothing_of_either_end(desk: Desk, t
     with (desk.workspace / "bare.git/config").open("a") as file:
         file.write("[receive]\n\tprocReceiveRefs = refs/heads\n")  # leaves references to a hook, which does not run
     copy.put("d", "2\n")
-    await desk.call("git.commit", repository="copy", message="more", all=True)
+    await desk.call("git.commit", repository="copy", message="has_more", all=True)
     await refused(desk.call("git.push", repository="copy"), "conflict", "rejected fresh")
     assert traps.sprung() == []
 
@@ -251,7 +251,7 @@ async def test_what_serves_a_push_or_a_clone_by_path_is_said_by_the_tools(
     source.configure(configuration.replace("{program}", program))
     # Files that are read beside it, and what is read of the folder that a clone is started in.
     named = f'[remote "loc"]\n\t{RECEIVER}\n'.replace("{program}", program)
-    for name in ("more", "config.worktree"):
+    for name in ("has_more", "config.worktree"):
         source.put(f".git/{name}", named)
     repo.configure(f'[remote "origin"]\n\tuploadpack = {program}; git-upload-pack\n')
     push = desk.call("git.push", repository="source", remote="loc", branch="fresh")
@@ -284,8 +284,8 @@ async def test_what_submodules_configure_does_not_run(desk: Desk, repo: Repo) ->
         ("git.add", {"all": True}),
         ("git.commit", {"message": "x"}),
         ("git.commit", {"message": "x", "amend": True, "all": True}),
-        ("git.create_branch", {"name": "more"}),
-        ("git.checkout", {"ref": "more"}),
+        ("git.create_branch", {"name": "has_more"}),
+        ("git.checkout", {"ref": "has_more"}),
         ("git.merge", {"ref": "main"}),
         ("git.checkout", {"ref": "main", "paths": ["a"]}),
     ):
@@ -311,7 +311,7 @@ async def test_a_filters_program_does_not_run_and_nothing_is_stored_that_it_woul
     repo.put("b.big", "the whole\n")
     status = await desk.call("git.status")
     assert [one["path"] for one in status["unstaged"]] == ["a", "b.big"]
-    assert "large" in status["filters_not_run"]
+    assert "large" in status["skipped_filters"]
     assert "+the whole" in (await desk.call("git.diff"))["patch"]
     await refused(desk.call("git.add", all=True), "unavailable", "large", "bash")
     assert (await desk.call("git.status"))["staged"] == []
@@ -499,7 +499,7 @@ async def test_of_many_files_an_answer_lists_the_first_and_names_the_paths_that_
         "git.add", paths=[*(f"f{number:03}" for number in range(700)), "f0", "f", "f00", "f0/i", "g"]
     )
     assert len(found["staged"]) == 500 and found["staged_not_listed"] == 201
-    assert set(found["left_out"]) == {"f", "f00", "f0/i", "g"}
+    assert set(found["not_staged"]) == {"f", "f00", "f0/i", "g"}
     status = await desk.call("git.status")
     assert len(status["staged"]) == 500 and status["staged_not_listed"] == 201 and not status["clean"]
     assert all(row["change"] == "added" for row in status["staged"])

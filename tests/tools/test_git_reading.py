@@ -147,11 +147,11 @@ async def test_files_that_rules_keep_from_being_read_are_left_out_by_name(desk: 
         await desk.call("git.status"),
     ]
     assert "SECRET" not in repr(calls)
-    assert [one["hidden"]["paths"] for one in calls] == [["key"], ["gone", "key"], ["gone", "key"], ["gone", "key"], ["gone", "key"], ["key"]]  # fmt: skip
+    assert [one["redacted_paths"]["paths"] for one in calls] == [["key"], ["gone", "key"], ["gone", "key"], ["gone", "key"], ["gone", "key"], ["key"]]  # fmt: skip
     assert all([row["path"] for row in one["files"]] == ["a"] for one in calls[:5])
     assert calls[5]["unstaged"] == [{"path": "a", "change": "modified"}]
     added = await desk.call("git.add", all=True)
-    assert (added["staged"], added["left_out"]) == (["a"], {"key": "Rules deny reading this file."})
+    assert (added["staged"], added["not_staged"]) == (["a"], {"key": "Rules deny reading this file."})
 
 
 async def test_show_gives_a_commit_with_its_changes_or_a_file_as_it_was(desk: Desk, repo: Repo) -> None:
@@ -165,7 +165,7 @@ async def test_show_gives_a_commit_with_its_changes_or_a_file_as_it_was(desk: De
     main = repo.commit("main", a="changed\n")
     repo.git("merge", "--quiet", "--no-edit", "side")
     merged = await desk.call("git.show")
-    assert (merged["compared_with"], [one["path"] for one in merged["files"]]) == (main, ["b"])
+    assert (merged["compared_to"], [one["path"] for one in merged["files"]]) == (main, ["b"])
     assert (await desk.call("git.show", ref=root, file="a"))["content"] == "one\n"
     assert (await desk.call("git.show", file="picture"))["binary"] is True
     await refused(desk.call("git.show", ref=root, file="b"), "failed", "b")

@@ -56,7 +56,7 @@ async def test_a_command_in_the_background_is_read_waited_for_and_seen_while_it_
     await heard.wait()
     assert "".join(told) == "one\n", "while it runs"
     read = await data(session, "read_job", job_id=job_id)
-    assert (read["text"], read["state"], read["more"]) == ("one\n", "running", True)
+    assert (read["text"], read["state"], read["has_more"]) == ("one\n", "running", True)
     waited = await data(session, "wait", job_id=job_id, timeout_ms=1)
     assert waited["state"] == "running" and "keeps running" in waited["note"]
     assert [job["job_id"] for job in (await data(session, "jobs", running_only=True))["jobs"]] == [job_id]
@@ -64,7 +64,7 @@ async def test_a_command_in_the_background_is_read_waited_for_and_seen_while_it_
     result = (await data(session, "wait", job_id=job_id))["result"]
     assert result["data"] == {"exit_code": 0, "output": "one\ntwo\nthree\n"}
     rest = await data(session, "read_job", job_id=job_id, cursor=read["cursor"])
-    assert (rest["text"], rest["more"]) == ("two\nthree\n", False)
+    assert (rest["text"], rest["has_more"]) == ("two\nthree\n", False)
     last = await data(session, "read_job", job_id=job_id, offset=-1)
     assert (last["text"], last["first_line"]) == ("three\n", 2)
     assert {"wait", "read_job", "stop_task", "jobs"} <= {spec.id for spec in session.active_tools}, (

@@ -170,13 +170,13 @@ TABLE = {
         capabilities=("vcs.config",),
         targets=("net.fetch={url}",),
     ),
-    "resource.list": Row("source", "search", "read", (), capabilities=("offers",)),
-    "resource.read": Row("uri*", "read", "external", (), capabilities=("offers", *CLIENT)),
-    "resource.subscribe": Row("uri*", "other", "external", (), capabilities=("offers",)),
-    "resource.unsubscribe": Row("uri*", "other", "read", (), capabilities=("offers",)),
-    "prompt.list": Row("source", "search", "read", (), capabilities=("offers",)),
-    "prompt.get": Row("name* arguments", "read", "external", (), capabilities=("offers", *CLIENT)),
-    "prompt.complete": Row("ref* argument* context", "search", "external", (), capabilities=("offers",)),
+    "resource.list": Row("source", "search", "read", (), capabilities=("resources",)),
+    "resource.read": Row("uri*", "read", "external", (), capabilities=("resources", *CLIENT)),
+    "resource.subscribe": Row("uri*", "other", "external", (), capabilities=("resources",)),
+    "resource.unsubscribe": Row("uri*", "other", "read", (), capabilities=("resources",)),
+    "prompt.list": Row("source", "search", "read", (), capabilities=("resources",)),
+    "prompt.get": Row("name* arguments", "read", "external", (), capabilities=("resources", *CLIENT)),
+    "prompt.complete": Row("ref* argument* context", "search", "external", (), capabilities=("resources",)),
 }
 SPECS = {tool.spec.id: tool.spec for tool in BUILTINS}
 

@@ -204,7 +204,7 @@ async def test_several_edits_are_made_all_or_none_or_as_far_as_they_go(desk: Des
             )
         else:
             done = await desk.call("multi_edit", path="a.txt", edits=edits, mode=mode)
-            assert [one["edit"] for one in done["failed"]] == [2] and done["not_tried"] == failed
+            assert [one["edit"] for one in done["failed"]] == [2] and done["not_applied"] == failed
         assert path.read_text() == after
 
 
@@ -224,7 +224,7 @@ async def test_a_tree_shows_folders_with_their_counts_and_not_what_is_ignored(de
     assert (await desk.call("tree", path="src", depth=5))["tree"] == "a/ (2 files)\n  one.py\n  two.py\nb.py"
     assert ".hidden/ (1 file)" in (await desk.call("tree", hidden=True))["tree"]
     cut = await desk.call("tree", max_entries=2)
-    assert cut["tree"].count("\n") == 1 and "The tree is incomplete" in cut["more"]
+    assert cut["tree"].count("\n") == 1 and "The tree is incomplete" in cut["has_more"]
 
 
 # ── python ───────────────────────────────────────────────────────────────────────────────────────

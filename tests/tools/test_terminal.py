@@ -96,7 +96,7 @@ async def test_an_interpreter_is_typed_to_interrupted_and_left(session: Session)
     assert job["job_id"] == terminal and "a python" in job["about"]
     await data(session, "send", id=terminal, text="raise SystemExit(7)\n")
     end = await ended(session, terminal)
-    assert (end["state"], end["exit_code"], end["more"]) == ("done", 7, False)
+    assert (end["state"], end["exit_code"], end["has_more"]) == ("done", 7, False)
     assert session.notifications is not None and not await session.notifications.list_pending(), (
         "its end was told by the look"
     )
@@ -159,7 +159,7 @@ async def test_a_flood_is_bounded_told_and_interrupted(
     while (job := await session.jobs.get(terminal)).output_bytes < 800 * 1024:
         await asyncio.sleep(0.01)
     read = await data(session, "read", id=terminal, cursor=0, wait_ms=0)
-    assert read["dropped_bytes"] >= 256 * 1024 and read["text"].strip("y\n") == "" and read["more"]
+    assert read["dropped_bytes"] >= 256 * 1024 and read["text"].strip("y\n") == "" and read["has_more"]
     assert read["cursor"] == read["dropped_bytes"] + len(read["text"])
     assert (await session.call("read_job", {"job_id": terminal})).data["dropped_bytes"] >= read["dropped_bytes"]
     (kept,) = (tmp_path / "state").rglob(f"{job.id}*.job.txt")

@@ -96,7 +96,7 @@ async def test_its_tools_are_called_like_any_other_once_a_person_has_approved_th
             assert before.error_kind == "unavailable" and "the user has not approved" in str(before.error_text)
             await approve_tools(kernel, "t")
             result = await session.call("t_echo", {"text": "x"})
-            assert text_of(result) == "x" and result.metadata["untrusted"] == "it comes from mcp server t"
+            assert text_of(result) == "x" and result.metadata["untrusted_source"] == "it comes from mcp server t"
             environment = json.loads(text_of(await session.call("t_environment", {})))
             assert environment["GREETING"] == "hello" and "KEY" in environment["TOKEN"]
             assert "sesame-open-1234" not in json.dumps(environment), "what comes back is redacted"
@@ -209,7 +209,7 @@ async def test_one_killed_in_the_middle_of_a_call_answers_with_the_reason_and_ot
         assert "signal 9" in str(result.error_text) or "137" in str(result.error_text)
         after = await session.call("t_echo", {"text": "x"})
         assert after.error_kind == "unavailable"
-        await until(lambda: upstream.state == "waiting")
+        await until(lambda: upstream.state == "awaiting-approval")
         after = await session.call("t_echo", {"text": "x"})
         assert "next attempt in" in str(after.error_text) and after.error_kind == "unavailable"
         assert text_of(await session.call("other_echo", {"text": "still"})) == "still"
@@ -223,7 +223,7 @@ async def test_after_each_attempt_that_fails_the_next_wait_is_kept(tmp_path: Pat
         upstream.backoff_s = (0.001, 0.002, 60)
         with pytest.raises(ToolError):
             await upstream.get_listing()
-        await until(lambda: upstream.state == "waiting" and upstream.retry_in_s > 1)
+        await until(lambda: upstream.state == "awaiting-approval" and upstream.retry_in_s > 1)
         assert upstream.attempts == 3
 
 
@@ -306,7 +306,7 @@ async def test_a_tool_of_a_server_that_nobody_has_reached_yet_is_told_of_with_wh
         waiting = {one["name"]: one["description"] for one in categories if not one["tool_count"]}
         assert waiting.keys() == {"project", "mcp:git", "mcp:odd", "mcp:far"} and "exit code 3" in waiting["mcp:odd"]
         found = (await session.call("tool_search", {"query": "frobnicate the quux"})).data
-        assert found["not_looked_through"].keys() == {"mcp:git", "mcp:odd", "mcp:far"}
+        assert found["not_searched"].keys() == {"mcp:git", "mcp:odd", "mcp:far"}
         assert "is connecting" in str((await session.call("load_tools", {"tool": "git_log"})).error_text)
         assert "exit code 3" in str((await session.call("load_tools", {"category": "mcp:odd"})).error_text)
         assert "is connecting" in str((await session.call("info", {"tool": "git_log"})).error_text)

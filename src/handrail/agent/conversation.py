@@ -290,7 +290,7 @@ def _parse_objects(value: object) -> list[dict[str, Any]]:
     return [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]
 
 
-HIDDEN_METADATA = frozenset({"duration_ms", "lock_wait_ms", "confined_by", "artifacts"})
+HIDDEN_METADATA = frozenset({"duration_ms", "lock_wait_ms", "sandbox", "artifacts"})
 """Metadata on which the model cannot act. Without times, equal results are equal texts."""
 
 

@@ -16,7 +16,7 @@ RunStatus = Literal[
     "answered",  # the model ended with text and no calls
     "budget",  # turns, tokens, time or calls ran out
     "cancelled",  # the user or the program stopped the run
-    "parked",  # calls await approval; a later run of the same session continues with the decisions
+    "awaiting_approval",  # calls await approval; a later run of the same session continues with the decisions
     "length",  # the last reply reached the model's output limit
     "refused",  # the provider or the model declined
     "failed",  # the provider returned no complete reply; the text is for the operator

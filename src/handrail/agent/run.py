@@ -219,7 +219,7 @@ class RunState:
             count = (
                 "1 call awaits" if len(self.awaiting_approval) == 1 else f"{len(self.awaiting_approval)} calls await"
             )
-            self.end("parked", f"{count} approval: {', '.join(self.awaiting_approval)}.")
+            self.end("awaiting_approval", f"{count} approval: {', '.join(self.awaiting_approval)}.")
 
     def evaluate_reply(self, reply: ModelReply) -> None:
         """Decide whether the run ends with this reply, and how."""
@@ -377,7 +377,7 @@ class ServeLoop:
                     if isinstance(event, RunFinished):
                         why = event.outcome.status
             in_vain = 0 if why == "answered" else in_vain + 1
-            owed = why in ("failed", "parked") and await self._agent.has_unanswered()
+            owed = why in ("failed", "awaiting_approval") and await self._agent.has_unanswered()
 
     async def _has_notifications(self) -> bool:
         notices = self._agent.session.notifications
@@ -422,4 +422,4 @@ def _pause_s(in_vain: int) -> float:
 
 def _retry_s(in_vain: int, why: RunStatus | None) -> float:
     """Return the seconds until unfinished work is tried again; looking for an approval costs nothing."""
-    return _pause_s(in_vain) if why == "parked" else min(2.0 ** min(in_vain - 1, 32), MAX_RETRY_S)
+    return _pause_s(in_vain) if why == "awaiting_approval" else min(2.0 ** min(in_vain - 1, 32), MAX_RETRY_S)

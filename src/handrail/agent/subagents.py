@@ -36,7 +36,7 @@ _KINDS: dict[str, ErrorKind] = {
     "budget": "limit",
     "cancelled": "cancelled",
     "failed": "backend",
-    "parked": "unavailable",
+    "awaiting_approval": "unavailable",
 }
 
 

@@ -144,7 +144,7 @@ def describe_unseen_tool(call: Call) -> dict[str, Any]:
         told["manual"] = f"The schema is too long for this error. To read it, {_documentation_hint(entry.id)}."
     details: dict[str, Any] = {"data": call.redactor.redact_value(told) if call.redactor.active else told}
     if entry.untrusted_source:
-        details["untrusted"] = f"it comes from {entry.untrusted_source}"
+        details["untrusted_source"] = entry.untrusted_source
     return details
 
 
@@ -415,7 +415,7 @@ class Arbiter:
         :return: what is wrong if the arguments are larger than a call may carry
         """
         if call.resumed:
-            attempt = {} if call.job is None else {"job": call.job.row.id, "attempt": call.job.row.job.attempt}
+            attempt = {} if call.job is None else {"job_id": call.job.row.id, "attempt": call.job.row.job.attempt}
             asked = {"approval": [row.id for row in call.approvals.requests], "generation": call.generation.number}
             call.add_record("resumed", {**asked, **attempt})
             return None
@@ -541,11 +541,11 @@ class Arbiter:
 
     def _metadata(self, call: Call) -> dict[str, Any]:
         assert call.entry is not None
-        metadata: dict[str, Any] = {"duration_ms": call.elapsed_ms, "confined_by": call.entry.sandbox}
+        metadata: dict[str, Any] = {"duration_ms": call.elapsed_ms, "sandbox": call.entry.sandbox}
         if call.read_only:
             metadata["read_only"] = True
         if call.entry.untrusted_source:
-            metadata["untrusted"] = f"it comes from {call.entry.untrusted_source}"
+            metadata["untrusted_source"] = call.entry.untrusted_source
         if call.lock_wait_ms:
             metadata["lock_wait_ms"] = round(call.lock_wait_ms, 3)
         if call.network_attempts:
@@ -579,7 +579,7 @@ class Arbiter:
             # It ran, and the answer says what is known. The record is still true, so it is tried again later; if
             # that fails too, the open intent makes the call 'interrupted' at the next start, never run again.
             self.log.append(records)
-            shaped.result = shaped.result.with_metadata(unrecorded=str(error))
+            shaped.result = shaped.result.with_metadata(log_error=str(error))
 
     def _refuse(self, call: Call, refusal: CallRefusal) -> ShapedOutput:
         asked, granted, _ = call.approvals
@@ -592,8 +592,8 @@ class Arbiter:
             self.authorisation.approval_flow.withdraw(asked)
         details = refusal.details if call.job is None else {**refusal.details, **self.jobs.result_metadata(call.job)}
         result = call.error_result(refusal.kind, self.shaper.redactor.redact_text(refusal.text), **details)
-        call.add_record("refused", {"step": refusal.step, "result": result.to_dict()})
-        call.emit("refused", {"step": refusal.step, "kind": refusal.kind, "text": result.error_text})
+        call.add_record("rejected", {"step": refusal.step, "result": result.to_dict()})
+        call.emit("rejected", {"step": refusal.step, "kind": refusal.kind, "text": result.error_text})
         call.flush_records()
         return unlogged_output(result)
 
@@ -609,9 +609,9 @@ class Arbiter:
             f"`{call.tool_id}` is awaiting approval ({approval_id}). Nothing was run yet. The call continues when a user "
             "has answered and the session is resumed. Do not repeat it."
         )
-        result = call.error_result("unavailable", text, parked=approval_id)
+        result = call.error_result("unavailable", text, awaiting_approval=approval_id)
         call.flush_records()
-        call.emit("parked", {"approval": approval_id})
+        call.emit("awaiting-approval", {"approval": approval_id})
         return ShapedOutput(result, result, {})
 
     def _report_defect(self, call: Call, defect: Exception) -> ShapedOutput:
@@ -621,7 +621,7 @@ class Arbiter:
         shown = f"{type(defect).__name__}: {self.shaper.redactor.redact_head(str(defect), 300)}"
         text = f"Handrail failed while it carried out `{call.tool_id}`. {effect} The error is {shown}"
         result = call.error_result("backend", text)
-        call.add_record("committed" if call.started else "refused", {"result": result.to_dict(), "defect": True})
+        call.add_record("committed" if call.started else "rejected", {"result": result.to_dict(), "defect": True})
         call.flush_records()
         return unlogged_output(result)
 

@@ -252,10 +252,10 @@ class IdempotentAnswers:
                 "unavailable",
                 "belongs to a call whose recorded result is damaged; it is not run again. Check its effect, then use a new key.",
             )
-        elif outcome.kind == "refused" and recorded.error_kind in _MAY_PASS:
+        elif outcome.kind == "rejected" and recorded.error_kind in _MAY_PASS:
             return None  # nothing was run, and the cause may have passed
         else:
-            result = recorded.with_metadata(recorded=True)
+            result = recorded.with_metadata(replayed=True)
             entry = call.generation.resolve(before.tool or call.proposed.name)  # of a step: the tool that was open
             at_face, model = (result, result) if entry is None else split_views(entry.spec, result)
             return CallAnswer(call.id, call.proposed.name, at_face, model)

@@ -103,7 +103,7 @@ class CallLocks:
         began = time.monotonic_ns()
         request = self.locks.enqueue(call.required_locks, call.id)
         call.mark_queued()
-        call.emit("waiting", {"for": self.locks.describe_wait(request)})
+        call.emit("awaiting-locks", {"for": self.locks.describe_wait(request)})
         try:
             budget_s = self.wait_ms / 1000
             with pause_timeouts(call):  # the wait does not use up the time-out of a calling tool

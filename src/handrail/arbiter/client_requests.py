@@ -96,7 +96,7 @@ class CallClientService:
                 kind="limit",
             )
         told = [{"method": ask.method, "origin": ask.origin} for ask in put.values()]
-        call.add_record("client-asked", {"asks": told})
+        call.add_record("client-request", {"asks": told})
         call.flush_records()
         with pause_timeouts(call):
             try:

@@ -29,7 +29,7 @@ _DOORS = frozenset(
             "transcript",
             "terminals",
         ),
-        *("catalog", "jobs", "agents", "skills", "cancellation", "peer", "offers"),
+        *("catalog", "jobs", "agents", "skills", "cancellation", "peer", "resources"),
     }
 )
 _MOST_CLOSES = 8

@@ -154,7 +154,7 @@ class ToolRunner:
             if execution.reason is None:
                 return Result.error("backend", f"`{spec.id}` failed unexpectedly: {said}")
             stopped = self._stop_result(call, execution.reason, budget_ms, _last_output(runtime))
-            return stopped.with_metadata(failed_when_stopped=said)
+            return stopped.with_metadata(stop_error=said)
         finally:
             if call.handed_over_run is None:
                 call.tool_ended = True

@@ -349,7 +349,7 @@ class ToolSessions:
             return None
         self._remove(state, ended)
         told = {"tool": state.entry.id, "state": state.id, "ended": ended}
-        self._log.append([Record("state-ended", state.session_id, state.call_id, told)])
+        self._log.append([Record("tool-session-closed", state.session_id, state.call_id, told)])
         return self._abandon(state)
 
     def _abandon(self, state: LiveToolSession) -> asyncio.Task[None]:

@@ -222,7 +222,7 @@ class CatalogCosts:
     @property
     def active_tools(self) -> tuple[ToolCost, ...]:
         """The loaded tools."""
-        return tuple(tool for tool in self.tools if tool.standing != "to be loaded")
+        return tuple(tool for tool in self.tools if tool.standing != "deferred")
 
     @property
     def active_tokens(self) -> int:
@@ -249,7 +249,7 @@ class CatalogCosts:
         for tool in self.tools:
             groups.setdefault(of(tool), []).append(tool)
         found = (
-            CostShare(name, len(tools), _tokens(tools), _tokens(t for t in tools if t.standing != "to be loaded"))
+            CostShare(name, len(tools), _tokens(tools), _tokens(t for t in tools if t.standing != "deferred"))
             for name, tools in groups.items()
         )
         return tuple(sorted(found, key=lambda share: (-share.tokens, share.name)))

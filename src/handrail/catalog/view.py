@@ -199,7 +199,7 @@ MAX_INITIALLY_ACTIVE = 20
 """The maximum number of tools of an agent for which all are loaded from the start."""
 DISCOVERY_TOOLS = ("browse_tools", "load_tools", "find_tools", "tool_search")
 """The tools by which a model reaches a tool that is not loaded."""
-ToolStatus = Literal["core", "in view", "to be loaded", "withheld"]
+ToolStatus = Literal["core", "active", "deferred", "unavailable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,10 +340,10 @@ class CatalogView:
     def status_of(self, entry: ToolEntry) -> ToolStatus:
         """Return the status of a tool at the start of an interaction."""
         if entry.unavailable_reason is not None:
-            return "withheld"
+            return "unavailable"
         if entry.id in self.core_tools:
             return "core"
-        return "in view" if entry.id in self.initially_active else "to be loaded"
+        return "active" if entry.id in self.initially_active else "deferred"
 
 
 _views: weakref.WeakKeyDictionary[Generation, dict[CatalogOptions, CatalogView]] = weakref.WeakKeyDictionary()

@@ -18,7 +18,7 @@ ApprovalChoice = Literal[
     "reject",  # deny this call; the model gets the message
     "reject-always",  # also store the shown deny rule for every session of this workspace
     "stop",  # deny this call, and stop the session
-    "later",  # no user is present: the call awaits approval, which another frontend may give
+    "defer",  # no user is present: the call awaits approval, which another frontend may give
 ]
 APPROVAL_CHOICES: tuple[ApprovalChoice, ...] = get_args(ApprovalChoice)
 APPROVING_CHOICES: frozenset[ApprovalChoice] = frozenset(
@@ -232,7 +232,7 @@ class DeferApprovals:
     """
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
-        return ApprovalAnswer("later")
+        return ApprovalAnswer("defer")
 
     async def answer_questions(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]] | None:
         return None

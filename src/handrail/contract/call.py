@@ -145,17 +145,17 @@ def make_call_id(session_id: str, turn: int, position: int) -> str:
 
 EventKind = Literal[
     "proposed",
-    "refused",
-    "asking",
+    "rejected",
+    "approval-requested",
     "approved",
-    "parked",  # no user is present: the call continues when its session is resumed
-    "waiting",  # for its locks
-    "detached",  # answered with a job (data: job), and continues in the background
+    "awaiting-approval",  # no user is present: the call continues when its session is resumed
+    "awaiting-locks",  # for its locks
+    "backgrounded",  # answered with a job (data: job), and continues in the background
     "started",
     "progress",  # data: message, fraction; or a piece of the output so far, under output
     "log",  # a message of the tool; data: level, data, logger
     "finished",  # data: type, error_kind; for a program its exit_code or signal
-    "offers-changed",  # of the session: the available or active tools, resources or prompts
+    "list-changed",  # of the session: the available or active tools, resources or prompts
     "resource-updated",  # of the session: a subscribed resource (data: uri)
 ]
 

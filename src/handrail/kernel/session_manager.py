@@ -155,7 +155,7 @@ def _describe_default(manifest: AgentManifest) -> str:
 def describe_parent(row: SessionRow) -> dict[str, Any]:
     """Return the origin of a session, for its record."""
     if row.parent_session is not None:
-        return {"under": row.parent_session, "under_call": row.parent_call}
+        return {"parent_session": row.parent_session, "parent_call": row.parent_call}
     return {"parent": row.details["parent"]} if "parent" in row.details else {}
 
 
@@ -244,7 +244,12 @@ class SessionManager:
             raise
         if (before := self._resting.pop(session_id, None)) is not None:
             family.adopt_children(session, before)
-        opened = {"agent": context.agent, "face": opening.frontend, "headless": row.headless, "mode": lane.rules.mode}
+        opened = {
+            "agent": context.agent,
+            "frontend": opening.frontend,
+            "headless": row.headless,
+            "mode": lane.rules.mode,
+        }
         if row.topic is not None:
             opened["topic"] = row.topic
         context.generations.start_recording()

@@ -139,7 +139,7 @@ def read_timeline(reader: LogReader, call_id: str) -> CallTimeline | None:
         happenings=tuple(_make_event(one) for one in records),
         locks=tuple(str(lock) for lock in cast("list[Any]", locks)) if isinstance(locks, list) else (),
         lock_wait_ms=float(wait) if isinstance(wait, int | float) else None,
-        confined_by=_string(_mapping(result.get("metadata")).get("confined_by")),
+        confined_by=_string(_mapping(result.get("metadata")).get("sandbox")),
         result=result or None,
         parent=_string(parent),
         children=tuple(reader.list_child_calls(call_id)),
@@ -184,8 +184,8 @@ def _describe_record(kind: str, body: Mapping[str, Any]) -> tuple[str, str]:
             return "resumed", f"with the tools of generation {body.get('generation')}"
         case "intended":
             return "started", _describe_locks(body)
-        case "refused":
-            return f"refused at {body.get('step', 'an unknown step')}", ended
+        case "rejected":
+            return f"rejected at {body.get('step', 'an unknown step')}", ended
         case "committed" if body.get("late") is True:
             return "ended late, after the answer", ended
         case "committed":

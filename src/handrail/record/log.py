@@ -3,11 +3,11 @@
 The arbiter defines the bodies, except for the names that readers rely on:
 
 - ``proposed``: ``tool`` (id), ``arguments``; ``topic``, if its session has one
-- ``refused``, ``committed``: ``result``, the wire form of a :class:`~handrail.contract.call.Result`; a ``committed``
+- ``rejected``, ``committed``: ``result``, the wire form of a :class:`~handrail.contract.call.Result`; a ``committed``
   with ``late`` only adds the end of work whose call was already answered
-- ``detached``: ``job``; ``result``, the answer to its proposer
+- ``backgrounded``: ``job``; ``result``, the answer to its proposer
 - ``interrupted``: ``tool``, ``intended`` (sequence of the record without an outcome)
-- ``provided``: ``provider``, ``name``, ``tool`` (id or ""), ``arguments``, ``failed``, ``artifacts``, ``topic``; without a call
+- ``provider-tool-used``: ``provider``, ``name``, ``tool`` (id or ""), ``arguments``, ``failed``, ``artifacts``, ``topic``; without a call
 - ``redacted``: ``sequences``, runs ``[first, last]`` of the records whose bodies were removed
 """
 
@@ -37,25 +37,25 @@ RecordKind = Literal[
     "session-closed",
     "generation",
     "proposed",
-    "refused",
+    "rejected",
     "approval-requested",
     "approval-responded",
     "resumed",  # a call that was awaiting approval when its process ended continues under its own id
     "authorised",
-    "detached",  # the call continues in the background: its proposer received a job
+    "backgrounded",  # the call continues in the background: its proposer received a job
     "intended",
     "committed",
     "interrupted",
-    "state-ended",  # a tool session of a stateful tool ended without a call
-    "client-asked",  # a running tool sends a request to the client: its methods and its origin
+    "tool-session-closed",  # a tool session of a stateful tool ended without a call
+    "client-request",  # a running tool sends a request to the client: its methods and its origin
     "compacted",  # older messages are no longer sent to the model: how many, and how many remain
-    "provided",  # a model's provider executed one of its own tools
+    "provider-tool-used",  # a model's provider executed one of its own tools
     "instructions-read",  # instruction files above the workspace were read for the model: their names and content
     "redacted",
-    "lost",  # the number of appended records that were lost while the log could not write
+    "records-dropped",  # the number of appended records that were lost while the log could not write
 ]
 
-_ENDS = frozenset({"committed", "refused", "interrupted"})
+_ENDS = frozenset({"committed", "rejected", "interrupted"})
 """The kinds that end a call."""
 _SETTLED_INTERVAL = 4096
 _JOURNAL_NAME = "record"
@@ -191,7 +191,7 @@ class CommitLog:
         await self._writer.wait_for_backlog(count)
 
     async def find_outcome(self, call_id: str) -> LoggedRecord | None:
-        """Return the record that ended a call (``committed``, ``refused`` or ``interrupted``), or None.
+        """Return the record that ended a call (``committed``, ``rejected`` or ``interrupted``), or None.
 
         :raises LogUnavailable: if recent records cannot be made durable
         """
@@ -204,7 +204,7 @@ class CommitLog:
         :raises LogUnavailable: if recent records cannot be made durable
         """
         await self._writer.flush()
-        return self._read(lambda reader: next(reader.records(call=call_id, kind="detached", limit=1), None))
+        return self._read(lambda reader: next(reader.records(call=call_id, kind="backgrounded", limit=1), None))
 
     async def find_proposal(self, call_id: str) -> LoggedRecord | None:
         """Return the record of a call's proposal, or None.
@@ -361,7 +361,9 @@ class _RecordTable:
         self._confirmed_lost = self._reported_lost
         lost = self._writer.lost
         if lost > self._reported_lost:
-            entries.append(_LogEntry(self._clock(), [Record("lost", "", "", {"records": lost - self._reported_lost})]))
+            entries.append(
+                _LogEntry(self._clock(), [Record("records-dropped", "", "", {"records": lost - self._reported_lost})])
+            )
             self._reported_lost = lost
         for item in batch:
             if isinstance(item, _LogEntry):

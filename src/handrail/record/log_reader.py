@@ -20,26 +20,26 @@ from handrail.store.encoding import decode
 
 CallState = Literal[
     "proposed",
-    "waiting",
-    "parked",
+    "awaiting-approval",
+    "suspended",
     "authorised",
     "running",
     "output",
     "error",
-    "refused",
+    "rejected",
     "interrupted",
     "not-run",
     "redacted",
 ]
 """The state of a call.
 
-``waiting``: it waits for the user. ``parked``: its process ended while it waited for the user; it continues when its session
+``awaiting-approval``: it waits for the user. ``suspended``: its process ended while it waited for the user; it continues when its session
 is opened again. ``not-run``: its process ended before it started, or its approval request was removed. ``redacted``: it ended,
 and its outcome was removed from the log."""
 
 _COLUMNS = "sequence, at_ns, kind, session, call, seal, body"
 """The columns that `ChainVerifier.check_record` and `_logged` expect."""
-_ENDS = ("committed", "refused", "interrupted")
+_ENDS = ("committed", "rejected", "interrupted")
 _CHECKED_RECORDS = 16
 _MAX_TIME_NS = 2**62
 """In nanoseconds, in the year 2116: no record is later."""
@@ -80,7 +80,7 @@ class CallRow:
     :param tool: the tool id; None if the record was redacted or names no tool
     :param started_ns: when its intent was recorded
     :param ended_ns: when it was committed, refused or marked as interrupted
-    :param error_kind: the error kind of its result, if the state is ``error`` or ``refused``
+    :param error_kind: the error kind of its result, if the state is ``error`` or ``rejected``
     :param topic: the topic of its session when it was proposed
     """
 
@@ -248,7 +248,9 @@ class LogReader:
                 # With a damaged index, the query may not even find the proposal again.
                 row = _summarize_call(list(self.records(call=proposal.call_id)) or [proposal], began)
                 rows.append(
-                    row if row.state != "parked" or self._is_awaiting_approval(row) else replace(row, state="not-run")
+                    row
+                    if row.state != "suspended" or self._is_awaiting_approval(row)
+                    else replace(row, state="not-run")
                 )
         return rows
 
@@ -263,7 +265,7 @@ class LogReader:
     def find_outcome(self, call_id: str) -> LoggedRecord | None:
         """Return the record that ended the latest run of a call, or None.
 
-        Its kind is ``committed``, ``refused`` or ``interrupted``.
+        Its kind is ``committed``, ``rejected`` or ``interrupted``.
         """
         found: LoggedRecord | None = None
         for entry in self.records(call=call_id) if call_id else ():
@@ -309,8 +311,10 @@ class LogReader:
 
     def describe_session(self, session_id: str) -> dict[str, Any]:
         """Return ``agent``, ``face`` and ``topic`` of a session; empty if the session is unknown."""
-        row = self._connection.execute("SELECT agent, face, topic FROM session WHERE id = ?", (session_id,)).fetchone()
-        return {} if row is None else dict(zip(("agent", "face", "topic"), row, strict=True))
+        row = self._connection.execute(
+            "SELECT agent, frontend, topic FROM session WHERE id = ?", (session_id,)
+        ).fetchone()
+        return {} if row is None else dict(zip(("agent", "frontend", "topic"), row, strict=True))
 
     def find_last_turn(self, session: str) -> int:
         """Return the highest turn number of a session's calls (``session/turn.index``); 0 if it has none."""
@@ -323,7 +327,7 @@ class LogReader:
         sql = (
             f"SELECT {_COLUMNS} FROM record AS i WHERE sequence > ? AND kind = 'intended' AND call <> '' "  # noqa: S608
             "AND NOT EXISTS (SELECT 1 FROM record AS o WHERE o.call = i.call AND o.call <> '' "
-            "AND o.sequence > i.sequence AND o.kind IN ('intended', 'committed', 'refused', 'interrupted')) "
+            "AND o.sequence > i.sequence AND o.kind IN ('intended', 'committed', 'rejected', 'interrupted')) "
             "ORDER BY sequence"
         )
         found = [_read_row(row) for row in self._connection.execute(sql, (self.read_mark("settled"),))]
@@ -370,7 +374,7 @@ def _summarize_call(records: list[LoggedRecord], began: int) -> CallRow:
             case "resumed":
                 carried = entry.sequence
             case "approval-requested":
-                state, asked = "waiting", True
+                state, asked = "awaiting-approval", True
             case "approval-responded":
                 state = "proposed"
             case "authorised":
@@ -380,7 +384,7 @@ def _summarize_call(records: list[LoggedRecord], began: int) -> CallRow:
                 error_kind = error_text = None
             case "interrupted":
                 state, ended, error_kind = "interrupted", entry.at_ns, "interrupted"
-            case "committed" | "refused" if ended is None and not _is_late(entry):
+            case "committed" | "rejected" if ended is None and not _is_late(entry):
                 ended = entry.at_ns
                 state, error_kind, error_text = _read_outcome(entry)
             case _:
@@ -406,8 +410,8 @@ def _read_outcome(entry: LoggedRecord) -> tuple[CallState, str | None, str | Non
     """Return the final state of a call, with the kind and the text of its error."""
     result = _mapping((entry.body or {}).get("result"))
     state: CallState = "error" if result.get("type") == "error" else "output"
-    if entry.kind == "refused":
-        state = "refused"
+    if entry.kind == "rejected":
+        state = "rejected"
     elif entry.body is None:
         state = "redacted"
     return state, _text(_mapping(result.get("metadata")).get("error_kind")), _text(result.get("error_text"))
@@ -415,9 +419,9 @@ def _read_outcome(entry: LoggedRecord) -> tuple[CallState, str | None, str | Non
 
 def _state_after_exit(state: CallState, *, asked: bool) -> CallState:
     """Return the state of a call whose process has ended."""
-    if state not in ("proposed", "waiting", "authorised"):
+    if state not in ("proposed", "awaiting-approval", "authorised"):
         return state
-    return "parked" if asked else "not-run"
+    return "suspended" if asked else "not-run"
 
 
 def _is_late(entry: LoggedRecord) -> bool:

@@ -177,7 +177,7 @@ def _size(file: Path) -> int:
         return 0
 
 
-_PERMANENT_KINDS = ("redacted", "lost")
+_PERMANENT_KINDS = ("redacted", "records-dropped")
 """Records that document the fate of other records. They contain only numbers and reasons."""
 _MAX_BATCH_RECORDS = 20_000
 _MAX_BATCH_BYTES = 64 * 1024 * 1024

@@ -99,7 +99,7 @@ def _check(connection: sqlite3.Connection, head: str | None) -> LogVerification:
                 _extend_runs(bodiless, sequence)
             elif kind == "redacted":
                 recorded += _read_runs(body)
-            elif kind == "lost":
+            elif kind == "records-dropped":
                 lost += _read_count(body)
             found_head = found_head or walk.head.hex() == head
     except sqlite3.DatabaseError as error:

@@ -400,7 +400,7 @@ class CallRuntime:
 
     @property
     def resources(self) -> ResourceService:
-        self._require_capability("offers")
+        self._require_capability("resources")
         return self._services.resources(self)
 
     @property

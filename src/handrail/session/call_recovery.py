@@ -63,34 +63,34 @@ async def recover_answer(
     outcome = await log.find_backgrounding(call_id) or await log.find_outcome(call_id)
     tool = (proposal.tool if proposal is not None else None) or ""
     if outcome is None and proposal is not None and proposal.session_id != session_id:
-        result = Result.error("cancelled", _OTHER_SESSION, recorded=True)
+        result = Result.error("cancelled", _OTHER_SESSION, replayed=True)
     elif outcome is None:
         # A call with side effects does not start before its intent is durable, so a call that is only proposed had none.
         # If nothing is on record, the records may also have been purged.
         result = (
             _interrupted_result(_NO_RECORD)
             if proposal is None
-            else Result.error("cancelled", _NOT_STARTED, recorded=True)
+            else Result.error("cancelled", _NOT_STARTED, replayed=True)
         )
     elif outcome.kind == "interrupted":
         result = add_subagent_sessions(
             _interrupted_result(_INTERRUPTED), () if tree is None else tree.delegated_by(session_id, call_id)
         )
     elif (recorded := result_of_record(outcome)) is None:
-        result = Result.error("unavailable", _REMOVED, recorded=True)
+        result = Result.error("unavailable", _REMOVED, replayed=True)
     else:
-        found = recorded.with_metadata(recorded=True)
-        if outcome.kind in ("refused", "detached"):  # the text comes from the kernel, not from a tool
+        found = recorded.with_metadata(replayed=True)
+        if outcome.kind in ("rejected", "backgrounded"):  # the text comes from the kernel, not from a tool
             return CallAnswer(call_id, tool, found, found)
         entry = generation.resolve(tool)
         if entry is not None:
             return CallAnswer(call_id, tool, *split_views(entry.spec, found))
-        return CallAnswer(call_id, tool, found, Result.error("unavailable", _TOOL_GONE, recorded=True))
+        return CallAnswer(call_id, tool, found, Result.error("unavailable", _TOOL_GONE, replayed=True))
     return CallAnswer(call_id, tool, result, result)
 
 
 def _interrupted_result(text: str) -> Result:
-    return Result.error("interrupted", text, recorded=True)
+    return Result.error("interrupted", text, replayed=True)
 
 
 # Suspended calls, which await approval across a restart. After the answer they are resumed under their own ids.

@@ -299,7 +299,7 @@ class _RootApprovalHandler:
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
         async def asked(people: ApprovalHandler) -> ApprovalAnswer | None:
             answer = await people.approve(request)
-            return None if answer.choice == "later" else answer
+            return None if answer.choice == "defer" else answer
 
         return await self._ask_root(asked) or ApprovalAnswer("reject", USER_UNAVAILABLE)
 
@@ -406,4 +406,6 @@ class SessionOpening:
         details: dict[str, Any] = {"description": told.description} if told.description else {}
         if told.metadata is not None:
             details["metadata"] = dict(told.metadata)
-        return replace(row, details=details, parent_session=self.parent_ref.parent.id, parent_call=self.parent_ref.call.id)
+        return replace(
+            row, details=details, parent_session=self.parent_ref.parent.id, parent_call=self.parent_ref.call.id
+        )

@@ -129,4 +129,4 @@ class ChangeNotifier:
     def _emit(self) -> None:
         told, self._pending = self._pending, None
         if told is not None and self._lane.closed_reason is None:
-            emit_session_event(self._lane, "offers-changed", told)
+            emit_session_event(self._lane, "list-changed", told)

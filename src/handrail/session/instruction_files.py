@@ -66,7 +66,7 @@ class InstructionFile(NamedTuple):
     def to_record(self) -> dict[str, Any]:
         """Return the members of the log record about the file."""
         if self.text is None:
-            return {"path": str(self.path), "left_out": "a rule"}
+            return {"path": str(self.path), "skipped_by": "a rule"}
         digest = hashlib.sha256(self.text.encode("utf-8", "backslashreplace")).hexdigest()
         return {"path": str(self.path), "sha256": digest, "characters": len(self.text)}
 

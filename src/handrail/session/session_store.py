@@ -135,7 +135,7 @@ class SessionHistory:
         topic = None if self._lane is None else self._lane.environment.topic
         plainly = dict(about) if topic is None else {**about, "topic": topic}
         told = {**self._redactor.redact_value(plainly), "artifacts": artifacts}
-        await self._log.commit([Record("provided", self._session_id, "", told)])
+        await self._log.commit([Record("provider-tool-used", self._session_id, "", told)])
         return artifacts
 
     def _without_secrets(self, data: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -215,13 +215,13 @@ def _find_artifact_source(reader: LogReader, session_id: str, ref: str) -> str |
         if metadata.get("artifact") == ref:  # the full output of a tool that hides it from the model
             hidden = True
         elif isinstance(placed, list) and ref in placed:
-            if "withheld" in body or any(
+            if "hidden_by" in body or any(
                 _is_hidden_from_model(reader, one) is not False for one in _calling_calls(outcome.call_id)
             ):
                 hidden = True
                 continue
             known = True
-            given = metadata.get("untrusted")
+            given = metadata.get("untrusted_source")
             source = given if isinstance(given, str) else source
     for message in search_messages(reader.connection, session_id, ref):
         known = known or any(one.get("artifact") == ref for one in _as_objects(message.get("pictures")))
@@ -259,7 +259,7 @@ def _as_mapping(value: object) -> Mapping[str, Any]:
 def _is_hidden_from_model(reader: LogReader, call_id: str) -> bool | None:
     """Return whether the log hides a call's result from the model; None if the call has not ended."""
     outcome = reader.find_outcome(call_id)
-    return None if outcome is None else outcome.body is None or "withheld" in outcome.body
+    return None if outcome is None else outcome.body is None or "hidden_by" in outcome.body
 
 
 def _calling_calls(call_id: str) -> Iterator[str]:
@@ -284,7 +284,7 @@ def _result_data(result: object) -> tuple[object, str | None]:
         return result, None
     told = cast("Mapping[str, Any]", result)
     metadata: object = told.get("metadata")
-    given = cast("Mapping[str, object]", metadata).get("untrusted") if isinstance(metadata, Mapping) else None
+    given = cast("Mapping[str, object]", metadata).get("untrusted_source") if isinstance(metadata, Mapping) else None
     untrusted = given if isinstance(given, str) else None
     if told.get("type") == "error":
         return f"error: {told.get('error_text')}", untrusted
@@ -333,9 +333,7 @@ SessionState = Literal[
     "closed",  # its messages and folders are removed; the log of its calls stays
 ]
 _MAX_TASK = 200
-_RESUMABLE = (
-    "WHERE closed_ns IS NULL AND under IS NULL AND EXISTS (SELECT 1 FROM message WHERE message.session = session.id)"
-)
+_RESUMABLE = "WHERE closed_ns IS NULL AND parent_session IS NULL AND EXISTS (SELECT 1 FROM message WHERE message.session = session.id)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,7 +401,7 @@ class SessionReader:
 
     def find_latest(self) -> SessionFacts | None:
         """Return the most recently used session with messages that no process has open."""
-        where = f"{_RESUMABLE} AND (holder IS NULL OR holder IS NOT ?) ORDER BY used_ns DESC, id DESC LIMIT 1"
+        where = f"{_RESUMABLE} AND (lease_token IS NULL OR lease_token IS NOT ?) ORDER BY used_ns DESC, id DESC LIMIT 1"
         rows = read_session_rows(self._connection, where, (-1 if self._holder is None else self._holder,))
         return self._make_facts(rows[0]) if rows else None
 

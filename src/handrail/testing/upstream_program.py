@@ -50,7 +50,7 @@ def later(sign, path):
         time.sleep(0.01)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path + ".part", "w") as file:
-        file.write("later")
+        file.write("defer")
     os.rename(path + ".part", path)
 
 

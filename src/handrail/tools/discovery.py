@@ -140,13 +140,13 @@ class FindToolsTool(Tool):
         told: dict[str, Any] = {"tools": [_hit_data(hit) for hit in best.values()]}
         missed = [query for query, findings in zip(queries, found, strict=False) if findings.no_match]
         if len(found) < len(queries):
-            told["no_room_for"] = queries[len(found) :]
+            told["not_loaded"] = queries[len(found) :]
         if missed:
-            told["nothing_fits"] = missed if len(queries) > 1 else True
+            told["no_match"] = missed if len(queries) > 1 else True
         near = [hit for one in found if one.no_match for hit in one.matches[:_NEAREST]]
         named = dict.fromkeys(hit.tool_id for hit in near if not hit.is_below_threshold and hit.tool_id not in best)
         if named:
-            told["nearest_not_in_view"] = list(named)
+            told["nearest_unloaded"] = list(named)
         told["message"] = _next_step_text(found, len(best), len(missed))
         told |= _unloaded_data(dict.fromkeys(tool_id for findings in found for tool_id in findings.unloaded))
         if missed:
@@ -176,7 +176,7 @@ class ToolSearchTool(Tool):
             message = message.format(
                 by=f" (compared by {findings.search_method})", why=findings.query_problem, then=_THROUGH_ALL
             )
-            told |= {"nothing_fits": True, "message": message}
+            told |= {"no_match": True, "message": message}
             told |= await _unlisted_sources_data(runtime)
         return _label_untrusted(told, hits)
 
@@ -194,7 +194,7 @@ class InfoTool(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         manual = await runtime.catalog.read_documentation(args["tool"])
         told = documentation_data(manual)
-        return Result.output(told, untrusted=untrusted_note([manual.source])) if manual.source else told
+        return Result.output(told, untrusted_source=untrusted_note([manual.source])) if manual.source else told
 
 
 def documentation_data(manual: ToolDocumentation) -> dict[str, Any]:
@@ -263,7 +263,7 @@ def _unloaded_data(left: Iterable[str]) -> dict[str, Any]:
     if not names:
         return {}
     why = "These tools were found longest ago and never called. Load them again with find_tools or load_tools."
-    return {"no_longer_in_view": {"tools": names, "why": why}}
+    return {"unloaded": {"tools": names, "why": why}}
 
 
 def _hit_data(hit: ToolMatch) -> dict[str, Any]:
@@ -273,7 +273,7 @@ def _hit_data(hit: ToolMatch) -> dict[str, Any]:
         "confidence": round(hit.confidence, 2),
     }
     if hit.is_weak:
-        told["weak"] = True
+        told["low_confidence"] = True
     return told
 
 
@@ -314,9 +314,9 @@ async def _unlisted_sources_data(runtime: Runtime) -> dict[str, Any]:
         for one in await runtime.catalog.list_categories()
         if one.name.startswith(UNLISTED_PREFIX)
     }
-    return {"not_looked_through": names} if names else {}
+    return {"not_searched": names} if names else {}
 
 
 def _label_untrusted(told: dict[str, Any], hits: Iterable[ToolMatch]) -> object:
     sources = [hit.source for hit in hits if hit.source]
-    return Result.output(told, untrusted=untrusted_note(sources)) if sources else told
+    return Result.output(told, untrusted_source=untrusted_note(sources)) if sources else told

@@ -51,7 +51,7 @@ class JobsTool(Tool):
         found = [job for job in await runtime.jobs.list() if not (args.get("running_only") and job.has_ended)]
         answer: dict[str, object] = {"jobs": [_job_data(job) for job in found[-MOST_SHOWN:]]}
         if len(found) > MOST_SHOWN:
-            answer["older_ones_left_out"] = len(found) - MOST_SHOWN
+            answer["omitted_older_jobs"] = len(found) - MOST_SHOWN
         return answer
 
 
@@ -104,7 +104,7 @@ class ReadJobTool(Tool):
             answer["dropped_bytes"] = found.skipped_bytes
         if found.first_line is not None:
             answer["first_line"] = found.first_line
-        answer["more"] = found.cursor < job.output_bytes or not job.has_ended
+        answer["has_more"] = found.cursor < job.output_bytes or not job.has_ended
         return answer
 
 

@@ -46,9 +46,9 @@ _ARGUMENTS = {
     "maxProperties": MAX_ARGUMENTS,
     "description": "Arguments of the prompt by name, each a string. Default: none",
 }
-_ASKING_REQUIRES = Requires(capabilities=("offers", "elicit", "sample", "roots"))
+_ASKING_REQUIRES = Requires(capabilities=("resources", "elicit", "sample", "roots"))
 """A server may send requests to the client before it answers, if the operator has granted that."""
-_spec = partial(ToolSpec, requires=Requires(capabilities=("offers",)), locks=(), category=CATEGORY)
+_spec = partial(ToolSpec, requires=Requires(capabilities=("resources",)), locks=(), category=CATEGORY)
 
 
 class ResourceListTool(Tool):
@@ -295,13 +295,9 @@ def _without_empty(members: Mapping[str, Any]) -> dict[str, Any]:
 
 def _content_result(given: SourceResponse) -> object:
     data = dict(given.data)
-    return Result.output(data, untrusted=f"it comes from {given.source}") if given.source else data
+    return Result.output(data, untrusted_source=given.source) if given.source else data
 
 
 def _label_untrusted(told: dict[str, Any], offerings: Sequence[ResourceListing]) -> object:
     sources = [one.source for one in offerings if one.is_third_party]
-    return (
-        Result.output(told, untrusted=f"the entries of {', '.join(sorted(set(sources)))} come from these sources")
-        if sources
-        else told
-    )
+    return Result.output(told, untrusted_source=", ".join(sorted(set(sources)))) if sources else told

@@ -454,7 +454,7 @@ class SearchMemoryTool(Tool):
             "searched": recalled.searched,
         }
         if recalled.is_partial:
-            answer["older_left_out"] = True
+            answer["older_not_searched"] = True
         return answer
 
 
@@ -513,7 +513,7 @@ class ArtifactReadTool(Tool):
                     "a range in base64.",
                     kind="invalid_input",
                 )
-        return Result.output(told) if found.untrusted is None else Result.output(told, untrusted=found.untrusted)
+        return Result.output(told) if found.untrusted is None else Result.output(told, untrusted_source=found.untrusted)
 
 
 def _passage_data(one: TranscriptPassage) -> dict[str, object]:
@@ -522,5 +522,5 @@ def _passage_data(one: TranscriptPassage) -> dict[str, object]:
     if one.tool is not None:
         shown["tool"] = one.tool
     if one.untrusted is not None:
-        shown["untrusted"] = one.untrusted
+        shown["untrusted_source"] = one.untrusted
     return shown

@@ -347,7 +347,7 @@ class TerminalReadTool(Tool):
             answer["dropped_bytes"] = found.skipped_bytes
         job = await runtime.jobs.get(job.id)
         answer["state"] = job.state
-        answer["more"] = found.cursor < job.output_bytes
+        answer["has_more"] = found.cursor < job.output_bytes
         if job.has_ended:
             answer |= await _end_data(runtime, job)
         return answer

@@ -110,7 +110,7 @@ class WaitChannelTool(Tool):
         if message.data is not None:
             answer["data"] = dict(message.data)
         if received.missed:
-            answer["missed"] = received.missed
+            answer["missed_messages"] = received.missed
         return answer
 
 

@@ -21,7 +21,7 @@ async def _many_requests(home: Home) -> str | None:
         session = await kernel.session(approval_handler=DeferApprovals())
         found = [await session.call("write", {"path": f"n{n}.txt", "content": "x"}) for n in range(_ASKED)]
         waiting = len(kernel.approvals.list_pending())
-    kinds = {result.error_kind for result in found if "parked" not in result.metadata}
+    kinds = {result.error_kind for result in found if "awaiting_approval" not in result.metadata}
     return None if waiting == 100 and kinds == {"limit"} else f"{waiting} wait; the others ended as {kinds}"
 
 

@@ -39,7 +39,7 @@ async def _after_a_failure(home: Home) -> str | None:
     )
     again = await home.call("bash", command="readlink /proc/self/ns/user")
     data: Any = result.data
-    if data.get("exit_code") != 7 or "bubblewrap" not in result.metadata.get("confined_by", ""):
+    if data.get("exit_code") != 7 or "bubblewrap" not in result.metadata.get("sandbox", ""):
         return f"{result!r}"[:600]
     here = os.readlink("/proc/self/ns/user")
     return f"it ran in {here}" if here in said_by(again) or SECRET in said_by(result) else None
@@ -62,7 +62,7 @@ async def _file_tools_too(home: Home) -> str | None:
         ("grep", {"pattern": "project"}),
     ):
         result = await home.call(name, **arguments)
-        if not result.ok or not result.metadata.get("confined_by"):
+        if not result.ok or not result.metadata.get("sandbox"):
             return f"{name} does not say what confined it: {result!r}"[:400]
     return None
 

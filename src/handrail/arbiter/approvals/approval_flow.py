@@ -345,16 +345,16 @@ class ApprovalFlow:
         """Make the request durable, with the records of the call so far."""
         request = asked.request
         told: dict[str, Any] = {
-            "approval": asked.id,
+            "approval_id": asked.id,
             "reason": request.reason,
             "arguments_hash": request.arguments_hash,
-            "always": request.suggested_rule,
+            "suggested_rule": request.suggested_rule,
             "wider": request.suggested_wider_rule,
         }
         if request.files:
             told["files"] = dict(islice(request.files.items(), _MOST_FILES_ON_RECORD))
         if asked.kind == "question":
-            told = {"approval": asked.id, "kind": asked.kind, "arguments_hash": request.arguments_hash}
+            told = {"approval_id": asked.id, "kind": asked.kind, "arguments_hash": request.arguments_hash}
         call.add_record("approval-requested", told)
         records, call.records = call.records, []
         whole = request.arguments == call.arguments
@@ -364,7 +364,10 @@ class ApprovalFlow:
             call.records = records[:-1]  # the request was not created
             raise CallRefusal("authorise", error.kind, error.text) from None
         call.approvals = call.approvals._replace(requests=(*call.approvals.requests, asked))
-        call.emit("asking", {"reason": request.reason, "always": request.suggested_rule, "approval": asked.id})
+        call.emit(
+            "approval-requested",
+            {"reason": request.reason, "suggested_rule": request.suggested_rule, "approval_id": asked.id},
+        )
         return asked
 
     def _find_earlier_request(self, call: Call, kind: ApprovalKind) -> Approval | None:
@@ -447,7 +450,7 @@ class ApprovalFlow:
             answer = cast("object", await attendant.approve(request))
             if not isinstance(answer, ApprovalAnswer):
                 raise TypeError(f"The approval handler returned a {type(answer).__name__}. Expected an ApprovalAnswer.")
-            if answer.choice == "later":
+            if answer.choice == "defer":
                 return None
             if (narrowed := CHOICE_WITHOUT_RULE.get(answer.choice)) is not None and offered_rule(
                 request, answer.choice
@@ -595,10 +598,10 @@ class ApprovalFlow:
         asked = self.broker.create_request(self._build_request(call), kind="question", questions=questions)
         records, call.records = call.records, []
         call_record = Record(
-            "approval-requested", call.lane.session_id, call.id, {"approval": asked.id, "kind": asked.kind}
+            "approval-requested", call.lane.session_id, call.id, {"approval_id": asked.id, "kind": asked.kind}
         )
         await self.broker.submit_request(asked, [*records, call_record], whole=False)
-        call.emit("asking", {"reason": "", "always": None, "approval": asked.id})
+        call.emit("approval-requested", {"reason": "", "suggested_rule": None, "approval_id": asked.id})
         arrival = self.broker.wait_for_decision(asked, call=call)
         asking = asyncio.ensure_future(self._request_answers(call, attendant, asked))
         try:

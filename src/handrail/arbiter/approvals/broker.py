@@ -274,7 +274,7 @@ class ApprovalBroker:
         :raises LogUnavailable: if it cannot be made durable
         """
         row = self._get_open(approval_id)
-        if answer.choice == "later":
+        if answer.choice == "defer":
             return row
         check_choice(row, answer)
         now = self._clock()
@@ -335,7 +335,7 @@ class ApprovalBroker:
                 f"Stored rule `{escape_controls(rule_id[:40])}` does not exist. List stored rules with `handrail approve --rules`.",
                 kind="invalid_input",
             )
-        record = Record("approval-responded", "", "", {"forgotten": found.text, "rule": found.id})
+        record = Record("approval-responded", "", "", {"revoked": found.text, "rule": found.id})
         await self._table.commit(self._table.remove_rule(found.id), self._log.make_work([record]))
         for lane in self._list_lanes():
             kept = tuple(
@@ -497,7 +497,7 @@ class ApprovalBroker:
             result = Result.error("cancelled", text, stopped_by=by).to_dict()
             if await self._log.find_outcome(row.request.call_id) is None:
                 refused = {"step": "authorise", "result": result}
-                self._log.append([Record("refused", session_id, row.request.call_id, refused)])
+                self._log.append([Record("rejected", session_id, row.request.call_id, refused)])
             self.withdraw(row)
 
     async def expire_overdue(self) -> None:

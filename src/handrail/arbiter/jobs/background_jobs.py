@@ -331,26 +331,26 @@ class BackgroundJobs:
         elif call.started and call.required_locks:
             held = ", ".join(format_locks(call.required_locks))
             data["note"] = f"The job holds the lock on {held} until it ends. Calls that need it wait."
-        metadata = {"duration_ms": call.elapsed_ms, "confined_by": call.entry.sandbox, **self.result_metadata(live)}
+        metadata = {"duration_ms": call.elapsed_ms, "sandbox": call.entry.sandbox, **self.result_metadata(live)}
         return Result("output", data, None, metadata)
 
     @staticmethod
     def result_metadata(live: LiveJob) -> dict[str, Any]:
         """Return the metadata of all results of a job."""
-        unlocked = {"not_locked": list(live.skipped_locks)} if live.skipped_locks else {}
-        return {"job": live.row.id, **unlocked}
+        unlocked = {"skipped_locks": list(live.skipped_locks)} if live.skipped_locks else {}
+        return {"job_id": live.row.id, **unlocked}
 
     async def _store_new(self, live: LiveJob) -> None:
         """Make the job durable, with the records of its call so far."""
         call = live.call
-        call.add_record("detached", {"job": live.row.id, "result": live.answer.to_dict()})
+        call.add_record("backgrounded", {"job_id": live.row.id, "result": live.answer.to_dict()})
         records, call.records = call.records, []
         self.running[live.row.id] = live
         try:
             await self.table.commit(self.table.add(live.row), self.log.make_work(records))
         except BaseException:
             del self.running[live.row.id]
-            call.records = [record for record in records if record.kind != "detached"] + call.records
+            call.records = [record for record in records if record.kind != "backgrounded"] + call.records
             raise
         call.job = live
 
@@ -362,7 +362,7 @@ class BackgroundJobs:
         self.start(live, predecessors)
         kept_open = call.entry is not None and call.entry.spec.long_running
         call.lane.catalog.load_tools(call.generation, (*JOB_IDS, *TERMINAL_IDS) if kept_open else JOB_IDS)
-        call.emit("detached", {"job": live.row.id})
+        call.emit("backgrounded", {"job_id": live.row.id})
         if owed is not None:
             raise owed
         return CallAnswer(call.id, call.tool_id, live.answer, neutralise_for_model(live.answer))
@@ -431,7 +431,7 @@ class BackgroundJobs:
     @staticmethod
     def may_run_again(row: JobRow, result: Result) -> bool:
         """Return whether a job ended only with its process and may run again."""
-        by_its_end = result.metadata.get("stopped_by") == "shutdown" or "parked" in result.metadata
+        by_its_end = result.metadata.get("stopped_by") == "shutdown" or "awaiting_approval" in result.metadata
         return by_its_end and row.arguments is not None and row.job.attempt < MAX_ATTEMPTS
 
     async def notify_session(self, lane: Lane, row: JobRow, model: Result) -> bool:
@@ -535,7 +535,7 @@ class BackgroundJobs:
             return live.row
         text = f"Job {row.id} was stopped by the user before it was started again."
         result = Result.error("cancelled", text, job=row.id, stopped_by="user")
-        record = Record("refused", row.job.session_id, row.job.call_id, {"step": "lock", "result": result.to_dict()})
+        record = Record("rejected", row.job.session_id, row.job.call_id, {"step": "lock", "result": result.to_dict()})
         row = row if outcome is None else replace(row, given_up=True)
         ended = row.with_state("cancelled" if outcome is None else "interrupted", self.clock())
         await self.table.commit(self.table.end(ended), self.log.make_work([record] if outcome is None else []))
@@ -558,7 +558,7 @@ class BackgroundJobs:
                 f"The result of job {row.id} is no longer in the log, or is damaged. Run the call again if you still need it.",
                 job=row.id,
             )
-        if outcome.kind == "refused":
+        if outcome.kind == "rejected":
             return neutralise_for_model(recorded)
         spec = ToolSpec(id=row.job.tool_id, description="-", exposure=row.exposure, prompt_mask=row.prompt_mask)
         return split_views(spec, recorded)[1]
@@ -620,7 +620,7 @@ class JobRecovery:
     async def _record_interruption(self, row: JobRow, outcome: LoggedRecord | None) -> JobRow:
         """Record that a job did not end and does not run again."""
         if outcome is None:
-            body = {"tool": row.job.tool_id, "job": row.id, "outcome": "not-begun", "reason": NOT_STARTED_TEXT}
+            body = {"tool": row.job.tool_id, "job_id": row.id, "outcome": "not-begun", "reason": NOT_STARTED_TEXT}
             await self._jobs.log.commit([Record("interrupted", row.job.session_id, row.job.call_id, body)])
         return row.with_state("interrupted", self._jobs.clock())
 

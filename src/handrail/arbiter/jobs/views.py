@@ -121,7 +121,9 @@ class JobView:
             size = Path(row.output).stat().st_size if row.output else 0
         except (OSError, ValueError):
             size = 0
-        return replace(row.job, output_bytes=size, is_suspended=not row.job.has_ended and row.id not in self._jobs.running)
+        return replace(
+            row.job, output_bytes=size, is_suspended=not row.job.has_ended and row.id not in self._jobs.running
+        )
 
 
 class WorkspaceJobView(JobView):

@@ -79,15 +79,15 @@ _OF_THE_CALL = frozenset(
     {
         "duration_ms",
         "lock_wait_ms",
-        "confined_by",
+        "sandbox",
         "error_kind",
         "still_running",
         "stopped_by",
-        "recorded",
-        "unrecorded",
-        "untrusted",
-        "job",
-        "not_locked",
+        "replayed",
+        "log_error",
+        "untrusted_source",
+        "job_id",
+        "skipped_locks",
     }
 )
 """Metadata about the call."""
@@ -99,7 +99,7 @@ _OF_THE_OUTPUT = frozenset(
         "omitted_bytes",
         "entries",
         "omitted_entries",
-        "output_lost",
+        "output_save_error",
         "artifact",
     }
 )
@@ -117,7 +117,7 @@ def split_views(spec: ToolSpec, result: Result) -> tuple[Result, Result]:
 def _hidden_result(spec: ToolSpec, result: Result, audience: str) -> Result:
     """Return the result without its output, for an audience that may not see it."""
     known = {key: value for key, value in result.metadata.items() if key in _OF_THE_CALL}
-    known["withheld"] = f"exposure: {spec.exposure}"
+    known["hidden_by"] = f"exposure: {spec.exposure}"
     data = {"summary": f"The tool ran. Its output is not shown to {audience}."} if result.ok else None
     return Result(result.type, data, result.error_text, known)
 
@@ -125,7 +125,7 @@ def _hidden_result(spec: ToolSpec, result: Result, audience: str) -> Result:
 def _masked_result(result: Result) -> Result:
     """Return the result with a summary and the place of its output, for a prompt that leaves the output out."""
     known = {key: value for key, value in result.metadata.items() if key in _OF_THE_CALL or key in _OF_THE_OUTPUT}
-    known["withheld"] = "prompt_mask"
+    known["hidden_by"] = "prompt_mask"
     whole: object = result.data
     data: dict[str, Any] | None = None
     if whole is not None:

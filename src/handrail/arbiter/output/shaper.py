@@ -111,7 +111,7 @@ def _truncate_text(
         return None  # only its escapes in JSON made it too long
     head = first_bytes(encoded, limit)
     counts = {
-        "head_is": kind if key is None else f"{kind} of {key!r}",
+        "truncated_as": kind if key is None else f"{kind} of {key!r}",
         "output_bytes": len(encoded),
         "omitted_bytes": len(encoded) - len(head.encode()),
     }
@@ -140,7 +140,7 @@ def _truncate_entries(
         return None
     whole = redact("\n".join(map(_entry_line, entries)) + "\n")
     counts = {
-        "head_is": "entries" if key is None else f"entries of {key!r}",
+        "truncated_as": "entries" if key is None else f"entries of {key!r}",
         "entries": len(entries),
         "omitted_entries": len(entries) - len(head),
         "output_bytes": len(whole.encode()),
@@ -399,8 +399,8 @@ class OutputShaper:
         logged = result.to_dict()
         if "data" in logged:
             logged["data"] = orjson.Fragment(encoded)
-        why = model.metadata.get("withheld")  # for later look-ups of this call for the model
-        return ShapedOutput(at_face, model, {"result": logged} if why is None else {"result": logged, "withheld": why})
+        why = model.metadata.get("hidden_by")  # for later look-ups of this call for the model
+        return ShapedOutput(at_face, model, {"result": logged} if why is None else {"result": logged, "hidden_by": why})
 
     def _truncate_again(self, call: _ShapingContext, result: Result, model: Result) -> Result:
         """Truncate a result again that neutralisation made too long. The output file has the original text."""
@@ -444,7 +444,7 @@ class OutputShaper:
         plain = JsonConversion(value, call.max_parts)
         if plain.notes:
             extra = [f"and {plain.more_notes} more"] if plain.more_notes else []
-            more["adapted"] = self.redactor.redact_value([*plain.notes, *extra])
+            more["conversions"] = self.redactor.redact_value([*plain.notes, *extra])
         for binary in plain.binaries:
             call.require_thread()
             content = self.redactor.redact_bytes(binary.data)
@@ -453,7 +453,7 @@ class OutputShaper:
                 binary.placeholder["artifact"] = ref = self._artifacts.put(content, binary.media_type)
                 call.placed.add(ref)
             except (OSError, HandrailError) as error:
-                binary.placeholder["lost"] = self.redactor.redact_text(_error_reason(error))
+                binary.placeholder["save_error"] = self.redactor.redact_text(_error_reason(error))
         return plain.data
 
     def _redact_data(self, data: Any) -> tuple[Any, bytes]:
@@ -481,7 +481,7 @@ class OutputShaper:
             else:
                 dropped.append(key[:100])
         if dropped:
-            kept["metadata_dropped"] = dropped[:20]
+            kept["dropped_metadata"] = dropped[:20]
         return kept
 
     def _error_text(self, call: _ShapingContext, text: str, more: dict[str, Any]) -> str:
@@ -508,14 +508,14 @@ class OutputShaper:
         try:
             path, kept = sidecar.write_sidecar(self.room, Path(self.folder(call.session_id)), call.id, text, ending)
         except (OSError, HandrailError) as error:
-            more[prefix + "lost"] = (
+            more[prefix + "save_error"] = (
                 f"The full output could not be saved: {self.redactor.redact_text(_error_reason(error))}"
             )
             return
         more[prefix + "path"] = str(path)
         if kept < (whole := more[prefix + "bytes"]):
             more[prefix + "kept_bytes"] = kept
-            more[prefix + "lost"] = f"The file contains the first {kept:,} of {whole:,} bytes."
+            more[prefix + "save_error"] = f"The file contains the first {kept:,} of {whole:,} bytes."
 
     def _store_masked(self, call: _ShapingContext, data: Any, encoded: bytes, more: dict[str, Any]) -> str | None:
         """Return a reference to data that the prompt leaves out."""
@@ -525,7 +525,7 @@ class OutputShaper:
         try:
             return self._artifacts.put(encoded, "application/json")
         except (OSError, HandrailError) as error:
-            more["output_lost"] = self.redactor.redact_text(_error_reason(error))
+            more["output_save_error"] = self.redactor.redact_text(_error_reason(error))
             return None
 
 

@@ -46,7 +46,7 @@ NAMED_CAPABILITIES: Mapping[str, str] = {
     "elicit": "show a form, or a URL to visit, to the user of the client",
     "sample": "request text from the client's model",
     "roots": "list the folders in which the client works",
-    "offers": "read the resources and prompts of sources",
+    "resources": "read the resources and prompts of sources",
     "vcs.config": "change version-control configuration, by an allow-list of keys",
 }
 """The closed list behind ``requires.capabilities``; an unknown name is a fault at load."""

@@ -403,7 +403,10 @@ def find_spec_faults(spec: ToolSpec) -> list[tuple[str, str]]:
         found.append(("runtime.output_schema", 'has no "type": "object"; declare an object'))
     if spec.documentation_required and not spec.documentation.strip():
         found.append(
-            ("runtime.documentation_required", "needs documentation that a model can read; write it under documentation")
+            (
+                "runtime.documentation_required",
+                "needs documentation that a model can read; write it under documentation",
+            )
         )
     if spec.max_output <= 0:
         found.append(("runtime.max_output", f"is {spec.max_output}; expected a positive number of bytes"))

@@ -318,7 +318,7 @@ class EditorSession:
             raise RequestError(INTERNAL_ERROR, outcome.detail or "The model returned no complete reply.")
         if outcome.status not in ("answered", "cancelled"):
             self.updates.send_text(f"\n\n[{outcome.detail}]")
-        if outcome.status == "parked":
+        if outcome.status == "awaiting_approval":
             self.updates.send_text(" Answer with `handrail approve`, then send another prompt.")
         reason = "cancelled" if self._is_leaving else _stop_reason(outcome)
         return schema.PromptResponse(stop_reason=reason, usage=_usage(outcome))

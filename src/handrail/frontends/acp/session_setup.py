@@ -115,7 +115,7 @@ class EditorApprovalHandler:
                 [schema.PermissionOption(option_id=choice, kind=kind, name=name) for choice, kind, name in options],
             )
         except OSError:  # the client has disconnected
-            return ApprovalAnswer("later")
+            return ApprovalAnswer("defer")
         except RequestError as error:
             text = f"The client did not answer the approval request: {str(error)[:300]}. Continue without this call."
             raise ToolError(text, kind="unavailable") from None

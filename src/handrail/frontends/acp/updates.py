@@ -184,9 +184,9 @@ class UpdateSender:
                 self._on_started(call_id, event.tool_id)
             case "progress":
                 self._on_progress(call_id, event)
-            case "parked":
+            case "awaiting-approval":
                 self._awaiting_approval.add(call_id)
-            case "detached":
+            case "backgrounded":
                 self._jobs[call_id] = False
             case "finished":
                 self._on_finished(call_id, event)
@@ -249,7 +249,7 @@ class UpdateSender:
                 answer.call_id, answer.tool_id, status="in_progress", content=told, raw_output=result.to_dict()
             )
             return
-        parked = result.metadata.get("parked")
+        parked = result.metadata.get("awaiting_approval")
         self.show_result(answer.call_id, answer.tool_id, result, "pending" if parked else None)
         data: object = result.data
         if answer.tool_id == "todo" and result.ok and isinstance(data, dict):

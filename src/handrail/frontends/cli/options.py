@@ -231,7 +231,7 @@ class ModelOptions:
     @property
     def repeat_options(self) -> str:
         """The options for the same model, for the command that resumes a session."""
-        given = {"--model": self.model, "--base-url": self.base_url, "--text-calls": self.text_calls}
+        given = {"--model": self.model, "--base-url": self.base_url, "--text-tool-calls": self.text_calls}
         return "".join(f" {option} {quote(value)}" for option, value in given.items() if value is not None)
 
     def budget(self, manifest: AgentManifest) -> Budget:
@@ -257,7 +257,8 @@ def model_options(of: str) -> Callable[[Callable[..., int]], Callable[..., int]]
         ),
         click.option("--base-url", metavar="URL", help="Base URL of another server with the provider's API."),
         click.option(
-            "--text-calls",
+            "--text-tool-calls",
+            "text_calls",
             type=click.Choice(("bracket", "xml")),
             help="Form of tool calls in the text, for a model without tool calling. Default: none.",
         ),

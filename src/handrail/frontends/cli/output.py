@@ -212,8 +212,8 @@ def print_result(result: Result) -> None:
     if result.metadata.get("truncated"):
         whole = result.metadata.get("output_path")
         print_note(f"The output is truncated.{f' The full output is in {whole}.' if whole else ''}")
-    if "unrecorded" in result.metadata:
-        print_note(f"warning: The outcome could not be recorded: {result.metadata['unrecorded']}")
+    if "log_error" in result.metadata:
+        print_note(f"warning: The outcome could not be recorded: {result.metadata['log_error']}")
 
 
 def to_text_lines(data: Any) -> list[str]:

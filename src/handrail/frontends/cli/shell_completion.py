@@ -64,7 +64,7 @@ def _tools(ctx: click.Context, incomplete: str) -> Iterator[str]:
             row = connection.execute(newest).fetchone()
             tools = decode(row[0][SALT_BYTES:])["tools"] if row is not None else {}
     if tools:
-        yield from sorted(tool for tool, about in tools.items() if not about.get("withheld"))
+        yield from sorted(tool for tool, about in tools.items() if not about.get("unavailable"))
     else:
         from handrail.tools import BUILTINS
 

@@ -89,7 +89,7 @@ _KEYS: dict[str, ApprovalChoice] = {
     **dict.fromkeys(("r", "reject", "n", "no"), "reject"),
     "never": "reject-always",
     "stop": "stop",
-    "later": "later",
+    "defer": "defer",
 }
 _WITH_A_MESSAGE: frozenset[ApprovalChoice] = frozenset({"reject", "reject-always", "stop"})
 _MAX_LINE_BYTES = 64 * 1024
@@ -174,7 +174,7 @@ class TerminalApprovalHandler:
             if not text:
                 _print_lines("  Type an answer, or :later to defer it.")
                 continue
-            if text == ":later":
+            if text == ":defer":
                 return None
             if not question.options:
                 return [text]

@@ -137,7 +137,7 @@ class ConnectedClient:
         return answer
 
     def _keep_if_awaiting_approval(self, same: str, answer: CallAnswer) -> None:
-        if answer.model.metadata.get("parked") is not None:
+        if answer.model.metadata.get("awaiting_approval") is not None:
             self.awaiting_approval[same] = answer.call_id
             while len(self.awaiting_approval) > MAX_AWAITING_APPROVAL:
                 self.awaiting_approval.popitem(last=False)
@@ -162,7 +162,7 @@ class ConnectedClient:
         if event.kind in ("progress", "log"):
             if (exchange := self.calls.get(root_call_id(event.call_id))) is not None:
                 exchange.add_event(event)
-        elif event.kind == "offers-changed":
+        elif event.kind == "list-changed":
             self.on_listing_changed()
         elif event.kind == "resource-updated" and isinstance(uri := event.data.get("uri"), str):
             self.on_resource_updated(uri)
@@ -172,10 +172,10 @@ class ConnectedClient:
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
         exchange = self.calls.get(root_call_id(request.call_id))
         if exchange is None or not exchange.supports(FORM_METHOD, {}):
-            return ApprovalAnswer("later")
+            return ApprovalAnswer("defer")
         form = approval_form(request, await preview_edit(request, self.session.workdir), _version(exchange))
         filled = await self._ask_form(exchange, f"approval-{request.id}", form)
-        return ApprovalAnswer("later") if filled is None else read_approval_answer(request, filled)
+        return ApprovalAnswer("defer") if filled is None else read_approval_answer(request, filled)
 
     async def answer_questions(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]] | None:
         asked = self._find_asking_call(questions)

@@ -63,13 +63,13 @@ def read_approval_answer(request: ApprovalRequest, filled: Mapping[str, Any]) ->
         return ApprovalAnswer("reject", "The user declined.")
     content: Any = filled.get("content")
     if filled.get("action") != "accept" or not isinstance(content, Mapping):
-        return ApprovalAnswer("later")
+        return ApprovalAnswer("defer")
     given: Mapping[str, Any] = content  # pyright: ignore[reportUnknownVariableType]
     for choice, _ in _approval_choices(request):
         if given.get(DECISION) == choice:
             message = given.get(MESSAGE)
             return ApprovalAnswer(choice, message[:10_000] if isinstance(message, str) else "")
-    return ApprovalAnswer("later")
+    return ApprovalAnswer("defer")
 
 
 def question_form(questions: Sequence[UserQuestion], version: str) -> ClientRequest:

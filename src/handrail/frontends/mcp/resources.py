@@ -119,7 +119,7 @@ class OutputResources:
         path = Path(named) if isinstance(named, str) else None
         if path is None or path.parent != self._folders / self._guest.session.id:
             raise OSError("The full output was not saved.")
-        if result.metadata.get("head_is") != "JSON text" or "output_lost" in result.metadata:
+        if result.metadata.get("truncated_as") != "JSON text" or "output_save_error" in result.metadata:
             raise OSError("The full output was not saved as JSON.")
         try:
             return orjson.loads(await asyncio.to_thread(_read_file, path))

@@ -296,7 +296,7 @@ class RequestHandlers:
                 result = given if line.is_stateless else result
             if line.is_stateless and self._clients.settings.discovery == "core":
                 result = add_schemas(self._kernel, found.tool_id, result)
-            if (waits := result.metadata.get("parked")) is not None:
+            if (waits := result.metadata.get("awaiting_approval")) is not None:
                 result = _approval_required_result(found.tool_id, waits, result)
             content = await to_mcp_result(self._kernel, visit, found.tool_id, result)
             if visit.may_have_changed():

@@ -163,7 +163,7 @@ class TaskManager:
 
         The job is already durable, and so is the task.
         """
-        job_id = answer.model.metadata.get("job")
+        job_id = answer.model.metadata.get("job_id")
         if not isinstance(job_id, str) or not answer.model.ok:
             return None
         try:

@@ -184,7 +184,7 @@ class RemoteRuntime:
     @property
     def client(self) -> ClientService:
         there = make_proxy(ClientService, "client.", self.call_service)
-        return RemoteClientService(there, partial(self.notify, "let_go", {}), self._context.get("client", ()))
+        return RemoteClientService(there, partial(self.notify, "detach", {}), self._context.get("client", ()))
 
     def report_progress(
         self,

@@ -350,8 +350,10 @@ class RemoteSession:
         while True:
             try:
                 if waiting is None:
-                    waiting = await self._ipc_client.request("waiting", {"session": self.id})
-                    answers = await self._ipc_client.request("parked", {"session": self.id}, settle=True)
+                    waiting = await self._ipc_client.request("list_suspended_calls", {"session": self.id})
+                    answers = await self._ipc_client.request(
+                        "resume_suspended_calls", {"session": self.id}, settle=True
+                    )
                     return [wire_models.read_answer(answer) for answer in answers]
                 return await self.recover_results(waiting)
             except ConnectionLost:  # the log has the calls that it resumed; the others still wait

@@ -86,7 +86,7 @@ def unpack(message: object) -> object:
         data = _insert_blob(data, expect_list(blob))
     metadata: dict[str, Any] = {}
     if "notes" in packed:
-        metadata["adapted"] = [_read_text(note) for note in expect_list(packed["notes"])]
+        metadata["conversions"] = [_read_text(note) for note in expect_list(packed["notes"])]
     if (result := packed.get("result")) is None:
         return Result("output", data, None, metadata) if metadata else data
     told = expect_object(result)

@@ -268,8 +268,8 @@ class ClientProcess:
             "call": make_handler(self._call),
             "keyed": make_handler(self._call_with_key),
             "recall": make_handler(self._recover_results),
-            "waiting": make_handler(self._list_suspended_calls),
-            "parked": make_handler(self._resume_suspended_calls),
+            "list_suspended_calls": make_handler(self._list_suspended_calls),
+            "resume_suspended_calls": make_handler(self._resume_suspended_calls),
             "instructions": make_handler(self._read_parent_instructions),
             "stop": make_handler(self._stop),
             "suspend": make_handler(self._suspend),
@@ -587,8 +587,10 @@ class ClientProcess:
     async def _has_begun(self, answer: CallAnswer) -> bool:
         outcome = await self._host.log.find_outcome(answer.call_id)
         # The kernel records `refused` for a call that it stopped before the start, because the lease holder shut down.
-        stopped = outcome is not None and outcome.kind == "refused" and _was_cut_short(answer.result)
-        return bool({"parked", "job"} & answer.result.metadata.keys()) or (outcome is not None and not stopped)
+        stopped = outcome is not None and outcome.kind == "rejected" and _was_cut_short(answer.result)
+        return bool({"awaiting_approval", "job_id"} & answer.result.metadata.keys()) or (
+            outcome is not None and not stopped
+        )
 
     async def _list_suspended_calls(self, session: str) -> list[str]:
         return await self._find_session(session).calls_awaiting_approval()
@@ -708,7 +710,7 @@ class ClientProcess:
 
 def _was_cut_short(result: Result) -> bool:
     """Return whether a call was stopped or suspended because the kernel was shutting down."""
-    return result.metadata.get("stopped_by") == "shutdown" or "parked" in result.metadata
+    return result.metadata.get("stopped_by") == "shutdown" or "awaiting_approval" in result.metadata
 
 
 def _list_provider_tools(session: LocalSession) -> list[Any]:

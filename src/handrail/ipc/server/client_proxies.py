@@ -58,7 +58,7 @@ class RemoteApprovalHandler:
         try:
             return await self._proxy.approve(request)
         except ConnectionLost:
-            return ApprovalAnswer("later")
+            return ApprovalAnswer("defer")
 
     async def answer_questions(self, session_id: str, questions: Sequence[UserQuestion]) -> list[list[str]] | None:
         try:

@@ -91,7 +91,7 @@ class ClientTools:
             "partial": make_notification_handler(self._partial),
             "log": make_notification_handler(self._log),
             "shown": make_notification_handler(self._show_output),
-            "let_go": make_notification_handler(self._detach),
+            "detach": make_notification_handler(self._detach),
         }
 
     @property

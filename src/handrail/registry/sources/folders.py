@@ -1,7 +1,7 @@
 """Tool folders: ``foo.json`` with its executable ``foo`` in any language, and Python modules as tools.
 
 A folder is read once, when a generation is built, and only if no one but the operator can write there: another writer could
-run programs as tools. Loose permissions, owners, or links that lead out are faults. ``offering.json`` in a folder holds
+run programs as tools. Loose permissions, owners, or links that lead out are faults. ``resources.json`` in a folder holds
 resources and prompts.
 """
 

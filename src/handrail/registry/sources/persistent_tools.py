@@ -57,9 +57,9 @@ from handrail.runtime.guard.guarded_sandbox import GuardedProcess, ProtectedPath
 # - ``{"id": "…", "progress": {"done", "total", "fraction", "message"}}``, each of them optional
 # - ``{"id": "…", "log": {"level", "data", "logger"?}}``
 # - ``{"id": "…", "ask": {KEY: {"method", "params"}, …}}``, requests to the client; the program waits for the next line
-# - ``{"id": "…", "let_go": true}``: the client may close its connection
+# - ``{"id": "…", "detach": true}``: the client may close its connection
 #
-# To the program: ``{"id": "…", "answers": {KEY: …}}``, or ``{"id": "…", "refused": "why"}``.
+# To the program: ``{"id": "…", "answers": {KEY: …}}``, or ``{"id": "…", "rejected": "why"}``.
 #
 # If the tool's manifest requires any, the call itself lists under ``offers`` the requests that its client answers.
 
@@ -71,7 +71,7 @@ _MESSAGES_PER_TURN = 64
 """The number of messages after which other tasks of the event loop get a turn."""
 _FIGURES = ("done", "total", "fraction")
 _CLIENT_CAPABILITIES = frozenset(METHOD_CAPABILITIES.values())
-MESSAGE_KINDS = ("progress", "log", "ask", "let_go")
+MESSAGE_KINDS = ("progress", "log", "ask", "detach")
 
 
 class CallMessages:
@@ -112,7 +112,7 @@ class CallMessages:
             self._progress(_require_object(message["progress"], "progress"))
         elif "log" in message:
             self._log(_require_object(message["log"], "log"))
-        elif message["let_go"] is True:
+        elif message["detach"] is True:
             self._runtime.client.detach()
         return None
 
@@ -138,7 +138,7 @@ class CallMessages:
         try:
             put = _asks(asks)
         except ToolError as error:
-            return {"refused": error.text}
+            return {"rejected": error.text}
         self.has_asked = True
         asking = asyncio.ensure_future(self._runtime.client.send_requests(put))
         try:
@@ -147,7 +147,7 @@ class CallMessages:
                 return None
             return {"answers": dict(asking.result())}
         except ToolError as error:
-            return {"refused": error.text}
+            return {"rejected": error.text}
         finally:
             if not asking.done():
                 asking.cancel()
@@ -339,7 +339,7 @@ class PersistentTool(ExecutableTool):
         call_id = runtime.call_id
         sent: dict[str, Any] = {"id": call_id, "arguments": args}
         if (offered := list_client_requests(self.spec, runtime)) is not None:
-            sent["offers"] = offered
+            sent["client_requests"] = offered
         kept = False
         guarded = process if isinstance(process, GuardedProcess) else None
         if guarded is not None and (appeared := await guarded.begin_call(call_id)):

@@ -1,4 +1,4 @@
-"""Resources and prompts of the operator, as data: ``offering.json`` in a tool folder. URI templates.
+"""Resources and prompts of the operator, as data: ``resources.json`` in a tool folder. URI templates.
 
 The file is checked as a whole when it is read; a fault stops start-up, as in a manifest. Content files are named relative to
 the folder and read on request. ``{{name}}`` in a text is replaced by an argument, and the inserted text is not expanded again.
@@ -175,7 +175,7 @@ def _find_text_positions(uri: str, text: str) -> int:
     return found
 
 
-RESOURCES_FILE = "offering.json"
+RESOURCES_FILE = "resources.json"
 MAX_RESOURCES_FILE_BYTES = 4 * 1024 * 1024
 MAX_RESOURCE_BYTES = 16 * 1024 * 1024
 _PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_.-]*)\s*\}\}")
@@ -249,7 +249,7 @@ class _ResourcesFile(_ResourcesModel):
 
 
 class FileResourceProvider:
-    """The resources and prompts of one ``offering.json``. Made by :func:`parse_resources`."""
+    """The resources and prompts of one ``resources.json``. Made by :func:`parse_resources`."""
 
     source = ""
     is_third_party = False
@@ -425,7 +425,7 @@ async def _nothing() -> None:
 
 
 def parse_resources(content: bytes, place: str, folder: Path, read_file: ReadFile) -> FileResourceProvider:
-    """Parse ``offering.json``.
+    """Parse ``resources.json``.
 
     :param place: its path, for faults
     :param folder: canonical

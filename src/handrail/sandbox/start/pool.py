@@ -104,7 +104,9 @@ class SandboxPool:
         shell = tuple(program.argv[:-1]) == SHELL_ARGV
         sample = ProgramSpec((*SHELL_ARGV, "true") if shell else ("true",), merge_stderr=program.merge_stderr)
         secrets = dict.fromkeys(profile.secrets, "")
-        likewise = dataclasses.replace(profile, secrets=secrets, cwd=None, check_host=None, on_attempt=None, may_read=None)
+        likewise = dataclasses.replace(
+            profile, secrets=secrets, cwd=None, check_host=None, on_attempt=None, may_read=None
+        )
         self._plan_successor(process, _CallKind(capabilities, likewise, sample), key)
         return begun
 

@@ -31,15 +31,15 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             closed_ns INTEGER,
             agent TEXT NOT NULL,
             topic TEXT,
-            face TEXT NOT NULL,
+            frontend TEXT NOT NULL,
             headless INTEGER NOT NULL,
             details BLOB NOT NULL,
             used_ns INTEGER NOT NULL,
-            holder INTEGER, -- the fencing token of the process that has it open
-            under TEXT, -- the session whose call began it, for a sub-agent's
-            under_call TEXT
+            lease_token INTEGER, -- the fencing token of the process that has it open
+            parent_session TEXT, -- the session whose call began it, for a sub-agent's
+            parent_call TEXT
         ) WITHOUT ROWID""",
-        "CREATE INDEX session_under ON session (under) WHERE under IS NOT NULL",
+        "CREATE INDEX session_by_parent ON session (parent_session) WHERE parent_session IS NOT NULL",
         # The messages of a session: one per row, in a form that no provider defines.
         """CREATE TABLE message (
             session TEXT NOT NULL,
@@ -55,7 +55,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             PRIMARY KEY (session, text)
         ) WITHOUT ROWID""",
         # The files that a session has read, by hash, so that it may continue to edit them.
-        """CREATE TABLE seen (
+        """CREATE TABLE read_file (
             session TEXT NOT NULL,
             path TEXT NOT NULL,
             sha256 TEXT NOT NULL,
@@ -81,7 +81,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             created_ns INTEGER NOT NULL,
             expires_ns INTEGER NOT NULL,
             grant_expires_ns INTEGER,
-            whole INTEGER NOT NULL,
+            exact_arguments INTEGER NOT NULL,
             answered INTEGER NOT NULL DEFAULT 0,
             request BLOB NOT NULL,
             decision BLOB
@@ -98,32 +98,32 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             created_ns INTEGER NOT NULL,
             ended_ns INTEGER,
             attempt INTEGER NOT NULL,
-            told INTEGER NOT NULL,
+            notified INTEGER NOT NULL,
             details BLOB NOT NULL
         )""",
         "CREATE INDEX job_of_session ON job (session, created_ns)",
         "CREATE INDEX job_open ON job (created_ns) WHERE state IN ('pending', 'running')",
         "CREATE INDEX job_ended ON job (ended_ns)",
         # The tool sessions of stateful tools; `ended` is how one ended, '' while it is open.
-        """CREATE TABLE opened (
+        """CREATE TABLE tool_session (
             id TEXT PRIMARY KEY,
             session TEXT NOT NULL,
             call TEXT NOT NULL,
             tool TEXT NOT NULL,
             opened_ns INTEGER NOT NULL,
             ended_ns INTEGER,
-            ended TEXT NOT NULL
+            end_reason TEXT NOT NULL
         ) WITHOUT ROWID""",
-        "CREATE INDEX opened_of_session ON opened (session, opened_ns)",
+        "CREATE INDEX tool_session_of_session ON tool_session (session, opened_ns)",
         # Notifications for the agents of sessions, and whether they were delivered; `id` is unique, so each comes once.
-        """CREATE TABLE notice (
+        """CREATE TABLE notification (
             number INTEGER PRIMARY KEY,
             id TEXT NOT NULL UNIQUE,
             session TEXT NOT NULL,
-            taken INTEGER NOT NULL,
+            delivered INTEGER NOT NULL,
             body BLOB NOT NULL
         )""",
-        "CREATE INDEX notice_of_session ON notice (session, taken, number)",
+        "CREATE INDEX notification_of_session ON notification (session, delivered, number)",
         # Channels between sessions. A scope is the root session of a tree, or '' for the workspace. Only broadcasts have
         # readers, with the number of the last message that each has read.
         """CREATE TABLE channel (
@@ -139,21 +139,21 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             scope TEXT NOT NULL,
             channel TEXT NOT NULL,
             at_ns INTEGER NOT NULL,
-            taken INTEGER NOT NULL,
-            place INTEGER NOT NULL, -- in its channel
+            consumed INTEGER NOT NULL,
+            position INTEGER NOT NULL, -- in its channel
             body BLOB NOT NULL
         )""",
-        "CREATE INDEX message_of_channel ON channel_message (scope, channel, taken, number)",
+        "CREATE INDEX message_of_channel ON channel_message (scope, channel, consumed, number)",
         """CREATE TABLE channel_reader (
             scope TEXT NOT NULL,
             channel TEXT NOT NULL,
             reader TEXT NOT NULL,
             number INTEGER NOT NULL,
-            place INTEGER NOT NULL,
+            position INTEGER NOT NULL,
             PRIMARY KEY (scope, channel, reader)
         ) WITHOUT ROWID""",
         # Messages delivered to calls whose outcome is not known yet; without a call: undelivered for the reader.
-        """CREATE TABLE channel_given (
+        """CREATE TABLE channel_delivery (
             scope TEXT NOT NULL,
             channel TEXT NOT NULL,
             number INTEGER NOT NULL,
@@ -162,7 +162,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             PRIMARY KEY (scope, channel, number, reader)
         ) WITHOUT ROWID""",
         # Triggers: each notifies a session at a time or on a message.
-        """CREATE TABLE trigger_row (
+        """CREATE TABLE session_trigger (
             session TEXT NOT NULL,
             name TEXT NOT NULL,
             body BLOB NOT NULL,

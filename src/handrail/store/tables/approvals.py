@@ -78,7 +78,7 @@ class ApprovalReader:
         """Return the sub-agents' sessions that have requests of calls without a result."""
         sql = (
             "SELECT DISTINCT session FROM approval WHERE answered = 0 "
-            "AND session IN (SELECT id FROM session WHERE under IS NOT NULL)"
+            "AND session IN (SELECT id FROM session WHERE parent_session IS NOT NULL)"
         )
         return [str(session) for (session,) in self._read_rows(sql)]
 
@@ -89,7 +89,7 @@ class ApprovalReader:
 
     def has_exact_arguments(self, approval_id: str) -> bool:
         """Return whether the stored arguments are exactly the proposed ones, without a redacted secret."""
-        rows = self._read_rows("SELECT whole FROM approval WHERE id = ?", (approval_id,))
+        rows = self._read_rows("SELECT exact_arguments FROM approval WHERE id = ?", (approval_id,))
         return rows == [(1,)]
 
     def list_rules(self) -> list[StoredRule]:
@@ -273,7 +273,7 @@ def _insert_statement(asked: Approval, whole: bool) -> Statement:
     if asked.questions:
         request["questions"] = asked.questions
     return (
-        "INSERT INTO approval (id, kind, session, call, state, created_ns, expires_ns, whole, request) "
+        "INSERT INTO approval (id, kind, session, call, state, created_ns, expires_ns, exact_arguments, request) "
         "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             asked.id,

@@ -97,7 +97,7 @@ class ChannelTable:
             ("INSERT INTO channel (scope, name, kind) VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (*key, kind)),
             ("UPDATE channel SET sent = sent + 1 WHERE scope = ? AND name = ?", key),
             (
-                "INSERT INTO channel_message (scope, channel, at_ns, taken, place, body) "
+                "INSERT INTO channel_message (scope, channel, at_ns, consumed, position, body) "
                 "SELECT scope, name, ?, 0, sent, ? FROM channel WHERE scope = ? AND name = ?",
                 (message.at_ns, encode(body, max_bytes=_UNBOUNDED), *key),
             ),
@@ -126,14 +126,18 @@ class ChannelTable:
         await self._database.commit(
             _STATEMENTS,
             [
-                SingleRowStatement("UPDATE channel_message SET taken = 1 WHERE number = ? AND taken = 0", (number,)),
-                (_TRIM.format(where=" AND taken = 1"), (*key, *key, CHANNEL_CAPACITY)),
+                SingleRowStatement(
+                    "UPDATE channel_message SET consumed = 1 WHERE number = ? AND consumed = 0", (number,)
+                ),
+                (_TRIM.format(where=" AND consumed = 1"), (*key, *key, CHANNEL_CAPACITY)),
             ],
         )
 
     async def undo_take(self, number: int) -> None:
         """Make a consumed message available again, since it reached no reader."""
-        await self._database.commit(_STATEMENTS, [("UPDATE channel_message SET taken = 0 WHERE number = ?", (number,))])
+        await self._database.commit(
+            _STATEMENTS, [("UPDATE channel_message SET consumed = 0 WHERE number = ?", (number,))]
+        )
 
     async def record_delivery(self, key: ChannelKey, reader: str, kept: StoredMessage, call: str) -> None:
         """Deliver a message to a call. It counts as consumed once the call has succeeded."""
@@ -141,14 +145,14 @@ class ChannelTable:
 
     def list_deliveries(self, key: ChannelKey) -> list[PendingDelivery]:
         """Return the deliveries of a channel whose calls have no known outcome."""
-        sql = "SELECT number, reader, call FROM channel_given WHERE scope = ? AND channel = ? AND call <> ''"
+        sql = "SELECT number, reader, call FROM channel_delivery WHERE scope = ? AND channel = ? AND call <> ''"
         return [PendingDelivery(*row) for row in self._rows(sql, key)]
 
     def list_unsettled(self) -> list[ChannelKey]:
         """Return the channels with such deliveries."""
         return [
             ChannelKey(*row)
-            for row in self._rows("SELECT DISTINCT scope, channel FROM channel_given WHERE call <> ''", ())
+            for row in self._rows("SELECT DISTINCT scope, channel FROM channel_delivery WHERE call <> ''", ())
         ]
 
     async def settle_deliveries(
@@ -163,11 +167,11 @@ class ChannelTable:
         for given in taken:
             work.append((_UNGIVE, (*key, given.number, given.reader)))
             if queue:
-                work.append(("UPDATE channel_message SET taken = 1 WHERE number = ?", (given.number,)))
+                work.append(("UPDATE channel_message SET consumed = 1 WHERE number = ?", (given.number,)))
         for given in back:
             work.append((_UNGIVE if queue else _OWE, (*key, given.number, given.reader)))
         if taken and queue:
-            work.append((_TRIM.format(where=" AND taken = 1"), (*key, *key, CHANNEL_CAPACITY)))
+            work.append((_TRIM.format(where=" AND consumed = 1"), (*key, *key, CHANNEL_CAPACITY)))
         if work:
             await self._database.commit(_STATEMENTS, work)
 
@@ -178,7 +182,7 @@ class ChannelTable:
     def find_undelivered(self, key: ChannelKey, reader: str, sender: str | None = None) -> StoredMessage | None:
         """Return the oldest stored message of a broadcast that is undelivered for a reader; None if there is none."""
         sql = (
-            f"SELECT {_COLUMNS} FROM channel_message AS m WHERE {_HERE} AND number IN (SELECT number FROM channel_given "  # noqa: S608
+            f"SELECT {_COLUMNS} FROM channel_message AS m WHERE {_HERE} AND number IN (SELECT number FROM channel_delivery "  # noqa: S608
             "WHERE scope = ? AND channel = ? AND reader = ? AND call = '') ORDER BY number"
         )
         found = (_parse_message(key, *row) for row in self._rows(sql, (*key, *key, reader)))
@@ -186,13 +190,13 @@ class ChannelTable:
 
     def find_position(self, key: ChannelKey, reader: str) -> ReaderPosition | None:
         """Return how far a reader of a broadcast has read; None if it never has."""
-        sql = "SELECT number, place FROM channel_reader WHERE scope = ? AND channel = ? AND reader = ?"
+        sql = "SELECT number, position FROM channel_reader WHERE scope = ? AND channel = ? AND reader = ?"
         row = self._row(sql, (*key, reader))
         return None if row is None else ReaderPosition(*row)
 
     def count_lost(self, key: ChannelKey, reader: str) -> int:
         """Return how many undelivered messages of a broadcast a reader lost, since they are no longer stored."""
-        row = self._row(f"SELECT count(*) FROM channel_given WHERE {_LOST}", (*key, reader))  # noqa: S608
+        row = self._row(f"SELECT count(*) FROM channel_delivery WHERE {_LOST}", (*key, reader))  # noqa: S608
         return cast("int", row[0]) if row is not None else 0
 
     async def advance_reader(
@@ -209,11 +213,11 @@ class ChannelTable:
         :param skipped: earlier messages that the reader did not ask for, which become undelivered
         """
         sql = (
-            "INSERT INTO channel_reader (scope, channel, reader, number, place) VALUES (?, ?, ?, ?, ?) "
-            "ON CONFLICT DO UPDATE SET number = excluded.number, place = excluded.place"
+            "INSERT INTO channel_reader (scope, channel, reader, number, position) VALUES (?, ?, ?, ?, ?) "
+            "ON CONFLICT DO UPDATE SET number = excluded.number, position = excluded.position"
         )
         work: list[Statement | SingleRowStatement] = [(sql, (*key, reader, *to))]
-        work.append((f"DELETE FROM channel_given WHERE {_LOST}", (*key, reader)))  # noqa: S608
+        work.append((f"DELETE FROM channel_delivery WHERE {_LOST}", (*key, reader)))  # noqa: S608
         work += [(_GIVE, (*key, kept.number, reader, "")) for kept in skipped]
         if giving is not None:
             kept, call = giving
@@ -223,7 +227,7 @@ class ChannelTable:
     async def remove_reader(self, key: ChannelKey, reader: str) -> None:
         """Remove a reader."""
         where = "WHERE scope = ? AND channel = ? AND reader = ?"
-        tables = ("channel_reader", "channel_given")
+        tables = ("channel_reader", "channel_delivery")
         await self._database.commit(
             _STATEMENTS,
             [(f"DELETE FROM {table} {where}", (*key, reader)) for table in tables],  # noqa: S608
@@ -234,7 +238,7 @@ class ChannelTable:
 
         A later message creates its channel again.
         """
-        unread = "SELECT channel FROM channel_message WHERE scope = ? AND taken = 0"
+        unread = "SELECT channel FROM channel_message WHERE scope = ? AND consumed = 0"
         recent = "SELECT channel FROM channel_message WHERE scope = ? AND at_ns >= ?"
         left = "channel NOT IN (SELECT name FROM channel WHERE scope = ?)"
         work: list[Statement | SingleRowStatement] = [
@@ -244,7 +248,7 @@ class ChannelTable:
                 (scope, scope, before_ns),
             ),
         ]
-        for table in ("channel_message", "channel_reader", "channel_given"):
+        for table in ("channel_message", "channel_reader", "channel_delivery"):
             work.append((f"DELETE FROM {table} WHERE scope = ? AND {left}", (scope, scope)))  # noqa: S608
         await self._database.commit(_STATEMENTS, work)
 
@@ -255,8 +259,8 @@ class ChannelTable:
             [
                 ("DELETE FROM channel WHERE scope = ?", (session_id,)),
                 ("DELETE FROM channel_message WHERE scope = ?", (session_id,)),
-                ("DELETE FROM channel_given WHERE scope = ?", (session_id,)),
-                ("DELETE FROM channel_given WHERE reader = ? AND call = ''", (session_id,)),
+                ("DELETE FROM channel_delivery WHERE scope = ?", (session_id,)),
+                ("DELETE FROM channel_delivery WHERE reader = ? AND call = ''", (session_id,)),
                 ("DELETE FROM channel_reader WHERE scope = ? OR reader = ?", (session_id, session_id)),
                 (  # readers of its triggers in channels of other sessions: "0" comes after "/"
                     "DELETE FROM channel_reader WHERE reader > ? AND reader < ?",
@@ -274,24 +278,24 @@ class ChannelTable:
             return self._database.reader.execute(sql, values).fetchone()
 
 
-_COLUMNS = "number, at_ns, place, body"
+_COLUMNS = "number, at_ns, position, body"
 _HERE = "scope = ? AND channel = ?"
 _FREE = (  # each reader of a broadcast has its own delivery
-    "taken = 0 AND NOT EXISTS (SELECT 1 FROM channel_given AS g WHERE g.scope = m.scope AND g.channel = m.channel "
+    "consumed = 0 AND NOT EXISTS (SELECT 1 FROM channel_delivery AS g WHERE g.scope = m.scope AND g.channel = m.channel "
     "AND g.number = m.number AND EXISTS (SELECT 1 FROM channel AS c WHERE c.scope = g.scope AND c.name = g.channel "
     "AND c.kind = 'queue'))"
 )
 _GIVE = (
-    "INSERT INTO channel_given (scope, channel, number, reader, call) VALUES (?, ?, ?, ?, ?) "
+    "INSERT INTO channel_delivery (scope, channel, number, reader, call) VALUES (?, ?, ?, ?, ?) "
     "ON CONFLICT DO UPDATE SET call = excluded.call"
 )
-_UNGIVE = "DELETE FROM channel_given WHERE scope = ? AND channel = ? AND number = ? AND reader = ?"
+_UNGIVE = "DELETE FROM channel_delivery WHERE scope = ? AND channel = ? AND number = ? AND reader = ?"
 _LOST = "scope = ? AND channel = ? AND reader = ? AND call = '' AND number NOT IN (SELECT number FROM channel_message)"
 _OWED_TO_NOBODY = (
-    "DELETE FROM channel_given WHERE scope = ? AND channel = ? AND call = '' "
+    "DELETE FROM channel_delivery WHERE scope = ? AND channel = ? AND call = '' "
     "AND reader NOT IN (SELECT reader FROM channel_reader WHERE scope = ? AND channel = ?)"
 )
-_OWE = "UPDATE channel_given SET call = '' WHERE scope = ? AND channel = ? AND number = ? AND reader = ?"
+_OWE = "UPDATE channel_delivery SET call = '' WHERE scope = ? AND channel = ? AND number = ? AND reader = ?"
 _TRIM = (
     "DELETE FROM channel_message WHERE scope = ? AND channel = ?{where} AND number <= (SELECT number FROM channel_message "
     "WHERE scope = ? AND channel = ?{where} ORDER BY number DESC LIMIT 1 OFFSET ?)"
@@ -368,7 +372,7 @@ class NotificationTable:
 
         :raises LogUnavailable: if the database cannot be read
         """
-        sql = "SELECT id, body FROM notice WHERE session = ? AND taken = 0 ORDER BY number"
+        sql = "SELECT id, body FROM notification WHERE session = ? AND delivered = 0 ORDER BY number"
         with map_read_errors(self._database.path):
             found, damaged, size = list[Notification](), list[str](), 0
             with closing(self._database.reader.execute(sql, (session_id,))) as rows:
@@ -392,7 +396,7 @@ class NotificationTable:
 
         :raises LogUnavailable: if the database cannot be read
         """
-        sql = "SELECT count(*) FROM notice WHERE session = ? AND taken = 0"
+        sql = "SELECT count(*) FROM notification WHERE session = ? AND delivered = 0"
         with map_read_errors(self._database.path):
             return cast("int", self._database.reader.execute(sql, (session_id,)).fetchone()[0])
 
@@ -433,20 +437,20 @@ class _NotificationStatements:
                     "untrusted": notice.untrusted,
                 }
                 yield (
-                    "INSERT INTO notice (id, session, taken, body) VALUES (?, ?, 0, ?) ON CONFLICT (id) DO NOTHING",
+                    "INSERT INTO notification (id, session, delivered, body) VALUES (?, ?, 0, ?) ON CONFLICT (id) DO NOTHING",
                     (notice.id, notice.session_id, encode(body, max_bytes=_UNBOUNDED)),
                 )
                 continue
             _, session, ids = change
             for id in ids:
-                yield "UPDATE notice SET taken = 1 WHERE id = ? AND session = ?", (id, session)
+                yield "UPDATE notification SET delivered = 1 WHERE id = ? AND session = ?", (id, session)
             yield _TRIM_NOTICES, (session, session, MAX_TAKEN)
 
 
 _NOTICE_STATEMENTS = _NotificationStatements()
 _TRIM_NOTICES = (
-    "DELETE FROM notice WHERE session = ? AND taken = 1 AND number <= "
-    "(SELECT number FROM notice WHERE session = ? AND taken = 1 ORDER BY number DESC LIMIT 1 OFFSET ?)"
+    "DELETE FROM notification WHERE session = ? AND delivered = 1 AND number <= "
+    "(SELECT number FROM notification WHERE session = ? AND delivered = 1 ORDER BY number DESC LIMIT 1 OFFSET ?)"
 )
 
 
@@ -472,20 +476,20 @@ class TriggerTable:
     def list_all(self) -> list[Trigger]:
         """Return all triggers, without damaged ones."""
         with map_read_errors(self._database.path):
-            rows = self._database.reader.execute("SELECT body FROM trigger_row ORDER BY session, name").fetchall()
+            rows = self._database.reader.execute("SELECT body FROM session_trigger ORDER BY session, name").fetchall()
         return [trigger for (body,) in rows if (trigger := _parse_trigger(body)) is not None]
 
     @staticmethod
     def put_work(trigger: Trigger) -> TableWork:
         """Return the work that stores a trigger."""
-        sql = "INSERT INTO trigger_row (session, name, body) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET body = excluded.body"
+        sql = "INSERT INTO session_trigger (session, name, body) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET body = excluded.body"
         body = encode(asdict(trigger), max_bytes=_UNBOUNDED)
         return _TRIGGER_STATEMENTS, [(sql, (trigger.session_id, trigger.name, body))]
 
     @staticmethod
     def remove_work(trigger: Trigger) -> TableWork:
         """Return the work that removes a trigger."""
-        sql = "DELETE FROM trigger_row WHERE session = ? AND name = ?"
+        sql = "DELETE FROM session_trigger WHERE session = ? AND name = ?"
         return _TRIGGER_STATEMENTS, [(sql, (trigger.session_id, trigger.name))]
 
     async def put(self, trigger: Trigger) -> None:
@@ -497,18 +501,20 @@ class TriggerTable:
 
     async def remove_subagent_triggers(self) -> None:
         """Remove the triggers of sub-agents' sessions, and their positions in channels."""
-        below = "(SELECT id FROM session WHERE under IS NOT NULL)"
+        below = "(SELECT id FROM session WHERE parent_session IS NOT NULL)"
         with map_read_errors(self._database.path):
-            sql = f"SELECT session, name FROM trigger_row WHERE session IN {below}"  # noqa: S608 - our own words
+            sql = f"SELECT session, name FROM session_trigger WHERE session IN {below}"  # noqa: S608 - our own words
             found = self._database.reader.execute(sql).fetchall()
         if found:
             readers = [("DELETE FROM channel_reader WHERE reader = ?", (f"trigger/{s}/{name}",)) for s, name in found]
-            sql = f"DELETE FROM trigger_row WHERE session IN {below}"  # noqa: S608
+            sql = f"DELETE FROM session_trigger WHERE session IN {below}"  # noqa: S608
             await self._database.commit(_TRIGGER_STATEMENTS, [(sql, ()), *readers])
 
     async def remove_session(self, session_id: str) -> None:
         """Remove the triggers of a session, since it is closed for good."""
-        await self._database.commit(_TRIGGER_STATEMENTS, [("DELETE FROM trigger_row WHERE session = ?", (session_id,))])
+        await self._database.commit(
+            _TRIGGER_STATEMENTS, [("DELETE FROM session_trigger WHERE session = ?", (session_id,))]
+        )
 
 
 def _parse_trigger(body: object) -> Trigger | None:

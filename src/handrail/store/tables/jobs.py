@@ -18,7 +18,7 @@ from handrail.store.database.connection import damaged_row_error, map_read_error
 from handrail.store.database.workspace_database import SingleRowStatement, Statement, TableWork, WorkspaceDatabase
 from handrail.store.encoding import decode, encode
 
-_COLUMNS = "id, session, call, tool, state, created_ns, ended_ns, attempt, told, details"
+_COLUMNS = "id, session, call, tool, state, created_ns, ended_ns, attempt, notified, details"
 _OPEN = "state IN ('pending', 'running')"
 
 
@@ -131,7 +131,7 @@ class JobTable:
 
     def list_unreported(self, session_id: str) -> list[JobRow]:
         """Return the jobs of a session that are unfinished, or ended without a notification, the oldest first."""
-        return self._read_rows("WHERE session = ? AND told = 0 ORDER BY created_ns, id", (session_id,))
+        return self._read_rows("WHERE session = ? AND notified = 0 ORDER BY created_ns, id", (session_id,))
 
     def list_removable(self, now_ns: int, retention: JobRetention) -> list[JobRow]:
         """Return the jobs to remove, by age and by number.
@@ -139,7 +139,7 @@ class JobTable:
         A job whose session is not notified yet is not removed because of others.
         """
         newest = f"SELECT id FROM job WHERE NOT {_OPEN} ORDER BY ended_ns DESC, id DESC LIMIT ?"  # noqa: S608
-        where = f"WHERE NOT {_OPEN} AND (ended_ns < ? OR (told = 1 AND ended_ns < ? AND id NOT IN ({newest})))"
+        where = f"WHERE NOT {_OPEN} AND (ended_ns < ? OR (notified = 1 AND ended_ns < ? AND id NOT IN ({newest})))"
         return self._read_rows(where, (now_ns - retention.age_ns, now_ns - retention.min_age_ns, retention.max_jobs))
 
     def _read_rows(self, where: str, values: Sequence[str | int]) -> list[JobRow]:
@@ -184,7 +184,7 @@ class _JobStatements:
                     sql = f"UPDATE job SET state = ?, ended_ns = ?, details = ? WHERE id = ? AND {_OPEN}"  # noqa: S608
                     yield SingleRowStatement(sql, (row.job.state, row.job.ended_ns, _encode_details(row), row.id))
                 case _MarkNotified(job_id):
-                    yield "UPDATE job SET told = 1 WHERE id = ?", (job_id,)
+                    yield "UPDATE job SET notified = 1 WHERE id = ?", (job_id,)
                 case _RemoveJobs(ids):
                     for job_id in ids:
                         yield f"DELETE FROM job WHERE id = ? AND NOT {_OPEN}", (job_id,)  # noqa: S608
@@ -252,7 +252,7 @@ def _parse_job(row: tuple[Any, ...]) -> JobRow:
 #
 # A row is durable before the caller gets its id, so a step after a crash is answered with how the tool session ended.
 
-_STATE_COLUMNS = "id, session, call, tool, opened_ns, ended_ns, ended"
+_STATE_COLUMNS = "id, session, call, tool, opened_ns, ended_ns, end_reason"
 _DAY_NS = 24 * 3600 * 1_000_000_000
 MAX_ENDED_SESSIONS = 1_000
 """How many ended tool sessions are kept in a workspace, for later requests for them."""
@@ -291,14 +291,15 @@ class ToolSessionTable:
         :raises LogUnavailable: if it cannot be made durable
         """
         values = (row.id, row.session_id, row.call_id, row.tool_id, row.opened_ns, row.ended_ns, row.ended or "")
-        sql = f"INSERT INTO opened ({_STATE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - our own words
+        sql = f"INSERT INTO tool_session ({_STATE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - our own words
         await self._database.commit_all([_statement_work(sql, values)])
 
     def end(self, state_id: str, ended: StateEnd, at_ns: int) -> None:
         """Store soon how a tool session ended; the first end counts."""
         self._database.append(
             *_statement_work(
-                "UPDATE opened SET ended = ?, ended_ns = ? WHERE id = ? AND ended = ''", (ended, at_ns, state_id)
+                "UPDATE tool_session SET end_reason = ?, ended_ns = ? WHERE id = ? AND end_reason = ''",
+                (ended, at_ns, state_id),
             )
         )
 
@@ -307,26 +308,28 @@ class ToolSessionTable:
 
         :raises LogUnavailable: if that cannot be made durable
         """
-        newest = "SELECT id FROM opened ORDER BY ended_ns DESC, id DESC LIMIT ?"
+        newest = "SELECT id FROM tool_session ORDER BY ended_ns DESC, id DESC LIMIT ?"
         await self._database.commit_all(
             [
-                _statement_work("UPDATE opened SET ended = 'interrupted', ended_ns = ? WHERE ended = ''", (now_ns,)),
-                _statement_work("DELETE FROM opened WHERE ended_ns < ?", (now_ns - ENDED_RETENTION_NS,)),
-                _statement_work(f"DELETE FROM opened WHERE id NOT IN ({newest})", (MAX_ENDED_SESSIONS,)),  # noqa: S608
+                _statement_work(
+                    "UPDATE tool_session SET end_reason = 'interrupted', ended_ns = ? WHERE end_reason = ''", (now_ns,)
+                ),
+                _statement_work("DELETE FROM tool_session WHERE ended_ns < ?", (now_ns - ENDED_RETENTION_NS,)),
+                _statement_work(f"DELETE FROM tool_session WHERE id NOT IN ({newest})", (MAX_ENDED_SESSIONS,)),  # noqa: S608
             ]
         )
 
     def remove_old(self, now_ns: int) -> None:
         """Remove soon the tool sessions that ended long ago or exceed the limit."""
-        newest = "SELECT id FROM opened WHERE ended <> '' ORDER BY ended_ns DESC, id DESC LIMIT ?"
-        sql = f"DELETE FROM opened WHERE ended <> '' AND (ended_ns < ? OR id NOT IN ({newest}))"  # noqa: S608
+        newest = "SELECT id FROM tool_session WHERE end_reason <> '' ORDER BY ended_ns DESC, id DESC LIMIT ?"
+        sql = f"DELETE FROM tool_session WHERE end_reason <> '' AND (ended_ns < ? OR id NOT IN ({newest}))"  # noqa: S608
         self._database.append(*_statement_work(sql, (now_ns - ENDED_RETENTION_NS, MAX_ENDED_SESSIONS)))
 
     def get(self, state_id: str, session_id: str) -> ToolSessionRow | None:
         """Return a tool session of a session; None if there is none."""
         if not state_id.isascii():
             return None
-        sql = f"SELECT {_STATE_COLUMNS} FROM opened WHERE id = ? AND session = ?"  # noqa: S608
+        sql = f"SELECT {_STATE_COLUMNS} FROM tool_session WHERE id = ? AND session = ?"  # noqa: S608
         with map_read_errors(self._database.path):
             found = self._database.reader.execute(sql, (state_id, session_id)).fetchone()
             return None if found is None else _parse_tool_session(found)

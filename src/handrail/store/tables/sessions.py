@@ -102,7 +102,7 @@ class SessionTable:
         :raises LogUnavailable: if the database cannot be read
         """
         with map_read_errors(self._database.path):
-            where = "WHERE under = ? AND closed_ns IS NULL ORDER BY opened_ns, id"
+            where = "WHERE parent_session = ? AND closed_ns IS NULL ORDER BY opened_ns, id"
             return read_session_rows(self._database.reader, where, (session_id,))
 
     def is_subagent(self, session_id: str) -> bool:
@@ -139,7 +139,7 @@ def read_session_rows(connection: sqlite3.Connection, where: str, values: Sequen
     :param where: the rest of the query, after ``FROM session``
     :raises sqlite3.Error: if the database cannot be read
     """
-    columns = f"id, opened_ns, closed_ns, agent, topic, face, headless, details, {LAST_USED} AS used_ns, holder, under, under_call"
+    columns = f"id, opened_ns, closed_ns, agent, topic, frontend, headless, details, {LAST_USED} AS used_ns, lease_token, parent_session, parent_call"
     rows = connection.execute(f"SELECT {columns} FROM session {where}", values)  # noqa: S608 - our own words
     return [_parse_row(row) for row in rows]
 
@@ -257,7 +257,7 @@ class _SessionStatements:
                 _, session, at_ns, token = change
                 # Checked by token: a process that lost the workspace must not change the session of another.
                 yield (
-                    "UPDATE session SET holder = NULL, used_ns = max(used_ns, ?) WHERE id = ? AND holder = ?",
+                    "UPDATE session SET lease_token = NULL, used_ns = max(used_ns, ?) WHERE id = ? AND lease_token = ?",
                     (at_ns, session, token),
                 )
             elif change[0] == "fork":
@@ -269,10 +269,10 @@ class _SessionStatements:
             elif change[0] == "close":
                 _, session, at_ns = change
                 yield (
-                    f"UPDATE session SET closed_ns = ?, holder = NULL, used_ns = {LAST_USED} WHERE id = ?",  # noqa: S608
+                    f"UPDATE session SET closed_ns = ?, lease_token = NULL, used_ns = {LAST_USED} WHERE id = ?",  # noqa: S608
                     (at_ns, session),
                 )
-                for table in ("state", "message", "session_rule", "seen", "notice", "job", "opened"):
+                for table in ("state", "message", "session_rule", "read_file", "notification", "job", "tool_session"):
                     yield f"DELETE FROM {table} WHERE session = ?", (session,)  # noqa: S608
             else:
                 _, session, tool, key, value = change
@@ -287,13 +287,13 @@ class _SessionStatements:
 
 _STATEMENTS = _SessionStatements()
 _INSERT = (
-    "INSERT INTO session (id, opened_ns, agent, topic, face, headless, details, used_ns, holder, under, under_call) "
+    "INSERT INTO session (id, opened_ns, agent, topic, frontend, headless, details, used_ns, lease_token, parent_session, parent_call) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _AGAIN = (
     " ON CONFLICT (id) DO UPDATE SET closed_ns = NULL, agent = excluded.agent, topic = excluded.topic, "
-    "face = excluded.face, headless = excluded.headless, details = excluded.details, "
-    "used_ns = max(used_ns, excluded.used_ns), holder = excluded.holder"
+    "frontend = excluded.frontend, headless = excluded.headless, details = excluded.details, "
+    "used_ns = max(used_ns, excluded.used_ns), lease_token = excluded.lease_token"
 )
 _SAID = (
     "INSERT INTO message (session, position, at_ns, body) "
@@ -301,7 +301,7 @@ _SAID = (
 )
 _COPIED = (
     "INSERT INTO state (session, tool, key, value) SELECT ?, tool, key, value FROM state WHERE session = ?",
-    "INSERT INTO seen (session, path, sha256, at_ns) SELECT ?, path, sha256, at_ns FROM seen WHERE session = ?",
+    "INSERT INTO read_file (session, path, sha256, at_ns) SELECT ?, path, sha256, at_ns FROM read_file WHERE session = ?",
 )
 
 
@@ -370,7 +370,7 @@ class ReadFileHashes:
 
         :raises LogUnavailable: if the database cannot be read
         """
-        sql = f"SELECT path, sha256 FROM seen WHERE session = ? ORDER BY at_ns DESC LIMIT {MAX_HASHES}"  # noqa: S608
+        sql = f"SELECT path, sha256 FROM read_file WHERE session = ? ORDER BY at_ns DESC LIMIT {MAX_HASHES}"  # noqa: S608
         return [(str(path), str(sha256)) for path, sha256 in _read_pairs(self._database, sql, session_id)][::-1]
 
 
@@ -392,16 +392,16 @@ class _FileHashStatements:
         for change in batch:
             session, path, sha256, at_ns, trim = change
             if sha256 is None:
-                yield "DELETE FROM seen WHERE session = ? AND path = ?", (session, path)
+                yield "DELETE FROM read_file WHERE session = ? AND path = ?", (session, path)
             else:
                 yield (
-                    "INSERT OR REPLACE INTO seen (session, path, sha256, at_ns) VALUES (?, ?, ?, ?)",
+                    "INSERT OR REPLACE INTO read_file (session, path, sha256, at_ns) VALUES (?, ?, ?, ?)",
                     (session, path, sha256, at_ns),
                 )
             if trim:
                 yield (
-                    "DELETE FROM seen WHERE session = ? AND at_ns < "
-                    "(SELECT at_ns FROM seen WHERE session = ? ORDER BY at_ns DESC LIMIT 1 OFFSET ?)",
+                    "DELETE FROM read_file WHERE session = ? AND at_ns < "
+                    "(SELECT at_ns FROM read_file WHERE session = ? ORDER BY at_ns DESC LIMIT 1 OFFSET ?)",
                     (session, session, MAX_HASHES),
                 )
 

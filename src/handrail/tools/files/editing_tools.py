@@ -357,7 +357,7 @@ class MultiEditTool(Tool):
         if failed:
             answer["failed"] = failed
             stopped = int(str(failed[0]["edit"])) if mode == "partial" else len(args["edits"])
-            answer["not_tried"] = len(args["edits"]) - stopped
+            answer["not_applied"] = len(args["edits"]) - stopped
         return {**answer, **await _replace_file(path, before, after, blocks, runtime)}
 
 

@@ -87,7 +87,7 @@ def _lines_data(found: FileLines, lines: Sequence[str], text: str) -> dict[str, 
         answer["total_lines"] = found.total
     shortened = [number for number in found.truncated_lines if number <= last]
     if shortened:
-        answer["shortened_lines"] = shortened[:100]
+        answer["truncated_lines"] = shortened[:100]
     return answer
 
 
@@ -333,7 +333,7 @@ class TreeTool(Tool):
         cut = await asyncio.to_thread(arrange) if len(found.paths) > _FEW else arrange()
         answer: dict[str, object] = {"path": path, "files": len(found.paths), "tree": "\n".join(lines)}
         if cut:
-            answer["more"] = "The tree is incomplete. Use a narrower path, a smaller depth or more max_entries."
+            answer["has_more"] = "The tree is incomplete. Use a narrower path, a smaller depth or more max_entries."
         return {**answer, **_omission_data(found, "a narrower path")}
 
 
@@ -374,7 +374,7 @@ def _omission_data(found: FileSearchResult, narrower: str) -> dict[str, object]:
     """Return what the list leaves out, if anything."""
     said: dict[str, object] = {}
     if found.is_truncated:
-        said["more"] = f"The list is incomplete. Use {narrower}."
+        said["has_more"] = f"The list is incomplete. Use {narrower}."
     if found.denied_count:
         said["skipped"] = found.denied_count
     return said

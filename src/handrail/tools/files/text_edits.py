@@ -204,7 +204,7 @@ class UnifiedDiff:
         """Return the diff as members of a tool's data."""
         found: dict[str, object] = {"diff": self.text, "lines_added": self.added, "lines_removed": self.removed}
         if self.left_out:
-            found["diff_lines_left_out"] = self.left_out
+            found["omitted_diff_lines"] = self.left_out
         return found
 
 

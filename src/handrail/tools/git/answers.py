@@ -211,7 +211,7 @@ def list_data(name: str, found: Sequence[_T], row: Callable[[_T], Any]) -> dict[
 def hidden_paths_data(repository: GitRepository, paths: Iterable[bytes], consequence: str) -> dict[str, Any]:
     """Return the paths that rules hide, if any, and the consequence for the answer."""
     kept = sorted(map(repository.display_path, paths))[:MOST_LISTED]
-    return {"hidden": {"paths": kept, "why": f"Rules deny reading these files. {consequence}"}} if kept else {}
+    return {"redacted_paths": {"paths": kept, "why": f"Rules deny reading these files. {consequence}"}} if kept else {}
 
 
 def conflict_data(repository: GitRepository, one: tuple[bytes, str]) -> dict[str, str]:
@@ -241,7 +241,7 @@ def filters_data(repository: GitRepository) -> dict[str, Any]:
         return {}
     names = ", ".join(sorted(repository.filters)[:5])
     return {
-        "filters_not_run": f"{names}: The repository configures programs for these filters, which are not run. "
+        "skipped_filters": f"{names}: The repository configures programs for these filters, which are not run. "
         "Files with these filters may appear as changed although they are not."
     }
 

@@ -124,7 +124,7 @@ def _stage_data(
         if inner != b"." and not (_first_from(touched, inner) == inner or _is_within(touched, inner)):
             left_out[path] = "The path has no unstaged changes, is ignored, or does not exist."
     if left_out:
-        answer["left_out"] = dict(list(left_out.items())[:MOST_LISTED])
+        answer["not_staged"] = dict(list(left_out.items())[:MOST_LISTED])
     return answer
 
 
@@ -374,7 +374,7 @@ class GitCheckoutTool(Tool):
                 stdin=names,
                 variables={"GIT_LITERAL_PATHSPECS": "1"},
             )
-            return {**await describe_head(repository), "restored": paths}
+            return {**await describe_head(repository), "restored_from": paths}
         how = "--track" if track else "--no-guess"
         try:
             await repository.run("checkout", "--quiet", "--no-recurse-submodules", how, *ref, "--")

@@ -113,7 +113,7 @@ def _branch_data(state: answers.StatusOutput) -> dict[str, Any]:
             ahead, behind = headers["branch.ab"].split(" ")
             found["ahead"], found["behind"] = int(ahead), -int(behind)
         else:
-            found["upstream_gone"] = True
+            found["upstream_deleted"] = True
     return found
 
 
@@ -293,7 +293,7 @@ class GitBranchesTool(Tool):
         if args.get("remote", True):
             answer["remote_branches"] = remote[:MOST_LISTED]
         if len(local) > MOST_LISTED or len(remote) > MOST_LISTED:
-            answer["more"] = f"only the {MOST_LISTED} last changed of each are listed"
+            answer["has_more"] = f"only the {MOST_LISTED} last changed of each are listed"
         return answer | {"remotes": _read_remotes(repository)}
 
 
@@ -402,9 +402,7 @@ class GitDiffTool(Tool):
 
     def check(self, args: dict[str, Any]) -> None:
         if "to" in args and (args.get("staged", False) or "from" not in args):
-            raise ToolError(
-                "`to` needs `from` and excludes `staged`. Pass `from` and `to`.", kind="invalid_input"
-            )
+            raise ToolError("`to` needs `from` and excludes `staged`. Pass `from` and `to`.", kind="invalid_input")
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         staged, base, to = args.get("staged", False), args.get("from"), args.get("to")
@@ -464,7 +462,7 @@ class GitShowTool(Tool):
         parent = commit["parents"][0] if commit["parents"] else _EMPTY_TREES[len(commit["commit"])]
         changes = await diff_data(repository, [parent, commit["commit"]], args)
         if len(commit["parents"]) > 1:
-            commit["compared_with"] = parent
+            commit["compared_to"] = parent
         return {**commit, **changes}
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @click.command("acp")
 @click.option(
-    "--offer",
+    "--offer-model",
     "offered",
     multiple=True,
     metavar="MODEL",

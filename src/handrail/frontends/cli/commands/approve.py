@@ -48,7 +48,7 @@ _POLL_INTERVAL_S = 0.2
 @click.option("--list", "only_list", is_flag=True, help="List the requests without asking.")
 @click.option("--wait", is_flag=True, help="Wait for the next request.")
 @click.option("--rules", "rules_only", is_flag=True, help="List the rules that answers stored for this workspace.")
-@click.option("--forget", metavar="RULE", help="ID of a stored rule to remove.")
+@click.option("--revoke", metavar="RULE", help="ID of a stored rule to remove.")
 @agent_options
 def command(
     setting: CommandOptions,
@@ -60,7 +60,7 @@ def command(
     only_list: bool,
     wait: bool,
     rules_only: bool,
-    forget: str | None,
+    revoke: str | None,
 ) -> int:
     """List and answer approval requests.
 
@@ -71,8 +71,8 @@ def command(
     given = _has_answer(choice, message, arguments, answers)
     if given and request_id is None:
         raise click.UsageError("The ID of the request is missing. For example: handrail approve ID --once")
-    if forget is not None:
-        return run_async(lambda _: _revoke(setting, forget))
+    if revoke is not None:
+        return run_async(lambda _: _revoke(setting, revoke))
     if rules_only:
         return _show_rules(setting)
     if given:
@@ -242,7 +242,7 @@ async def _ask_user(desk: ApprovalClient, terminal: Any, row: Approval) -> Appro
         answers = await terminal.answer(row.request.session_id, row.questions)
         return None if answers is None else await desk.answer_questions(row.id, answers, by=ANSWERED_BY)
     answer: ApprovalAnswer = await terminal.approve(row.request)
-    return None if answer.choice == "later" else await desk.decide(row.id, answer, by=ANSWERED_BY)
+    return None if answer.choice == "defer" else await desk.decide(row.id, answer, by=ANSWERED_BY)
 
 
 async def _show(row: Approval, workspace: str) -> None:

@@ -15,7 +15,7 @@ from handrail.frontends.cli.shell_completion import agents, folders
 
 @click.command("build")
 @click.argument("name", metavar="AGENT", shell_complete=agents)
-@click.option("--out", "target", metavar="DIR", shell_complete=folders, help="Output folder. Default: AGENT.bundle.")
+@click.option("--output", "target", metavar="DIR", shell_complete=folders, help="Output folder. Default: AGENT.bundle.")
 @configuration_options
 def command(setting: CommandOptions, name: str, target: str | None) -> int:
     """Freeze an agent and its tools into a portable folder.
@@ -52,7 +52,7 @@ def command(setting: CommandOptions, name: str, target: str | None) -> int:
                 "built": list(made.built_tools),
                 "agents": list(made.agents),
                 "beside": list(made.external_tools),
-                "withheld": made.unavailable,
+                "unavailable": made.unavailable,
             }
         )
         return OUTPUT

@@ -77,8 +77,8 @@ async def _call(
             answers = await session.start_turn().call_all([ProposedCall(tool, arguments)])
         interruption.stop = None
         result = answers[0].result
-        if "job" in result.metadata:
-            result = await _wait_for_job(kernel, str(result.metadata["job"]), result, interruption)
+        if "job_id" in result.metadata:
+            result = await _wait_for_job(kernel, str(result.metadata["job_id"]), result, interruption)
         await _close_session(session, result)
     code = _print_result(setting, result)
     if result.error_kind == "denied" and person is None and not setting.json:
@@ -135,14 +135,14 @@ async def _wait_for_job(kernel: Kernel, job_id: str, answered: Result, interrupt
 
 async def _close_session(session: Session, result: Result) -> None:
     """Close the session of one call, or suspend it if its output, job or approval is still needed."""
-    if {"output_path", "parked", "job"} & result.metadata.keys():
+    if {"output_path", "awaiting_approval", "job_id"} & result.metadata.keys():
         await session.suspend()
     else:
         await session.close()
 
 
 def _print_result(setting: CommandOptions, result: Result) -> int:
-    parked = result.metadata.get("parked")
+    parked = result.metadata.get("awaiting_approval")
     if setting.json:
         print_json(result.to_dict())
     elif parked is not None:
@@ -157,7 +157,7 @@ def exit_code(result: Result) -> int:
     """Return the exit code: 0 for an output, 3 if denied, 4 if waiting for approval, 1 for other errors."""
     if result.ok:
         return OUTPUT
-    if "parked" in result.metadata:
+    if "awaiting_approval" in result.metadata:
         return AWAITING_APPROVAL
     return DENIED if result.error_kind == "denied" else ERROR
 
@@ -194,5 +194,5 @@ def _print_event(event: Event) -> None:
         said = event.data.get("data", "")
         text = said if isinstance(said, str) else json.dumps(said)
         print_note(to_one_line(f"{event.tool_id} {event.data.get('level', '')}: {text}"))
-    elif event.kind == "waiting":
+    elif event.kind == "awaiting-locks":
         print_note(f"{to_one_line(event.tool_id)}: waiting for locks")

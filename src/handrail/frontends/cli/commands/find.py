@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command("find")
 @click.argument("query")
 @click.option("--limit", type=click.IntRange(1, 100), default=10, show_default=True, help="Maximum number of tools.")
-@click.option("--words", is_flag=True, help="Compare keywords only, without an embedding model.")
+@click.option("--keywords-only", is_flag=True, help="Compare keywords only, without an embedding model.")
 @click.option(
     "--wait",
     type=DurationRange("seconds"),
@@ -28,24 +28,29 @@ if TYPE_CHECKING:
     "of a large catalog takes about 1 second per 100 tools.",
 )
 @agent_options
-def command(setting: CommandOptions, query: str, limit: int, words: bool, wait: float | None) -> int:
+def command(setting: CommandOptions, query: str, limit: int, keywords_only: bool, wait: float | None) -> int:
     """Search tools by description.
 
     QUERY describes the capability in English. Each match is listed with its confidence (0 to 1), its relevance compared with
     the first match, and the reason. If no tool matches, the command says so and exits with 1. It searches the same tools as
     find_tools, and loads none of them for a model.
     """
-    return run_async(lambda interruption: _find(setting, query, limit, words, wait, interruption))
+    return run_async(lambda interruption: _find(setting, query, limit, keywords_only, wait, interruption))
 
 
 async def _find(
-    setting: CommandOptions, query: str, limit: int, words: bool, wait: float | None, interruption: InterruptHandler
+    setting: CommandOptions,
+    query: str,
+    limit: int,
+    keywords_only: bool,
+    wait: float | None,
+    interruption: InterruptHandler,
 ) -> int:
     from handrail.contract.errors import ToolError, UsageError
 
     async with open_configured_kernel(setting) as kernel:
         try:
-            found = await kernel.find_tools(query, limit=limit, timeout_s=wait, keywords_only=words)
+            found = await kernel.find_tools(query, limit=limit, timeout_s=wait, keywords_only=keywords_only)
         except ToolError as error:
             raise UsageError(error.text) from None
     code = ERROR if found.no_match else OUTPUT

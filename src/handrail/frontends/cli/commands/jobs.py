@@ -24,7 +24,7 @@ from handrail.frontends.cli.runner import open_configured_kernel, run_async
 if TYPE_CHECKING:
     from handrail.contract.services.jobs import Job, JobService
 
-ACTIONS = ("list", "read", "wait", "stop", "promote")
+ACTIONS = ("list", "read", "wait", "stop", "background")
 _READ_TIMEOUT_MS = 10_000
 _PIECE = 256 * 1024
 
@@ -53,7 +53,7 @@ def command(
     """List, read, wait for or stop background jobs.
 
     list shows the jobs, the oldest first. read prints the output of a job. wait prints its result, exits with the job's exit
-    code, and never stops the job. promote CALL moves a running call to the background; without CALL, it lists the calls that
+    code, and never stops the job. background CALL moves a running call to the background; without CALL, it lists the calls that
     can be moved. The command works while Handrail runs.
     """
     given = {"--lines": lines, "--follow": follow or None, "--timeout": timeout, "--session": session_id}
@@ -67,7 +67,7 @@ def command(
         if job_id is not None:
             raise click.UsageError("`list` takes no ID. To see the output of a job: handrail jobs read ID")
         return run_async(lambda _: _list(setting, session_id, running=running))
-    if action == "promote":
+    if action == "background":
         return run_async(lambda _: _move_to_background(setting, job_id))
     if job_id is None:
         raise click.UsageError(f"The job ID is missing: handrail jobs {action} ID. `handrail jobs` lists the jobs.")

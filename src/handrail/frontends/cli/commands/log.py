@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _HASH = re.compile(r"[0-9a-f]{64}")
 _TOPIC_CHARACTERS = 60
 """Maximum characters of a topic in the line of a call."""
-_NO_CALLS = ("provided", "instructions-read", "compacted")
+_NO_CALLS = ("provider-tool-used", "instructions-read", "compacted")
 """Kinds of records that are listed among the calls, although they are not calls."""
 
 
@@ -222,11 +222,17 @@ def _call_row(row: CallRow | LoggedRecord) -> tuple[str, ...]:
         f"{how} by {body.get('provider') or 'the provider'}: {json.dumps(body.get('arguments'), ensure_ascii=False)}"
     )
     name = str(body.get("tool") or body.get("name") or "?")
-    return _format_time(row.at_ns), row.session_id, name, "provided", about if row.body is not None else "redacted"
+    return (
+        _format_time(row.at_ns),
+        row.session_id,
+        name,
+        "provider-tool-used",
+        about if row.body is not None else "redacted",
+    )
 
 
 def _reading_hint(file: dict[str, Any]) -> str:
-    how = f"sha256 {str(file.get('sha256'))[:12]}" if "sha256" in file else f"skipped: {file.get('left_out')}"
+    how = f"sha256 {str(file.get('sha256'))[:12]}" if "sha256" in file else f"skipped: {file.get('skipped_by')}"
     return f"{file.get('path')} ({how})"
 
 
@@ -524,7 +530,7 @@ async def _record_acknowledgement(log: object, store: object, count: int, missin
     assert isinstance(log, CommitLog)
     assert isinstance(store, WorkspaceStore)
     await log.recover()
-    await log.commit([Record("lost", "", "", {"records": count, "acknowledged": missing})])
+    await log.commit([Record("records-dropped", "", "", {"records": count, "acknowledged": missing})])
     head = log.reader.head()
     file = HeadFile(store.folders)
     try:

@@ -59,9 +59,9 @@ def open_browser(address: str) -> None:
 
 @click.command("login")
 @click.argument("name")
-@click.option("--forget", is_flag=True, help="Sign out: remove the stored credentials.")
+@click.option("--sign-out", "is_sign_out", is_flag=True, help="Sign out: remove the stored credentials.")
 @configuration_options
-def login_command(setting: CommandOptions, name: str, forget: bool) -> int:
+def login_command(setting: CommandOptions, name: str, is_sign_out: bool) -> int:
     """Sign in at an MCP server that requires it.
 
     The command prints an address to visit. After you agree there, Handrail connects to the server without you. The credentials
@@ -72,9 +72,9 @@ def login_command(setting: CommandOptions, name: str, forget: bool) -> int:
 
     config = read_configuration(setting)
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
-    if forget:
+    if is_sign_out:
         gone = sign_out(config, folders, name)
-        print_json({"name": name, "forgotten": gone}) if setting.json else print_line(
+        print_json({"name": name, "signed_out": gone}) if setting.json else print_line(
             f"{name} is signed out" if gone else f"{name} was not signed in"
         )
         return OUTPUT

@@ -26,7 +26,12 @@ def command() -> None:
     help="Kind of tool.",
 )
 @click.option(
-    "--in", "folder", default=".", metavar="DIR", shell_complete=folders, help="Folder. Default: the current folder."
+    "--directory",
+    "folder",
+    default=".",
+    metavar="DIR",
+    shell_complete=folders,
+    help="Folder. Default: the current folder.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def tool(tool_id: str, kind: str, folder: str, as_json: bool) -> int:

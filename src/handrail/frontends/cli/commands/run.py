@@ -163,7 +163,7 @@ async def _run(
                     outcome = event.outcome
         interruption.stop = None
         await session.suspend()
-    if outcome is not None and outcome.status == "parked":
+    if outcome is not None and outcome.status == "awaiting_approval":
         return AWAITING_APPROVAL
     return OUTPUT if outcome is not None and outcome.ok else ERROR
 
@@ -183,11 +183,11 @@ class JsonView:
 
 
 _WHOLE_EVENTS = {
-    "ProviderToolUsed": "native",
+    "ProviderToolUsed": "provider-tool",
     "ConversationCompacted": "compacted",
-    "AgentIdle": "waiting",
-    "BudgetExhausted": "budget",
-    "ReplyInterrupted": "cut",
+    "AgentIdle": "idle",
+    "BudgetExhausted": "budget-spent",
+    "ReplyInterrupted": "reply-cut",
 }
 """Events whose JSON has all their fields, with their names in JSON."""
 
@@ -211,10 +211,10 @@ def event_data(event: AgentEvent) -> dict[str, Any] | None:
         case kinds.RunFinished(outcome):
             return {"event": "finished", **asdict(outcome)}
         case kinds.ProviderToolUnavailable(tool_id, reason):
-            return {"event": "native-withheld", "tool": tool_id, "reason": reason}
+            return {"event": "provider-tool-unavailable", "tool": tool_id, "reason": reason}
         case kinds.NotificationsDelivered(notices):
             told = [{"id": one.id, "kind": one.kind, "from": one.source, "text": one.text} for one in notices]
-            return {"event": "told", "notices": told}
+            return {"event": "notifications", "notices": told}
         case (
             kinds.ProviderToolUsed()
             | kinds.ConversationCompacted()

@@ -34,13 +34,18 @@ _UNITS = ((_DAY_NS, "d"), (3_600 * 10**9, "h"), (60 * 10**9, "min"), (10**9, "s"
 @click.argument("action", required=False, type=click.Choice(["show", "fork", "close"]), metavar="[show|fork|close]")
 @click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=session_ids)
 @click.option(
-    "--older", type=DurationRange("days"), metavar="DAYS", help="close: sessions unused for more than DAYS days."
+    "--unused-for", type=DurationRange("days"), metavar="DAYS", help="close: sessions unused for more than DAYS days."
 )
 @click.option("--all", "closed", is_flag=True, help="List closed sessions too.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of sessions.")
 @agent_options
 def command(
-    setting: CommandOptions, action: str | None, ids: tuple[str, ...], older: float | None, closed: bool, limit: int
+    setting: CommandOptions,
+    action: str | None,
+    ids: tuple[str, ...],
+    unused_for: float | None,
+    closed: bool,
+    limit: int,
 ) -> int:
     """List, show, fork or close sessions.
 
@@ -48,10 +53,10 @@ def command(
     creates a session with the messages of another, and prints its ID. close removes messages and folders permanently; the
     log of the calls stays. Listing and showing work while Handrail runs.
     """
-    if older is not None and action != "close":
-        raise click.UsageError("`--older` requires `close`: handrail sessions close --older DAYS")
-    if action == "close" and not ids and older is None:
-        raise click.UsageError("The sessions to close are missing. Pass their IDs, or `--older DAYS`.")
+    if unused_for is not None and action != "close":
+        raise click.UsageError("`--unused-for` requires `close`: handrail sessions close --unused-for DAYS")
+    if action == "close" and not ids and unused_for is None:
+        raise click.UsageError("The sessions to close are missing. Pass their IDs, or `--unused-for DAYS`.")
     named = _single_id(action, ids) if action in ("show", "fork") else ""
     from handrail.store.database.connection import DatabaseNotCreated
 
@@ -67,7 +72,7 @@ def command(
         elif action == "fork":
             return run_async(lambda _: _fork(with_session_agent(setting, named), named))
         else:
-            return run_async(lambda interruption: _close(setting, ids, older, interruption))
+            return run_async(lambda interruption: _close(setting, ids, unused_for, interruption))
     except DatabaseNotCreated:
         if ids:
             raise click.UsageError(
@@ -141,7 +146,7 @@ def _show(setting: CommandOptions, session_id: str) -> None:
         return
     told: dict[str, Any] = {
         **asdict(facts),
-        "parked": ", ".join(facts.awaiting_approval),
+        "awaiting_approval": ", ".join(facts.awaiting_approval),
         "decided": ", ".join(facts.decided),
     }
     for name, value in told.items():
@@ -188,12 +193,12 @@ async def _fork(setting: CommandOptions, parent: str) -> int:
 
 
 async def _close(
-    setting: CommandOptions, ids: Sequence[str], older: float | None, interruption: InterruptHandler
+    setting: CommandOptions, ids: Sequence[str], unused_for: float | None, interruption: InterruptHandler
 ) -> int:
     with open_readers(setting) as (reader, _):
         chosen = list(ids)
-        if older is not None:
-            before = time.time_ns() - int(older * _DAY_NS)
+        if unused_for is not None:
+            before = time.time_ns() - int(unused_for * _DAY_NS)
             found = reader.list_sessions(limit=1_000_000)
             chosen += [f.id for f in found if f.state == "suspended" and f.used_ns <= before and f.id not in ids]
         for session_id in ids:

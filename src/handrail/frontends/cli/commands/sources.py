@@ -52,7 +52,7 @@ def command(
 
     Without an action, lists the sources. review shows new definitions in full, changed ones as a diff, and a hash of
     everything shown. approve shows the same and asks you. With --hash, it does not ask, and approves only if nothing has
-    changed since the review. forget revokes approvals. Each action applies to all tools of a SOURCE, or to the named ones.
+    changed since the review. revoke removes approvals. Each action applies to all tools of a SOURCE, or to the named ones.
     A running kernel applies it in its next generation.
     """
     if known is not None and action != "approve":
@@ -151,7 +151,7 @@ def _revoke(setting: CommandOptions, source: str, tools: tuple[str, ...]) -> int
     folders = locate_folders(setting.workspace, setting.state, allow_home=setting.allow_home)
     count = StoredPins(folders.state).revoke(source, tools or None)
     if setting.json:
-        print_json({"source": source, "forgotten": count})
+        print_json({"source": source, "revoked": count})
     elif not count:
         print_note(
             f"No approval was revoked, because no tool of {escape_invisible(', '.join(tools) or source)} is approved. "

@@ -148,7 +148,7 @@ def _tool_data(entry: ToolEntry, view: CatalogView, status: ToolStatus) -> dict[
         "category": view.category_of(entry),
         "view": view.status_of(entry),
         "source": entry.source,
-        "withheld": entry.unavailable_reason,
+        "unavailable": entry.unavailable_reason,
         "definition_hash": entry.definition_hash,
         "llm": spec.llm_view(),
         "runtime": _effective_settings(entry),
