@@ -54,7 +54,7 @@ _HOME = {
     "ReplyPause": "testing.request_checks",
     "PlaybackModel": "testing.request_checks",
     "ProviderServer": "testing.model_servers",
-    "HttpRefusal": "testing.model_servers",
+    "ErrorReply": "testing.model_servers",
     "ScriptedReply": "testing.model_servers",
     "ResponsesServer": "testing.model_servers",
     "ResultExpectation": "agent.providers.script",
