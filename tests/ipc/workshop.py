@@ -69,7 +69,7 @@ async def workshop(
     folder: Path,
     *tools: object,
     rules: Sequence[str] = (),
-    attendant: ApprovalHandler | None = None,
+    approval_handler: ApprovalHandler | None = None,
     grace_ms: int = 20,
     also: Sequence[Any] = (),
 ) -> AsyncGenerator[Open]:
@@ -83,5 +83,5 @@ async def workshop(
         async with temporary_kernel(
             folder, tools=given, rules=[*allowed, *rules], settings=f"[limits]\ngrace_ms = {grace_ms}\n"
         ) as kernel:
-            session = await kernel.session(headless=attendant is None, approval_handler=attendant)
+            session = await kernel.session(headless=approval_handler is None, approval_handler=approval_handler)
             yield Open(both.theirs, both.ours, both.bench, both.brought, kernel, session)

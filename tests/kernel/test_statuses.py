@@ -119,7 +119,7 @@ async def test_tools_of_a_server_that_was_lost_are_offline_with_the_reason(tmp_p
             session = await kernel.session()
             server.set_plan(["echo", "die"], dies_at_start=True)
             assert not (await session.call("t_die", {})).ok
-            while kernel.components.upstreams["t"].state != "awaiting-approval":
+            while kernel.components.upstreams["t"].state != "waiting":
                 await asyncio.sleep(0)
             for one in (kernel, joined):
                 status, reason = of(await one.tool_statuses(), "t_echo")

@@ -209,7 +209,7 @@ async def test_one_killed_in_the_middle_of_a_call_answers_with_the_reason_and_ot
         assert "signal 9" in str(result.error_text) or "137" in str(result.error_text)
         after = await session.call("t_echo", {"text": "x"})
         assert after.error_kind == "unavailable"
-        await until(lambda: upstream.state == "awaiting-approval")
+        await until(lambda: upstream.state == "waiting")
         after = await session.call("t_echo", {"text": "x"})
         assert "next attempt in" in str(after.error_text) and after.error_kind == "unavailable"
         assert text_of(await session.call("other_echo", {"text": "still"})) == "still"
@@ -223,7 +223,7 @@ async def test_after_each_attempt_that_fails_the_next_wait_is_kept(tmp_path: Pat
         upstream.backoff_s = (0.001, 0.002, 60)
         with pytest.raises(ToolError):
             await upstream.get_listing()
-        await until(lambda: upstream.state == "awaiting-approval" and upstream.retry_in_s > 1)
+        await until(lambda: upstream.state == "waiting" and upstream.retry_in_s > 1)
         assert upstream.attempts == 3
 
 

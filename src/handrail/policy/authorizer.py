@@ -20,9 +20,7 @@ from handrail.policy.evaluation import (
     PolicyFinding,
     PolicyVerdict,
     ToolPolicy,
-    find_protection,
     format_reason,
-    mandatory_refusal,
 )
 from handrail.policy.rules.definitions import STRICTNESS, Action, Rule, RuleBook, is_capability_glob
 from handrail.policy.rules.matchers import PathSubject, RankedRule, RuleRanking, names_protected_path, rank_rules
@@ -34,11 +32,13 @@ from handrail.policy.targets import (
     CallTarget,
     call_capabilities,
     delegated_capabilities,
+    find_protection,
     find_redirection_targets,
     format_command,
     format_refusal,
     make_argv_script,
     make_path_subject,
+    mandatory_refusal,
 )
 
 if TYPE_CHECKING:

@@ -9,15 +9,11 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from handrail.contract.errors import ToolError
-from handrail.contract.protected import path_protection
-from handrail.contract.protected.path_protection import PathProtection
 from handrail.contract.services.files import PathResolver, ResolvedPath
-from handrail.contract.text.patterns import text_regex
-from handrail.contract.tool.names import is_session_internal
-from handrail.contract.tool.requires import CAPABILITIES, Capability, CapabilitySet
+from handrail.contract.tool.requires import Capability, CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.rules.definitions import (
     READ_ONLY_VARIABLE,
@@ -25,8 +21,9 @@ from handrail.policy.rules.definitions import (
     Action,
     Rule,
     RuleBook,
-    is_capability_glob,
-    is_glob,
+    is_about_capability,
+    is_about_tool,
+    is_held_to,
 )
 from handrail.policy.rules.matchers import (
     SUBJECT_KINDS,
@@ -47,9 +44,11 @@ from handrail.policy.targets import (
     VERBS,
     CallTarget,
     TargetReader,
+    find_protection,
     format_argv,
     format_refusal,
     format_remedy,
+    mandatory_refusal,
     subject_kind_of,
 )
 
@@ -172,7 +171,7 @@ class ToolPolicy:
         self.kind: SubjectKind = subject_kind_of(spec)
 
         def about(rule: Rule) -> bool:
-            return _is_about_tool(rule, spec, origin) and _is_held_to(rule, spec)
+            return is_about_tool(rule, spec, origin) and is_held_to(rule, spec)
 
         self.tool_rules = rank_book(rules, lambda rule: rule.scope != "default" and about(rule), self.kind)
         self.default_tool_rules = rank_rules(
@@ -294,7 +293,7 @@ class ToolPolicy:
         if found is None:
 
             def about(rule: Rule) -> bool:
-                return _is_about_capability(rule, capability) and _is_held_to(rule, self.spec)
+                return is_about_capability(rule, capability) and is_held_to(rule, self.spec)
 
             shipped = [rule for rule in self.rules if rule.scope == "default" and about(rule)]
             if self.spec.side_effect != "read":  # the shipped permission to read is for tools that only read
@@ -623,35 +622,6 @@ class ToolPolicy:
         return PolicyFinding("deny", "rule", rule, target=target, tool=tool)
 
 
-def mandatory_refusal(capability: Capability, subject: object, shown: str) -> str | None:
-    """Return why a protected path or a private key is refused whatever the rules say, or None."""
-    if not isinstance(subject, PathSubject) or subject.relative is None:
-        return None
-    if capability == "fs.write":
-        found = path_protection.find_tool_protection(subject.relative)
-        return None if found is None or found.requires_approval else found.refusal_text(shown)
-    return path_protection.key_refusal_text(shown) if path_protection.is_private_key(subject.relative) else None
-
-
-_MAX_OUTER_NAMES = 3
-"""The number of last names of a path outside the workspace that are compared. The user chose the names of its parent folders."""
-
-
-def find_protection(capability: Capability, subject: object) -> PathProtection | None:
-    """Return why writing a path requires approval whatever allows ``fs.write``; None for any other path."""
-    if capability != "fs.write" or not isinstance(subject, PathSubject):
-        return None
-    if subject.relative is not None:
-        found = path_protection.find_tool_protection(subject.relative)
-        return found if found is not None and found.requires_approval else None
-    names = subject.absolute.split("/")[-_MAX_OUTER_NAMES:]
-    for count in range(1, len(names) + 1):
-        found = path_protection.find_tool_protection("/".join(names[-count:]))
-        if found is not None and found.requires_approval:
-            return found
-    return None
-
-
 def _only_reads_replaced(finding: PolicyFinding, replaced: Set[str]) -> bool:
     """Return whether a finding is only about reading a file that the same call writes, without a rule."""
     target = finding.target
@@ -710,41 +680,6 @@ def targets_change_nothing(targets: Sequence[CallTarget]) -> bool:
         else read_only_proof.why_script_not_read_only(target.subject) is None
         for target in targets
     )
-
-
-def _is_about_tool(rule: Rule, spec: ToolSpec, origin: str | None) -> bool:
-    permission, tool_id = rule.permission, spec.id
-    if permission in CAPABILITIES:  # most rules are about files
-        return False
-    if rule.effect:
-        return rule.effect == spec.side_effect and not is_session_internal(tool_id)
-    if permission.startswith("mcp:"):
-        return origin is not None and _matches_origin(permission, origin)
-    if origin is not None and rule.scope == "default":
-        return False  # a shipped rule is about shipped tools, not about the tools of a server
-    if is_glob(permission):
-        return permission == "*" or text_regex(permission).match(tool_id) is not None
-    return permission == tool_id
-
-
-def _is_held_to(rule: Rule, spec: ToolSpec) -> bool:
-    """Return whether a call that this rule allows does no more than the rule says.
-
-    A ``{read-only}`` rule holds only for a call that runs read-only. Only a call that just runs its command does.
-    """
-    return rule.pattern != READ_ONLY_VARIABLE or rule.action != "allow" or spec.single_command
-
-
-def _matches_origin(permission: str, origin: str) -> bool:
-    wanted, have = permission.split(":"), origin.split(":", 2)
-    return len(wanted) == len(have) and all(text_regex(w).match(h) for w, h in zip(wanted, have, strict=True))
-
-
-def _is_about_capability(rule: Rule, capability: Capability) -> bool:
-    permission = rule.permission
-    if is_capability_glob(permission):
-        return text_regex(permission).match(capability) is not None
-    return cast("str", capability) == permission
 
 
 class PolicyVerdict:

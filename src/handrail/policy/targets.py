@@ -9,6 +9,8 @@ from typing import Any, Literal, NamedTuple, cast
 
 from handrail.contract.agent import DelegationPolicy
 from handrail.contract.errors import ToolError, quote_excerpt
+from handrail.contract.protected import path_protection
+from handrail.contract.protected.path_protection import PathProtection
 from handrail.contract.services.files import PathResolver, ResolvedPath
 from handrail.contract.text.hosts import parse_host, parse_url
 from handrail.contract.text.neutralisation import escape_controls
@@ -398,3 +400,32 @@ def _folders(layer: CapabilityLayer, capability: Capability, most: int) -> str:
     patterns = layer.fs_read if capability == "fs.read" else layer.fs_write
     more = f" and {len(patterns) - most} more" if len(patterns) > most else ""
     return f" ({', '.join(map(escape_controls, patterns[:most])) or 'none'}{more})"
+
+
+def mandatory_refusal(capability: Capability, subject: object, shown: str) -> str | None:
+    """Return why a protected path or a private key is refused whatever the rules say, or None."""
+    if not isinstance(subject, PathSubject) or subject.relative is None:
+        return None
+    if capability == "fs.write":
+        found = path_protection.find_tool_protection(subject.relative)
+        return None if found is None or found.requires_approval else found.refusal_text(shown)
+    return path_protection.key_refusal_text(shown) if path_protection.is_private_key(subject.relative) else None
+
+
+_MAX_OUTER_NAMES = 3
+"""The number of last names of a path outside the workspace that are compared. The user chose the names of its parent folders."""
+
+
+def find_protection(capability: Capability, subject: object) -> PathProtection | None:
+    """Return why writing a path requires approval whatever allows ``fs.write``; None for any other path."""
+    if capability != "fs.write" or not isinstance(subject, PathSubject):
+        return None
+    if subject.relative is not None:
+        found = path_protection.find_tool_protection(subject.relative)
+        return found if found is not None and found.requires_approval else None
+    names = subject.absolute.split("/")[-_MAX_OUTER_NAMES:]
+    for count in range(1, len(names) + 1):
+        found = path_protection.find_tool_protection("/".join(names[-count:]))
+        if found is not None and found.requires_approval:
+            return found
+    return None

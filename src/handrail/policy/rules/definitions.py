@@ -16,9 +16,10 @@ from typing import Literal, NamedTuple, cast, get_args
 from handrail.contract.errors import UsageError
 from handrail.contract.modes import DEFAULT_MODE, MODES, Mode
 from handrail.contract.text.hosts import fault_in_host
-from handrail.contract.text.patterns import WILDCARDS, escape_pattern, fault_in_pattern
-from handrail.contract.tool.names import ID_PATTERN, RESOURCE_IDS, SESSION_INTERNAL, nearest_names
-from handrail.contract.tool.requires import CAPABILITIES
+from handrail.contract.text.patterns import WILDCARDS, escape_pattern, fault_in_pattern, text_regex
+from handrail.contract.tool.names import ID_PATTERN, RESOURCE_IDS, SESSION_INTERNAL, is_session_internal, nearest_names
+from handrail.contract.tool.requires import CAPABILITIES, Capability
+from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.rules.pattern_lexer import PatternSyntaxError, split_bare_words, split_pattern
 
 Action = Literal["allow", "ask", "deny"]
@@ -558,3 +559,40 @@ __all__ = [
     "parse_optional_mode",
     "with_mode",
 ]
+
+
+def is_about_tool(rule: Rule, spec: ToolSpec, origin: str | None) -> bool:
+    """Return whether a rule is about calls of this tool, whatever their arguments."""
+    permission, tool_id = rule.permission, spec.id
+    if permission in CAPABILITIES:  # most rules are about files
+        return False
+    if rule.effect:
+        return rule.effect == spec.side_effect and not is_session_internal(tool_id)
+    if permission.startswith("mcp:"):
+        return origin is not None and _matches_origin(permission, origin)
+    if origin is not None and rule.scope == "default":
+        return False  # a shipped rule is about shipped tools, not about the tools of a server
+    if is_glob(permission):
+        return permission == "*" or text_regex(permission).match(tool_id) is not None
+    return permission == tool_id
+
+
+def is_held_to(rule: Rule, spec: ToolSpec) -> bool:
+    """Return whether a call that this rule allows does no more than the rule says.
+
+    A ``{read-only}`` rule holds only for a call that runs read-only. Only a call that just runs its command does.
+    """
+    return rule.pattern != READ_ONLY_VARIABLE or rule.action != "allow" or spec.single_command
+
+
+def _matches_origin(permission: str, origin: str) -> bool:
+    wanted, have = permission.split(":"), origin.split(":", 2)
+    return len(wanted) == len(have) and all(text_regex(w).match(h) for w, h in zip(wanted, have, strict=True))
+
+
+def is_about_capability(rule: Rule, capability: Capability) -> bool:
+    """Return whether a rule is about this capability, by its name or a pattern."""
+    permission = rule.permission
+    if is_capability_glob(permission):
+        return text_regex(permission).match(capability) is not None
+    return cast("str", capability) == permission
