@@ -211,8 +211,8 @@ EVENT_KINDS: Mapping[str, Happening] = {
     ),
     "approval-requested": Happening(
         "The call waits for the answer of a user.",
-        "approval: Id of the request\nreason: Why approval is required; empty for a question of a tool\n"
-        "always: Rule that would allow this call in future, or null",
+        "approval_id: Id of the request\nreason: Why approval is required; empty for a question of a tool\n"
+        "suggested_rule: Rule that would allow this call in future, or null",
     ),
     "approved": Happening("A user approved the call.", "approval: Id of the request\nchoice: Answer of the user"),
     "awaiting-approval": Happening(
@@ -220,7 +220,7 @@ EVENT_KINDS: Mapping[str, Happening] = {
         "approval: Id of the request",
     ),
     "awaiting-locks": Happening("The call waits for locks.", "for: Locks, and the calls that hold them"),
-    "backgrounded": Happening("The call continues as a job, and its caller has an answer.", "job: Id of the job"),
+    "backgrounded": Happening("The call continues as a job, and its caller has an answer.", "job_id: Id of the job"),
     "started": Happening("The tool starts."),
     "progress": Happening(
         "The tool reports progress or writes output. A reader can miss events of this kind.",
@@ -274,9 +274,9 @@ RECORD_KINDS: Mapping[str, Happening] = {
     ),
     "approval-requested": Happening(
         "The call requires approval, or the tool asks a question.",
-        "approval: Id of the request\n?kind: `question` for a question of the tool\n"
+        "approval_id: Id of the request\n?kind: `question` for a question of the tool\n"
         "?reason: Why approval is required\n?arguments_hash: Hash of the arguments\n"
-        "?always: Rule that would allow this call in future\n?wider: Wider rule\n"
+        "?suggested_rule: Rule that would allow this call in future\n?suggested_wider_rule: Wider rule\n"
         "?files: Hashes of the files that the command runs",
     ),
     "approval-responded": Happening(
@@ -288,7 +288,7 @@ RECORD_KINDS: Mapping[str, Happening] = {
     ),
     "resumed": Happening(
         "A call that a former process left continues under its id.",
-        "approval: Ids of its requests\ngeneration: Generation of the turn\n?job: Id of the job\n?attempt: Number of the attempt",
+        "approval: Ids of its requests\ngeneration: Generation of the turn\n?job_id: Id of the job\n?attempt: Number of the attempt",
     ),
     "authorised": Happening(
         "Rules or a user allowed the call.",
@@ -297,7 +297,7 @@ RECORD_KINDS: Mapping[str, Happening] = {
     ),
     "backgrounded": Happening(
         "The call continues as a job.",
-        "job: Id of the job\nresult: Result envelope that the caller received",
+        "job_id: Id of the job\nresult: Result envelope that the caller received",
     ),
     "intended": Happening(
         "The call is about to start. The record is durable before the tool can have side effects.",
@@ -312,7 +312,7 @@ RECORD_KINDS: Mapping[str, Happening] = {
     "interrupted": Happening(
         "The process ended while the call ran, or before its job ran again.",
         "tool: Id of the tool\noutcome: `unknown` or `not-begun`\nreason: Text\n"
-        "?intended: Sequence of the record without an outcome\n?job: Id of the job",
+        "?intended: Sequence of the record without an outcome\n?job_id: Id of the job",
     ),
     "tool-session-closed": Happening(
         "A tool session ended without a call.",

@@ -80,7 +80,7 @@ INTENT = [Record("intended", "ses_1", "ses_1/1.0", {"locks": []})]
 _numbers = st.integers(0, 5)
 _steps = st.one_of(
     st.just(("ask",)),
-    st.tuples(st.just("decide"), _numbers, st.sampled_from(["once", "session", "project", "reject", "stop", "later"])),
+    st.tuples(st.just("decide"), _numbers, st.sampled_from(["once", "session", "project", "reject", "stop", "defer"])),
     st.tuples(st.just("use"), _numbers),
     st.tuples(st.just("let go"), _numbers),
     st.tuples(st.just("advance"), st.sampled_from([1, 23, 25, 100, 169])),

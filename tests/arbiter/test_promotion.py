@@ -28,7 +28,7 @@ def test_a_promoted_call_is_answered_with_the_job_or_the_result_and_runs_once(
         number = next(_numbers)
         caller = asyncio.create_task(session.call("job.either", {"name": str(number)}))
         await bench.entered.wait()
-        call_id = next(iter(_lane(session).running))
+        call_id = next(iter(_lane(session).running_calls))
         promoting = asyncio.create_task(session.move_to_background(call_id))
         for turn in range(turns):
             if turn == late:

@@ -76,7 +76,7 @@ async def test_looking_runs_unasked_and_changing_is_asked_about(tmp_path: Path, 
             assert "TOP-SECRET" not in repr(looked)
             assert looked.data["redacted_paths"]["paths"] == [".env"]
         free = await kernel.session(mode="auto")
-        assert (await free.call("git.create_branch", {"name": "has_more"})).ok
+        assert (await free.call("git.create_branch", {"name": "more"})).ok
         assert (await free.call("git.clone", {"source": ".", "path": "again"})).error_kind == "denied"
         barred = await kernel.session(rules=["allow git.*", "deny shell.run git commit *"])
         repo.put("a", "3\n")

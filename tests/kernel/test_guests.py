@@ -70,7 +70,7 @@ def bodies(draw: st.DrawFn, takes: Collection[str]) -> Any:
     fields = {field: draw(near.get(field, _anything) | _anything) for field in takes}
     for field in draw(st.lists(st.sampled_from(sorted(fields) or ["none"]), max_size=1)):
         fields.pop(field, None)
-    return draw(st.just(fields) | st.just({**fields, "has_more": 1})) if draw(st.integers(0, 9)) else draw(_anything)
+    return draw(st.just(fields) | st.just({**fields, "more": 1})) if draw(st.integers(0, 9)) else draw(_anything)
 
 
 async def test_a_request_of_any_shape_is_answered_or_refused_in_words_and_nothing_is_left_of_it(

@@ -138,7 +138,7 @@ async def test_what_a_program_may_not_ask_it_is_told_and_goes_on(kernel: LocalKe
         {"log": {"level": "info"}},
         {"ask": {"a": FORM}, "id": "another call"},
         {"shout": 1},
-        {"log": {"level": "info", "data": 1}, "has_more": 1},
+        {"log": {"level": "info", "data": 1}, "more": 1},
     ],
     ids=["text-for-a-number", "no-object", "no-level", "no-data", "another-call", "no-such-message", "two-messages"],
 )

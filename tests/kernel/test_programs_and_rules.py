@@ -123,7 +123,7 @@ async def test_what_bash_leaves_in_its_home_does_not_run_with_what_another_tool_
         '#!/bin/sh\nread line; printf \'{"home": "%s"}\' "$(ls -A "$HOME" | tr "\\n" " ")"; echo x > "$HOME/mine"\n'
     )
     requires = {"fs": {"read": ["."], "write": ["."]}, "capabilities": ["vcs.config"]}
-    tool("has_more", script, requires=requires)
+    tool("more", script, requires=requires)
     tool("same", script)
     try:
         rules = ["allow bash", "allow more", "allow same", "allow fs.write"]
@@ -131,11 +131,11 @@ async def test_what_bash_leaves_in_its_home_does_not_run_with_what_another_tool_
             session = await kernel.session(headless=True)
             planted = await session.call("bash", {"command": "cd && touch .gitconfig sitecustomize.py && ls -A"})
             assert planted.ok and ".gitconfig" in planted.data["output"]
-            assert (await session.call("has_more", {})).data == {"home": ""}
-            assert (await session.call("has_more", {})).data == {"home": "mine "}
+            assert (await session.call("more", {})).data == {"home": ""}
+            assert (await session.call("more", {})).data == {"home": "mine "}
             assert ".gitconfig" in (await session.call("same", {})).data["home"]
     finally:
-        for name in ("has_more", "same"):
+        for name in ("more", "same"):
             Path(os.environ["XDG_CONFIG_HOME"], "handrail", "tools", f"{name}.json").unlink()
 
 

@@ -326,7 +326,7 @@ def check_steps(call_id: str, steps: list[tuple[str, bool]]) -> None:
             kinds = kinds[kinds.index("rejected") + 1 :]
     assert kinds[0] == "proposed", (call_id, steps)
     assert kinds[-1] in _ENDS and sum(kind in _ENDS for kind in kinds) == 1, (call_id, steps)
-    assert kinds[-1] == "refused" or "intended" in kinds, (call_id, steps)
+    assert kinds[-1] == "rejected" or "intended" in kinds, (call_id, steps)
     order = [_STEPS[kind] for kind in kinds[:-1]]
     assert order == sorted(set(order)), (call_id, steps)
     assert sum(late for _, late in steps) <= 1, (call_id, steps)

@@ -52,7 +52,7 @@ async def test_a_grant_that_was_not_used_in_time_runs_nothing(tmp_path: Path) ->
         assert answer.result.error_kind == "conflict" and "expired unused" in (answer.result.error_text or "")
         await kernel.log.flush()
         kinds = [record.kind for record in kernel.log.reader.records(call=answer.call_id)]
-        assert kinds[-1] == "refused" and "intended" not in kinds
+        assert kinds[-1] == "rejected" and "intended" not in kinds
         assert await session.resume_suspended_calls() == []
     assert ran == []
 

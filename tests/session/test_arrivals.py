@@ -271,7 +271,7 @@ async def test_what_a_watcher_cannot_be_told_waits_where_it_is_and_fills_the_cha
         while told := await there.told("s"):
             heard += [notice.text.rpartition(": ")[2] for notice in told]
             await there.board.for_session("s").mark_delivered([notice.id for notice in told])
-            await sender.send("c", "has_more") if len(heard) < 4 else None
+            await sender.send("c", "more") if len(heard) < 4 else None
         assert heard == ["0", "1", "2", "3"]
         message = (await sender.receive("c", timeout_ms=0)).message
         assert message is not None and message.text == "4"

@@ -62,7 +62,7 @@ async def main():
         call("crash.hold", {}, key="executing")
         await until(lambda: "started" in events.get("ses_each/key:executing", ()))
         call("crash.write", {"name": "held"}, key="waiting")
-        await until(lambda: "waiting" in events.get("ses_each/key:waiting", ()))
+        await until(lambda: "awaiting-locks" in events.get("ses_each/key:waiting", ()))
         await kernel.log.flush()
         call("crash.last", {}, key="executed")
         await until(lambda: other is not None)

@@ -345,7 +345,7 @@ async def test_a_row_that_did_not_hear_of_its_end_is_put_right_from_the_log(tmp_
     def forget(job_id: str) -> None:
         (database,) = (tmp_path / "state").rglob("handrail.db")
         with closing(sqlite3.connect(database)) as connection:
-            sql = "UPDATE job SET state = 'running', ended_ns = NULL, told = 0 WHERE id = ?"
+            sql = "UPDATE job SET state = 'running', ended_ns = NULL, notified = 0 WHERE id = ?"
             connection.execute(sql, (job_id,))
             connection.commit()
 

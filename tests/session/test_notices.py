@@ -115,7 +115,7 @@ async def test_of_very_many_the_first_are_looked_at_and_a_damaged_one_keeps_nobo
         ]
         await notices.mark_delivered([one.id for one in await notices.list_pending()])
         with contextlib.closing(sqlite3.connect(kernel.components.store.database.path)) as other:
-            other.execute("UPDATE notification SET body = x'00' WHERE taken = 0")
+            other.execute("UPDATE notification SET body = x'00' WHERE delivered = 0")
             other.commit()
         while kernel.arrivals.notifications.table.count_pending(session.id):
             assert not await notices.list_pending()

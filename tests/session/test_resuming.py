@@ -101,7 +101,7 @@ async def test_a_history_cut_off_anywhere_goes_on_with_every_call_answered_from_
         session = await kernel.session("ses_1")
         calls = call_reply(("test.count", {"n": 1}), ("test.masked", {}), ("nothing", {}))
         await talk(session, calls, text_reply("done"), task="count")
-        await talk(session, text_reply("has_more"), task="go on")
+        await talk(session, text_reply("more"), task="go on")
     with sqlite3.connect(database(tmp_path)) as connection:
         connection.execute("DELETE FROM message WHERE position >= ?", (kept,))
     async with opened(tmp_path) as kernel:

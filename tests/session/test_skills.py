@@ -155,7 +155,7 @@ def test_the_index_has_a_line_each_within_its_bytes_and_names_what_does_not_fit(
     assert len("\n".join(lines).encode()) < 1_500
     assert lines[1].startswith("- s000: xxx")
     assert lines[-1].startswith("- also: s010, s011")
-    assert lines[-1].endswith("has_more")
+    assert lines[-1].endswith("more")
     assert format_skill_lines([]) == []
     assert not any("*" in line for line in lines)
     assert "come from the workspace" in format_skill_lines([SkillInfo("a", "A.", "workspace", "")])[1]

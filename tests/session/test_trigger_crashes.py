@@ -91,7 +91,7 @@ async def test_a_kill_after_any_commit_leaves_what_is_told_exactly_once(tmp_path
             there_db = there.store.database.path
             with closing(sqlite3.connect(copy / "db")) as of, closing(sqlite3.connect(there_db)) as to:
                 to.execute("PRAGMA busy_timeout = 5000")
-                for table in ("session_trigger", "notice", "message"):
+                for table in ("session_trigger", "notification", "message"):
                     rows = of.execute(f"SELECT * FROM {table}").fetchall()
                     if rows:
                         to.executemany(f"INSERT INTO {table} VALUES ({','.join('?' * len(rows[0]))})", rows)
@@ -141,7 +141,7 @@ def test_a_living_agent_that_is_killed_again_and_again_hears_each_beat_once(tmp_
         rows = [decode(body) for (body,) in reader.connection.execute("SELECT body FROM message ORDER BY position")]
         told = [id for row in rows for id in row.get("notices", ())]
         kept = [decode(body) for (body,) in reader.connection.execute("SELECT body FROM session_trigger")]
-        (pending,) = reader.connection.execute("SELECT count(*) FROM notification WHERE taken = 0").fetchone()
+        (pending,) = reader.connection.execute("SELECT count(*) FROM notification WHERE delivered = 0").fetchone()
     beats = [int(id.rpartition("/")[2]) for id in told]
     assert len(beats) >= 15 and len(set(beats)) == len(beats) and beats == sorted(beats)
     assert len(kept) == 1 and kept[0]["fired"] in (len(beats) + pending - 1, len(beats) + pending)

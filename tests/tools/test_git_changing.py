@@ -100,7 +100,7 @@ async def test_branches_are_made_and_checked_out_and_files_put_back(desk: Desk, 
     repo.put("a", "mine\n")
     error = await refused(desk.call("git.checkout", ref="main"), "conflict", "git.stash")
     assert error.data == {"files": ["a"]}
-    assert (await desk.call("git.checkout", paths=["a"]))["restored_from"] == ["a"]
+    assert (await desk.call("git.checkout", paths=["a"]))["restored"] == ["a"]
     assert (desk.workspace / "a").read_text() == "1\n"
     assert (await desk.call("git.checkout", ref="main", paths=["a"]))["branch"] == "fix/it"
     assert (desk.workspace / "a").read_text() == "2\n"
@@ -193,7 +193,7 @@ async def test_what_rules_keep_from_programs_is_neither_checked_out_nor_put_asid
     await refused(desk.call("git.stash"), "denied", "key")
     assert (desk.workspace / "key").read_text() == "3\n"
     assert repo.git("branch", "--show-current") == "main"
-    assert (await desk.call("git.checkout", ref="side", paths=["a"]))["restored_from"] == ["a"]
+    assert (await desk.call("git.checkout", ref="side", paths=["a"]))["restored"] == ["a"]
 
 
 async def test_another_git_at_work_is_a_conflict(desk: Desk, repo: Repo) -> None:

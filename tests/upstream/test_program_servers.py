@@ -96,7 +96,7 @@ async def test_its_tools_are_called_like_any_other_once_a_person_has_approved_th
             assert before.error_kind == "unavailable" and "the user has not approved" in str(before.error_text)
             await approve_tools(kernel, "t")
             result = await session.call("t_echo", {"text": "x"})
-            assert text_of(result) == "x" and result.metadata["untrusted_source"] == "it comes from mcp server t"
+            assert text_of(result) == "x" and result.metadata["untrusted_source"] == "mcp server t"
             environment = json.loads(text_of(await session.call("t_environment", {})))
             assert environment["GREETING"] == "hello" and "KEY" in environment["TOKEN"]
             assert "sesame-open-1234" not in json.dumps(environment), "what comes back is redacted"

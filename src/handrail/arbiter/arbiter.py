@@ -296,7 +296,7 @@ class Arbiter:
             except CallSuspended as parked:
                 shaped = self._suspend(call, parked.approval_id)
             except LogUnavailable as error:
-                text = f"The commit log cannot be written, so no call can run: {error}. Ask the user to fix it."
+                text = f"The commit log cannot be written, so no call can run: {str(error).rstrip('.')}. Ask the user to fix it."
                 shaped = self._refuse(call, CallRefusal("intend", "unavailable", text))
             except Exception as defect:
                 shaped = self._report_defect(call, defect)

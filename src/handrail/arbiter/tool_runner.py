@@ -146,7 +146,7 @@ class ToolRunner:
             return add_subagent_sessions(Result.from_error(error), call.subagents)
         except LogUnavailable as error:  # its stored values cannot be read or written
             if execution.reason is None:
-                text = f"`{spec.id}` cannot continue, since the workspace's database failed: {error}. Ask the user to fix it."
+                text = f"`{spec.id}` cannot continue, since the workspace's database failed: {str(error).rstrip('.')}. Ask the user to fix it."
                 return Result.error("unavailable", text, _last_output(runtime))
             return self._stop_result(call, execution.reason, budget_ms, _last_output(runtime))
         except Exception as error:

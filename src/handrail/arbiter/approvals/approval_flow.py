@@ -349,7 +349,7 @@ class ApprovalFlow:
             "reason": request.reason,
             "arguments_hash": request.arguments_hash,
             "suggested_rule": request.suggested_rule,
-            "wider": request.suggested_wider_rule,
+            "suggested_wider_rule": request.suggested_wider_rule,
         }
         if request.files:
             told["files"] = dict(islice(request.files.items(), _MOST_FILES_ON_RECORD))

@@ -374,7 +374,7 @@ class GitCheckoutTool(Tool):
                 stdin=names,
                 variables={"GIT_LITERAL_PATHSPECS": "1"},
             )
-            return {**await describe_head(repository), "restored_from": paths}
+            return {**await describe_head(repository), "restored": paths}
         how = "--track" if track else "--no-guess"
         try:
             await repository.run("checkout", "--quiet", "--no-recurse-submodules", how, *ref, "--")
