@@ -158,7 +158,7 @@ async def _kill(
         killed.set()
         terminal.heard.landed[box] = await asked.ended(YES) == OUTPUT
     for _ in range(TRIES):
-        await journal.until(lambda: journal.stands(box) in ("landed", "refused"), "an end of the terminal's call")
+        await journal.until(lambda: journal.stands(box) in ("landed", "rejected"), "an end of the terminal's call")
         if journal.stands(box) == "landed" or journal.latest(box).kind not in AGAIN:
             break
         async with terminal.command(TERMINAL, "call", "bash", json.dumps(place.command("./tick", box))) as asked:

@@ -120,14 +120,14 @@ def _attempt(box: str, state: str, kind: str = "", call_id: str = "c") -> Attemp
     [
         (True, [("landed", "")], "landed"),
         (False, [("landed", "")], "unaccounted"),  # a lost edit
-        (True, [("refused", "conflict")], "unaccounted"),  # made by nobody
+        (True, [("rejected", "conflict")], "unaccounted"),  # made by nobody
         (True, [], "unaccounted"),
         (False, [], "unaccounted"),
         (False, [("running", "")], "unaccounted"),
-        (False, [("refused", "conflict")], "reported"),
+        (False, [("rejected", "conflict")], "reported"),
         (False, [("interrupted", "interrupted")], "reported"),
         (True, [("interrupted", "interrupted")], "stopped"),
-        (True, [("refused", "conflict"), ("landed", "")], "landed"),
+        (True, [("rejected", "conflict"), ("landed", "")], "landed"),
     ],
 )
 def test_an_edit_is_there_or_reported_and_anything_else_is_not_accounted_for(

@@ -39,9 +39,9 @@ async def test_skills_are_slash_commands_that_have_the_model_read_them(desk: Des
         assert "of the workspace" in told["deploy"].description
         assert told["deploy"].field_meta == {
             "handrail/skill": "workspace",
-            "handrail/untrusted": "it comes from the workspace",
+            "handrail/untrusted_source": "the workspace",
         }
-        assert "handrail/untrusted" not in told["tool-builder"].field_meta
+        assert "handrail/untrusted_source" not in told["tool-builder"].field_meta
         for said in ("/deploy the docs\nand no more", "/deploy", "/etc/hosts says what?"):
             await ask(client, opened.session_id, said)
         first, bare, other = map(asked, model.requests)

@@ -190,4 +190,4 @@ async def test_where_the_kernel_ends_with_the_line_it_ends_and_that_is_told(desk
     async with desk.connected(model=opening(second)) as (client, _):
         await client.load_session(cwd=str(desk.workspace), session_id=session_id)
         await ask(client, session_id, "And?")
-        assert "The kernel is shutting down" in told(second)
+        assert "the kernel is shutting down" in told(second)

@@ -7,7 +7,7 @@ from tests.frontends.conftest import Here
 
 OPTIONS = [
     ("jobs wait X --timeout", "seconds", "from 0 to 315,360,000 (ten years)"),
-    ("sessions close --older", "days", "from 0 to 3,650 (ten years)"),
+    ("sessions close --unused-for", "days", "from 0 to 3,650 (ten years)"),
     ("run task --max-seconds", "seconds", "more than 0 to 315,360,000 (ten years)"),
     ("find need --wait", "seconds", "from 0 to 315,360,000 (ten years)"),
     ("mcp --wait", "seconds", "from 1 to 86,400"),

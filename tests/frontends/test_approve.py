@@ -179,7 +179,7 @@ def test_at_a_terminal_everything_that_waits_is_asked_one_after_the_other(
 ) -> None:
     ids = [parked(here, json.dumps({"path": f"{name}.txt", "content": name})) for name in "abc"]
     terminal = on_a_terminal(*handrail.command("approve"))
-    for approval, keys in zip(ids, ("o", "later", "r no"), strict=True):
+    for approval, keys in zip(ids, ("o", "defer", "r no"), strict=True):
         seen = terminal.wait_for("> ")
         assert f"{approval}  write requires approval" in seen
         terminal.type(f"{keys}\n")

@@ -66,7 +66,7 @@ def texts(value: object) -> Iterator[str]:
 
 
 _KEPT = frozenset(
-    ("kind", "state", "choice", "role", "type", "error_kind", "face", "side_effect", "category", "mode", "exposure")
+    ("kind", "state", "choice", "role", "type", "error_kind", "frontend", "side_effect", "category", "mode", "exposure")
 )
 
 
@@ -105,9 +105,9 @@ def state(handrail: Program, here: Here) -> Program:
             connection.execute(
                 "UPDATE approval SET request = ? WHERE rowid = ?", (encode(poisoned(decode(request))), rowid)
             )
-        connection.execute("UPDATE session SET topic = ?, agent = ?, face = ?", (HOSTILE, HOSTILE, HOSTILE))
+        connection.execute("UPDATE session SET topic = ?, agent = ?, frontend = ?", (HOSTILE, HOSTILE, HOSTILE))
         connection.execute(
-            "INSERT INTO session SELECT 'ses_' || ?, opened_ns, NULL, agent, topic, face, headless, details, used_ns, NULL, id, ?"
+            "INSERT INTO session SELECT 'ses_' || ?, opened_ns, NULL, agent, topic, frontend, headless, details, used_ns, NULL, id, ?"
             " FROM session LIMIT 1",
             (HOSTILE, HOSTILE),
         )

@@ -240,7 +240,7 @@ async def test_what_comes_of_another_server_says_so_beside_it(tmp_path: Path, er
     rules = ["allow mcp:theirs:resources/read", "allow mcp:theirs:prompts/get"]
     async with with_shelf(tmp_path, Foreign(), rules) as (_, _, client), client(era) as one:
         for result in (await one.read_resource("test://note"), await one.get_prompt("greet", {"name": "Ann"})):
-            assert "theirs" in (result.meta or {})["handrail/untrusted"]
+            assert "theirs" in (result.meta or {})["handrail/untrusted_source"]
 
 
 @ERAS
@@ -256,16 +256,16 @@ async def test_the_session_s_skills_are_prompts_that_say_whose_they_are(tmp_path
         assert {"deploy", "skill:greet", "tool-builder", "greet"} == listed.keys(), "a source's name comes first"
         assert (listed["deploy"].meta or {}) == {
             "handrail/skill": "workspace",
-            "handrail/untrusted": "it comes from the workspace",
+            "handrail/untrusted_source": "the workspace",
         }
-        assert "handrail/untrusted" not in (listed["tool-builder"].meta or {})
+        assert "handrail/untrusted_source" not in (listed["tool-builder"].meta or {})
         for _ in range(2):
             given = await one.get_prompt("skill:greet", {"task": "today"})
             text, task = (
                 message.content.text for message in given.messages if isinstance(message.content, types.TextContent)
             )
             assert "slowly" in text and "grants no permissions" in text and text.count("</skill_content>") == 1
-            assert task == "today" and (given.meta or {})["handrail/untrusted"]
+            assert task == "today" and (given.meta or {})["handrail/untrusted_source"]
         with pytest.raises(MCPError) as refused:
             await one.get_prompt("deploy", {"what": "x"})
         assert refused.value.error.code == types.INVALID_PARAMS and "task" in refused.value.error.message

@@ -163,7 +163,7 @@ def test_a_run_killed_in_the_middle_of_its_calls_goes_on_with_what_is_known_of_e
     events = [json.loads(line) for line in done.out.splitlines()]
     assert done.code == 0 and events[0] == {"event": "session", "id": facts["id"]}
     results = [event["result"] for event in events if event["event"] == "result"]
-    assert results[0]["type"] == "output" and results[0]["metadata"]["recorded"]
+    assert results[0]["type"] == "output" and results[0]["metadata"]["replayed"]
     assert [result["metadata"].get("error_kind") for result in results[1:]] == ["interrupted", "interrupted"] or [
         result["metadata"].get("error_kind") for result in results[1:]
     ] == ["interrupted", "cancelled"]

@@ -121,7 +121,7 @@ def test_the_wider_rule_is_shown_and_has_keys_of_its_own_where_there_is_one(
     terminal.type(f"{typed}\n")
     assert "wider rule" not in terminal.wait_for("> ")
     terminal.type(f"{typed}\n")
-    terminal.wait_for("Type o, s, p, c and JSON, r, never, stop or later")
+    terminal.wait_for("Type o, s, p, c and JSON, r, never, stop or defer")
     terminal.wait_for("> ")
     terminal.type("o\n")
     assert answers(terminal) == [{"choice": choice, "message": ""}, {"choice": "once", "message": ""}]
@@ -143,7 +143,7 @@ def test_a_rejection_carries_what_the_model_should_know(asking: Asking) -> None:
         ("never", "reject-always", ""),
         ("never not here", "reject-always", "not here"),
         ("stop enough", "stop", "enough"),
-        ("later", "later", ""),
+        ("defer", "defer", ""),
     ],
 )
 def test_every_answer_has_a_key_and_what_it_stores_is_shown_before(

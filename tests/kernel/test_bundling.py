@@ -197,7 +197,7 @@ def _changed(folder: Path) -> None:
 
 
 def _added(folder: Path) -> None:
-    program(folder / "tools", "extra", "has_more")
+    program(folder / "tools", "extra", "more")
 
 
 def _taken(folder: Path) -> None:
@@ -407,7 +407,7 @@ def test_a_build_has_neither_network_nor_a_way_out_of_its_folder(place: Path) ->
 @confined
 @pytest.mark.proves("R-15")
 @pytest.mark.parametrize(
-    ("script", "has_more", "problem"),
+    ("script", "more", "problem"),
     [
         (
             "echo 'no such header' >&2; exit 3\n",

@@ -44,7 +44,7 @@ for line in sys.stdin:
         else:
             print(json.dumps({{"id": call["id"], **step}}))
         sys.stdout.flush()
-    print(json.dumps({{"id": call["id"], "result": {{"resources": call.get("resources"), "got": got}}}}), flush=True)
+    print(json.dumps({{"id": call["id"], "result": {{"client_requests": call.get("client_requests"), "got": got}}}}), flush=True)
 """
 FORM = {"method": "elicitation/create", "params": {"message": "Who?", "requestedSchema": {"type": "object"}}}
 
@@ -96,7 +96,7 @@ async def test_a_program_tells_of_its_progress_and_logs_in_the_middle_of_a_call(
         {"log": {"level": "info", "data": {"n": 1}}},
         tool="steps.plain",
     )
-    assert result.ok and result.data == {"resources": None, "got": []}
+    assert result.ok and result.data == {"client_requests": None, "got": []}
     told = {event.kind: event.data for event in seen}
     assert told["progress"] == {"message": "half", "fraction": 0.5, "done": 1, "total": 2}
     assert told["log"] == {"level": "info", "data": {"n": 1}, "logger": None}
@@ -106,7 +106,7 @@ async def test_a_program_tells_of_its_progress_and_logs_in_the_middle_of_a_call(
 async def test_a_program_asks_the_client_and_lets_it_go(kernel: LocalKernel) -> None:
     peer = ScriptedClient([{"a": {"action": "accept", "content": {}}}], kinds=["form"])
     result, _ = await taken(kernel, {"detach": True}, {"ask": {"a": FORM}}, "read", peer=peer)
-    assert result.data["resources"] == ["elicitation/create"]
+    assert result.data["client_requests"] == ["elicitation/create"]
     assert [one["answers"] for one in result.data["got"]] == [{"a": {"action": "accept", "content": {}}}]
     assert peer.asks == [{"a": ClientRequest("elicitation/create", FORM["params"])}] and len(peer.detached) == 1  # pyright: ignore[reportArgumentType]
 

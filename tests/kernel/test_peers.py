@@ -177,7 +177,7 @@ GARBAGE: list[tuple[str, ClientRequest, Any]] = [
     ("no object", FORM, {"a": "yes"}),
     ("another action", FORM, {"a": {"action": "yes"}}),
     ("content of another type", FORM, {"a": {"action": "accept", "content": {"name": 7}}}),
-    ("what was not asked for", FORM, {"a": {"action": "accept", "content": {"name": "x", "has_more": "y"}}}),
+    ("what was not asked for", FORM, {"a": {"action": "accept", "content": {"name": "x", "more": "y"}}}),
     ("content that is nested", FORM, {"a": {"action": "accept", "content": {"name": {"a": 1}}}}),
     ("far too much", FORM, {"a": {"action": "accept", "content": {"name": "x" * (17 << 20)}}}),
     ("a message without a role", SAMPLE, {"a": {"model": "m", "content": {"type": "text", "text": "x"}}}),

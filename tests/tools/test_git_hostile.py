@@ -157,7 +157,7 @@ async def test_no_tool_springs_one(desk: Desk, traps: Traps, repo: Repo) -> None
         ("git.branches", {}),
         ("git.add", {"paths": ["b"]}),
         ("git.commit", {"message": "x"}),
-        ("git.create_branch", {"name": "has_more"}),
+        ("git.create_branch", {"name": "more"}),
         ("git.checkout", {"ref": "side"}),
         ("git.checkout", {"ref": "main"}),
         ("git.merge", {"ref": "side"}),
@@ -207,7 +207,7 @@ async def test_clones_and_pushes_by_path_run_nothing_of_either_end(desk: Desk, t
     with (desk.workspace / "bare.git/config").open("a") as file:
         file.write("[receive]\n\tprocReceiveRefs = refs/heads\n")  # leaves references to a hook, which does not run
     copy.put("d", "2\n")
-    await desk.call("git.commit", repository="copy", message="has_more", all=True)
+    await desk.call("git.commit", repository="copy", message="more", all=True)
     await refused(desk.call("git.push", repository="copy"), "conflict", "rejected fresh")
     assert traps.sprung() == []
 
@@ -251,7 +251,7 @@ async def test_what_serves_a_push_or_a_clone_by_path_is_said_by_the_tools(
     source.configure(configuration.replace("{program}", program))
     # Files that are read beside it, and what is read of the folder that a clone is started in.
     named = f'[remote "loc"]\n\t{RECEIVER}\n'.replace("{program}", program)
-    for name in ("has_more", "config.worktree"):
+    for name in ("more", "config.worktree"):
         source.put(f".git/{name}", named)
     repo.configure(f'[remote "origin"]\n\tuploadpack = {program}; git-upload-pack\n')
     push = desk.call("git.push", repository="source", remote="loc", branch="fresh")
@@ -284,8 +284,8 @@ async def test_what_submodules_configure_does_not_run(desk: Desk, repo: Repo) ->
         ("git.add", {"all": True}),
         ("git.commit", {"message": "x"}),
         ("git.commit", {"message": "x", "amend": True, "all": True}),
-        ("git.create_branch", {"name": "has_more"}),
-        ("git.checkout", {"ref": "has_more"}),
+        ("git.create_branch", {"name": "more"}),
+        ("git.checkout", {"ref": "more"}),
         ("git.merge", {"ref": "main"}),
         ("git.checkout", {"ref": "main", "paths": ["a"]}),
     ):

@@ -335,7 +335,7 @@ def test_{word}_counts_words(tmp_path: Path) -> None:
     shutil.copy(HERE / "{id}.json", config / "tools")
     shutil.copytree(HERE / "{word}", config / "tools" / "{word}")
     places = ["--workspace", str(workspace), "--state", str(tmp_path / "state")]
-    built = ["build", "default", "--out", str(bundle), "--config", str(config / "handrail.toml"), *places]
+    built = ["build", "default", "--output", str(bundle), "--config", str(config / "handrail.toml"), *places]
     subprocess.run([sys.executable, "-m", "handrail", *built], check=True)
 
     async def called() -> object:

@@ -218,7 +218,7 @@ def _describe_answer(body: Mapping[str, Any]) -> str:
 
 
 def _describe_approval(body: Mapping[str, Any]) -> str:
-    return f" ({body['approval']})" if isinstance(body.get("approval"), str) else ""
+    return f" ({body['approval_id']})" if isinstance(body.get("approval_id"), str) else ""
 
 
 def _text(value: object) -> str:

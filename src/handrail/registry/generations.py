@@ -169,9 +169,9 @@ def _index_entries(entries: Iterable[ToolEntry]) -> dict[str, Any]:
         entry.id: {
             "definition": entry.definition_hash,
             "source": entry.source,
-            "withheld": entry.unavailable_reason,
+            "unavailable": entry.unavailable_reason,
             "status": entry.status,
-            "confined_by": entry.sandbox,
+            "sandbox": entry.sandbox,
             **({} if entry.answering_spec is None else {"answered_by": entry.answering_spec.id}),
         }
         for entry in entries

@@ -73,9 +73,9 @@ _TOO_OFTEN = (
 def interrupted_result(row: JobRow, *, begun: bool) -> Result:
     """Return the result of a job that ended with its process."""
     if row.given_up:
-        return Result.error("interrupted", _GIVEN_UP, job=row.id, stopped_by="user")
+        return Result.error("interrupted", _GIVEN_UP, job_id=row.id, stopped_by="user")
     text = NOT_STARTED_TEXT if not begun else _TOO_OFTEN if row.job.attempt >= MAX_ATTEMPTS else _UNKNOWN
-    return Result.error("interrupted", text, job=row.id)
+    return Result.error("interrupted", text, job_id=row.id)
 
 
 def job_state_of(result: Result) -> JobState:
@@ -534,7 +534,7 @@ class BackgroundJobs:
             await self.stop(live, "user")
             return live.row
         text = f"Job {row.id} was stopped by the user before it was started again."
-        result = Result.error("cancelled", text, job=row.id, stopped_by="user")
+        result = Result.error("cancelled", text, job_id=row.id, stopped_by="user")
         record = Record("rejected", row.job.session_id, row.job.call_id, {"step": "lock", "result": result.to_dict()})
         row = row if outcome is None else replace(row, given_up=True)
         ended = row.with_state("cancelled" if outcome is None else "interrupted", self.clock())
@@ -556,7 +556,7 @@ class BackgroundJobs:
             return Result.error(
                 "unavailable",
                 f"The result of job {row.id} is no longer in the log, or is damaged. Run the call again if you still need it.",
-                job=row.id,
+                job_id=row.id,
             )
         if outcome.kind == "rejected":
             return neutralise_for_model(recorded)

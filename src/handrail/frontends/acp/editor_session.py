@@ -103,7 +103,7 @@ def slash_commands(skills: Sequence[SkillInfo]) -> schema.AvailableCommandsUpdat
                 input=schema.AvailableCommandInput(schema.UnstructuredCommandInput(hint="the task for the skill")),
                 field_meta={
                     "handrail/skill": skill.layer,
-                    **({"handrail/untrusted": "it comes from the workspace"} if brought else {}),
+                    **({"handrail/untrusted_source": "the workspace"} if brought else {}),
                 },
             )
         )

@@ -90,7 +90,7 @@ def _sessions_to_fork(ctx: click.Context, incomplete: str) -> Iterator[tuple[str
 
 def _sessions_to_resume(ctx: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
     """Return the sessions with stored messages that are not sub-agents' sessions."""
-    return _sessions(ctx, incomplete, f"{_HAS_MESSAGES} AND under IS NULL")
+    return _sessions(ctx, incomplete, f"{_HAS_MESSAGES} AND parent_session IS NULL")
 
 
 def _calls(ctx: click.Context, incomplete: str) -> Iterator[str]:

@@ -172,7 +172,7 @@ class TerminalApprovalHandler:
         while True:
             text = (await self._read_line("> ")).strip()
             if not text:
-                _print_lines("  Type an answer, or :later to defer it.")
+                _print_lines("  Type an answer, or :defer to defer it.")
                 continue
             if text == ":defer":
                 return None
@@ -227,7 +227,7 @@ class TerminalApprovalHandler:
 def _answer_hint(request: ApprovalRequest) -> str:
     rules = "s, p, " * (request.suggested_rule is not None) + "sw, pw, " * (request.suggested_wider_rule is not None)
     never = "never, " * (request.suggested_deny is not None)
-    return f"Type o, {rules}c and JSON, r, {never}stop or later. Text after r is sent to the model."
+    return f"Type o, {rules}c and JSON, r, {never}stop or defer. Text after r is sent to the model."
 
 
 def _is_offered(request: ApprovalRequest, choice: ApprovalChoice) -> bool:
@@ -287,7 +287,7 @@ def _choice_lines(request: ApprovalRequest) -> list[str]:
     if request.suggested_deny is not None:
         lines.append(f"  never  reject in every session: stores the rule  {to_one_line(request.suggested_deny)}")
     lines.append("  stop  reject, and stop the session's work")
-    lines.append("  later  defer; answer later with handrail approve, from any terminal")
+    lines.append("  defer  answer later with handrail approve, from any terminal")
     return lines
 
 

@@ -273,7 +273,7 @@ MAX_SKILL_TEXTS = 100
 """Maximum number of cached skill texts of one client. A removed text is available again in a new session."""
 _TASK = "task"
 _ARGUMENTS = [{"name": _TASK, "description": "The task for the skill, in your words", "required": False}]
-_UNTRUSTED = "it comes from the workspace"
+_UNTRUSTED = "the workspace"
 
 
 class SkillPrompts:
@@ -344,7 +344,7 @@ def _skill_prompt(skill: SkillInfo, name: str) -> dict[str, Any]:
 
 
 def _labels(skill: SkillInfo) -> dict[str, Any]:
-    untrusted = {"handrail/untrusted": _UNTRUSTED} if skill.layer == "workspace" else {}
+    untrusted = {"handrail/untrusted_source": _UNTRUSTED} if skill.layer == "workspace" else {}
     return {"handrail/skill": skill.layer, **untrusted}
 
 
