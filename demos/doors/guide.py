@@ -144,7 +144,7 @@ async def _kill(
     async with terminal.command(TERMINAL, "call", "bash", json.dumps(place.command("./tick", box))) as asked:
         await asked.wait_for(PROMPT)
         await _readable(half)
-        await journal.until(lambda: journal.stands(box) == "waiting", "the second question")
+        await journal.until(lambda: journal.stands(box) == "awaiting-approval", "the second question")
         slow = journal.place.slow
         about = f"It has ticked {slow[0]} and not yet {slow[1]}. The terminal has not answered yet."
         view.heading(f"kill -9 {one.process.pid}: agent one, in the middle of a call", about, 3)

@@ -101,9 +101,7 @@ async def test_a_rule_names_a_server_its_request_and_the_uri_or_name(tmp_path: P
     async with opened(tmp_path, Elsewhere(), rules=rules) as kernel:
         session = await kernel.session()
         read = await session.call("resource.read", {"uri": "far:1"})
-        assert (
-            read.data["contents"][0]["text"] == "far says" and read.metadata["untrusted_source"] == "far"
-        )
+        assert read.data["contents"][0]["text"] == "far says" and read.metadata["untrusted_source"] == "far"
         assert (await session.call("resource.read", {"uri": "mcp+far:far:1"})).ok
         for uri in ("far:secret/1", "mcp+far:far:secret", "mcp+far:note:1"):
             assert (await session.call("resource.read", {"uri": uri})).error_kind == "denied"

@@ -262,7 +262,9 @@ async def test_where_the_disk_fills_up_reads_are_refused_too_and_calls_go_on_onc
             full = await session.call("test.send", {"to": "full"}, key="k")
             for _ in range(3):
                 assert (await session.call("test.look", {"at": "full"})).error_kind == "unavailable"
-            assert full.error_kind == "unavailable" and full.error_text is not None and "check the disk" in full.error_text
+            assert (
+                full.error_kind == "unavailable" and full.error_text is not None and "check the disk" in full.error_text
+            )
             with pytest.raises(LogUnavailable):
                 await kernel.session()
         finally:

@@ -247,7 +247,9 @@ def test_a_page_of_any_table_that_is_damaged_is_told_in_words_at_the_start_and_w
     whole = tmp_path / "whole.db"
     shutil.copy(database, whole)
     pages = pages_of(database)
-    assert {"approval", "project_rule", "session_rule", "message", "read_file", "session", "state", "record"} <= set(pages)
+    assert {"approval", "project_rule", "session_rule", "message", "read_file", "session", "state", "record"} <= set(
+        pages
+    )
     for table, page in pages.items():
         for running in (False, True):
             noise = chance.choice([chance.randbytes(4096), bytes(4096), b"\x0d" + chance.randbytes(4095)])

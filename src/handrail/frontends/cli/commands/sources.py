@@ -31,7 +31,7 @@ _NOTHING = "No tool of {} requires approval."
 
 @click.command("sources")
 @click.argument(
-    "action", required=False, type=click.Choice(["review", "approve", "forget"]), metavar="[review|approve|forget]"
+    "action", required=False, type=click.Choice(["review", "approve", "revoke"]), metavar="[review|approve|revoke]"
 )
 @click.argument("source", required=False)
 @click.argument("tools", nargs=-1, metavar="[TOOL]...")
