@@ -77,7 +77,7 @@ def test_a_simple_call_loads_only_what_every_call_needs(tmp_path: Path) -> None:
     call = "assert run(['call', 'glob', '{\"pattern\": \"*\"}', '--json',"
     loaded = loaded_by(
         f"from handrail.frontends.cli.app import run\n{call} *{place}]) == 0\n"
-        "import handrail.ipc.codec.rpc as interfaces\nassert interfaces.method_of.cache_info().currsize == 0\n"
+        "import handrail.ipc.codec.rpc as interfaces\nassert interfaces.inspect_method.cache_info().currsize == 0\n"
         "assert 'handrail.upstream.connection_manager' not in sys.modules\n"
         f"import handrail.upstream.servers\nhandrail.upstream.servers.FIRST_CONNECT_WAIT_S = 3600\n{call} '--config', {str(file)!r}, *{place}]) == 0\n"
         "assert 'handrail.upstream.connection_manager' in sys.modules, 'the server is there'\n"
@@ -93,8 +93,8 @@ def test_a_simple_call_loads_only_what_every_call_needs(tmp_path: Path) -> None:
         "authoring",
         "kernel.doctor",
         "frontends.mcp",
-        "kernel.servers",
-        "kernel.joined",
+        "kernel.mcp_servers",
+        "kernel.remote",
     )
     assert not [name for name in features if f"handrail.{name}" in loaded]
 
