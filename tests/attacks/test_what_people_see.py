@@ -46,7 +46,7 @@ async def _shown(capsys: pytest.CaptureFixture[str], **parts: object) -> str:
             "arguments_hash": "",
             "definition_hash": "",
             "reason": "no rule allows it.",
-            "always": None,
+            "suggested_rule": None,
             **parts,
         }
         answer = await TerminalApprovalHandler(reading).approve(ApprovalRequest(**values))  # pyright: ignore[reportArgumentType]
@@ -61,7 +61,7 @@ async def test_every_character_that_hides_or_moves_is_spelled_out(
     capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     for arguments in ({"command": text}, {"nested": [{"deep": text}]}, {text: "x"}):
-        shown = await _shown(capsys, arguments=arguments, reason=f"running {text}", always=f"allow bash {text}")
+        shown = await _shown(capsys, arguments=arguments, reason=f"running {text}", suggested_rule=f"allow bash {text}")
         hidden = [c for c in text if not c.isascii() or c < " "]
         assert not [c for c in hidden if c != "\n" and c in shown], ascii(shown)
 
