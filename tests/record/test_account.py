@@ -48,7 +48,9 @@ async def test_a_whole_call_says_tools_decision_locks_times_and_outcome(log: Com
     await store.sessions.open(SessionRow("ses_1", 1, agent="builder", frontend="mcp", topic="the build"))
     metadata = {"duration_ms": 12.5, "sandbox": "bubblewrap", "output_path": "/out/1.txt"}
     await log.commit([generation(1, "built-in"), generation(2, "global")])
-    await log.commit([proposed(), record("approval-requested", {"approval": "apr_1", "reason": "no rule allows it"})])
+    await log.commit(
+        [proposed(), record("approval-requested", {"approval_id": "apr_1", "reason": "no rule allows it"})]
+    )
     await log.commit([record("approval-responded", {"approval": "apr_1", "choice": "once", "message": "go on"})])
     await log.commit(
         [

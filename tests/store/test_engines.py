@@ -149,7 +149,7 @@ def test_a_workspace_does_not_choose_what_keeps_the_record_of_it(tmp_path: Path)
         load_configuration(tmp_path / "own.toml", folders=folders, environment={})
 
 
-@pytest.mark.usefixtures("resources")
+@pytest.mark.usefixtures("offers")
 def test_a_database_that_cannot_be_opened_to_the_end_is_closed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

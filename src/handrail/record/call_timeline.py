@@ -218,7 +218,8 @@ def _describe_answer(body: Mapping[str, Any]) -> str:
 
 
 def _describe_approval(body: Mapping[str, Any]) -> str:
-    return f" ({body['approval_id']})" if isinstance(body.get("approval_id"), str) else ""
+    asked = body.get("approval_id", body.get("approval"))
+    return f" ({asked})" if isinstance(asked, str) else ""
 
 
 def _text(value: object) -> str:

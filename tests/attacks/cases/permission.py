@@ -98,7 +98,9 @@ async def _rewritten(home: Home) -> str | None:
                 while begun.ok and not (workspace / "running").exists():
                     await asyncio.sleep(0.02)
                 result = await session.call("bash", {"command": command})
-                if result.error_kind != "conflict" or f"{script} has changed" not in (result.error_text or ""):
+                if result.error_kind != "conflict" or not all(
+                    word in (result.error_text or "") for word in (script, "differ since its approval")
+                ):
                     return f"{command}: {result!r}"[:600]
     return None
 
