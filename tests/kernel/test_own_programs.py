@@ -223,7 +223,8 @@ def test_a_browser_of_the_workspace_is_not_opened(activated: Activated, monkeypa
     os.mkfifo(activated.folder / "opened")
     (real / "xdg-open").write_text(f'#!/bin/sh\necho "$1" "$PATH" > {activated.folder}/opened\n')
     (real / "xdg-open").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{os.environ['PATH']}:{real}")
+    first, _, others = os.environ["PATH"].partition(":")
+    monkeypatch.setenv("PATH", f"{first}:{real}:{others}")  # before what a desktop has
     mcp.open_browser("https://example.org/")
     said = (activated.folder / "opened").read_text()
     assert said.startswith("https://example.org/ ") and str(activated.workspace) not in said
