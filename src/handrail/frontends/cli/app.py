@@ -91,7 +91,7 @@ class LazyCommandGroup(click.Group):
 @click.command(cls=LazyCommandGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="handrail", message="%(prog)s %(version)s")
 def handrail() -> None:
-    """Run tool calls of LLM agents safely: validated, authorized, locked, sandboxed and logged."""
+    """Run tool calls of LLM agents safely: validated, authorised, locked, sandboxed and logged."""
 
 
 def run(arguments: Sequence[str]) -> int:
